@@ -1,0 +1,52 @@
+# `make serve` and `make test` need nothing but Python 3.11 or newer; both make their own .venv.
+PYTHON ?= python3
+PORT ?= 3000
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+
+.PHONY: help setup serve test test-slow check format clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: Python 3.11 or newer is needed; name one with PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+
+$(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing what serving needs ..."
+	$(PIP) --editable '.[serve]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.serve
+	@echo "installing what training, export and the tests need ..."
+	$(PIP) torch
+	$(PIP) --group dev
+	@touch $@
+
+setup: $(VENV)/.dev  ## install everything for development into .venv
+
+serve: $(VENV)/.serve  ## serve the bundle in models/ on port 3000 (PORT=... changes it)
+	$(BIN)/albert-serve serve --port $(PORT)
+
+test: $(VENV)/.dev  ## run the tests (but the slow ones)
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-slow: $(VENV)/.dev  ## run the tests that take minutes
+	$(BIN)/python -m pytest -m slow
+
+check: $(VENV)/.dev  ## ruff, mypy strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev  ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

@@ -1,0 +1,226 @@
+"""The sizes of an ALBERT, what follows from them, and the paper's presets.
+
+Names of Hugging Face's `config.json` appear in one table, `_HF_KEYS`; everywhere else the
+package's own names are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Literal, get_args
+
+from albert_serve.errors import ConfigError
+
+Sharing = Literal["all", "attention", "ffn", "none"]
+Activation = Literal["gelu_tanh", "gelu"]
+
+# Our name -> the key in Hugging Face's config.json.
+_HF_KEYS: Final[dict[str, str]] = {
+    "vocab_size": "vocab_size",
+    "embedding_size": "embedding_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_groups": "num_hidden_groups",
+    "num_inner_layers": "inner_group_num",
+    "num_heads": "num_attention_heads",
+    "ffn_size": "intermediate_size",
+    "max_positions": "max_position_embeddings",
+    "num_token_types": "type_vocab_size",
+    "activation": "hidden_act",
+    "hidden_dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "classifier_dropout": "classifier_dropout_prob",
+    "initializer_range": "initializer_range",
+    "layer_norm_eps": "layer_norm_eps",
+    "pad_id": "pad_token_id",
+    "cls_id": "bos_token_id",
+    "sep_id": "eos_token_id",
+    "sharing": "albert_sharing",  # ours: HF has no key for it
+}
+# What a key left out of config.json means there, where that differs from our defaults.
+_HF_DEFAULTS: Final[dict[str, Any]] = {
+    "hidden_size": 4096,
+    "num_attention_heads": 64,
+    "intermediate_size": 16384,
+}
+_HF_ACTIVATIONS: Final[dict[str, Activation]] = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AlbertConfig:
+    """The sizes of one ALBERT; the defaults are the paper's base model (Table 1, v2 dropout).
+
+    Attributes:
+        embedding_size: E, free of H (section 3.1, factorised embedding).
+        num_layers: L, how often a group of layers is applied.
+        num_groups: G, how many groups of distinct weights those L applications use.
+        num_inner_layers: how many distinct layers one group holds.
+        sharing: which part of a layer the applications within a group share (section 3.1).
+
+    Raises:
+        ConfigError: a size is not positive, H is not a multiple of the heads, or there are
+            more groups than layers.
+    """
+
+    vocab_size: int = 30000
+    embedding_size: int = 128
+    hidden_size: int = 768
+    num_layers: int = 12
+    num_groups: int = 1
+    num_inner_layers: int = 1
+    num_heads: int = 12
+    ffn_size: int = 3072
+    max_positions: int = 512
+    num_token_types: int = 2
+    activation: Activation = "gelu_tanh"
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    classifier_dropout: float = 0.1
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+    pad_id: int = 0
+    cls_id: int = 2
+    sep_id: int = 3
+    sharing: Sharing = "all"
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            _check_field(field.name, getattr(self, field.name))
+        if self.hidden_size % self.num_heads:
+            raise ConfigError(
+                f"hidden_size {self.hidden_size} is not a multiple of num_heads "
+                f"{self.num_heads}; choose a number of heads that divides it"
+            )
+        if self.num_groups > self.num_layers:
+            raise ConfigError(
+                f"num_groups {self.num_groups} is over num_layers {self.num_layers}: "
+                "a group that no layer uses cannot be trained"
+            )
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def layer_plan(self) -> tuple[tuple[int, int], ...]:
+        """For each layer in order of application: (index of its attention, index of its FFN).
+
+        Layer i uses group int(i / L * G), as the original code and `transformers` have it. Equal
+        indices mean one and the same weights.
+        """
+        plan: list[tuple[int, int]] = []
+        for layer in range(self.num_layers):
+            group = int(layer / (self.num_layers / self.num_groups))
+            for inner in range(self.num_inner_layers):
+                shared = group * self.num_inner_layers + inner
+                own = layer * self.num_inner_layers + inner
+                plan.append(
+                    (
+                        shared if self.sharing in ("all", "attention") else own,
+                        shared if self.sharing in ("all", "ffn") else own,
+                    )
+                )
+        return tuple(plan)
+
+    @property
+    def num_attentions(self) -> int:
+        """Attention blocks with weights of their own."""
+        return len({attention for attention, _ in self.layer_plan})
+
+    @property
+    def num_ffns(self) -> int:
+        """Feed-forward blocks with weights of their own."""
+        return len({ffn for _, ffn in self.layer_plan})
+
+    @property
+    def num_backbone_params(self) -> int:
+        """Parameters stored for embeddings, layers and pooler (11,683,584 for base)."""
+        e, h, f = self.embedding_size, self.hidden_size, self.ffn_size
+        tables = (self.vocab_size + self.max_positions + self.num_token_types) * e
+        embeddings = tables + 2 * e + (e + 1) * h
+        attention = 4 * (h * h + h) + 2 * h
+        ffn = (h + 1) * f + (f + 1) * h + 2 * h
+        pooler = h * h + h
+        return embeddings + self.num_attentions * attention + self.num_ffns * ffn + pooler
+
+    @property
+    def num_compute_weights(self) -> int:
+        """V*E + E*H + L*(4H² + 8H²) + H²: matrix weights counted once per use, not per storage.
+
+        The FFN term is 2*H*F, which is 8H² at the paper's F = 4H.
+        """
+        e, h = self.embedding_size, self.hidden_size
+        layer = 4 * h * h + 2 * h * self.ffn_size
+        num_applied = self.num_layers * self.num_inner_layers
+        return self.vocab_size * e + e * h + num_applied * layer + h * h
+
+    def to_hf(self) -> dict[str, Any]:
+        """The config as the keys of Hugging Face's `config.json`."""
+        hf = {key: getattr(self, name) for name, key in _HF_KEYS.items()}
+        hf["hidden_act"] = "gelu_new" if self.activation == "gelu_tanh" else "gelu"
+        return {"model_type": "albert", **hf}
+
+    @classmethod
+    def from_hf(cls, hf: Mapping[str, Any]) -> AlbertConfig:
+        """Read the keys of a Hugging Face `config.json`; keys it does not need are passed over.
+
+        Raises:
+            ConfigError: another architecture, an unsupported activation, or a bad value.
+        """
+        if hf.get("model_type", "albert") != "albert":
+            raise ConfigError(f"model_type is {hf['model_type']!r}; only 'albert' can be read")
+        given = _HF_DEFAULTS | {key: value for key, value in hf.items() if value is not None}
+        ours = {name: given[key] for name, key in _HF_KEYS.items() if key in given}
+        if "activation" in ours:
+            ours["activation"] = _read_activation(ours["activation"])
+        return cls(**ours)
+
+
+def preset(name: str, **changes: Any) -> AlbertConfig:
+    """One of the paper's models (Table 1), with `changes` made to it.
+
+    Raises:
+        ConfigError: there is no preset of that name.
+    """
+    if name not in PRESETS:
+        raise ConfigError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
+    return replace(PRESETS[name], **changes)
+
+
+def _check_field(name: str, value: object) -> None:
+    if name == "sharing" or name == "activation":
+        allowed = get_args(Sharing if name == "sharing" else Activation)
+        if value not in allowed:
+            raise ConfigError(f"{name} is {value!r}; allowed are {', '.join(allowed)}")
+    elif name.endswith("_dropout"):
+        if not isinstance(value, int | float) or not 0 <= value < 1:
+            raise ConfigError(f"{name} is {value!r}; it must be a number from 0 to below 1")
+    elif name in ("initializer_range", "layer_norm_eps"):
+        if not isinstance(value, int | float) or not value > 0:
+            raise ConfigError(f"{name} is {value!r}; it must be a positive number")
+    else:
+        least = 0 if name.endswith("_id") else 1
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(f"{name} is {value!r}; it must be a whole number from {least}")
+
+
+def _read_activation(name: str) -> Activation:
+    if name not in _HF_ACTIVATIONS:
+        allowed = ", ".join(_HF_ACTIVATIONS)
+        raise ConfigError(f"hidden_act is {name!r}; allowed are {allowed}")
+    return _HF_ACTIVATIONS[name]
+
+
+PRESETS: Final[dict[str, AlbertConfig]] = {
+    "base": AlbertConfig(),
+    "large": AlbertConfig(hidden_size=1024, num_layers=24, num_heads=16, ffn_size=4096),
+    # 16 heads of 128, as the released checkpoint has it, not H/64.
+    "xlarge": AlbertConfig(hidden_size=2048, num_layers=24, num_heads=16, ffn_size=8192),
+    "xxlarge": AlbertConfig(hidden_size=4096, num_layers=12, num_heads=64, ffn_size=16384),
+}

@@ -1,0 +1,161 @@
+"""Every error that the package raises for a caller, as one tree.
+
+    AlbertServeError
+    ├── ConfigError            a configuration that cannot be            (ValueError)
+    ├── BundleError            a bundle that cannot be opened
+    │   ├── BundleMissingError     a file of it is not there
+    │   └── BundleCorruptError     a file of it is damaged or contradicts another
+    ├── EngineError            the runtime failed, or gave non-finite numbers
+    └── RequestError           a request that cannot be answered; knows its HTTP status
+        ├── MalformedRequestError  400
+        ├── UnauthorizedError      401
+        ├── NotFoundError          404
+        ├── BodyTooLargeError      413
+        ├── UnsupportedMediaError  415
+        ├── InvalidInputError      422   (ValueError)
+        │   ├── NoMaskError
+        │   └── TextTooLongError
+        ├── QueueFullError         429
+        ├── NotReadyError          503
+        └── DeadlineExceededError  504
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+
+class AlbertServeError(Exception):
+    """Base of all errors raised on purpose by this package."""
+
+    status: HTTPStatus = HTTPStatus.INTERNAL_SERVER_ERROR
+    error_type: str = "internal"
+
+
+class ConfigError(AlbertServeError, ValueError):
+    """A model or service configuration that contradicts itself."""
+
+    error_type = "config"
+
+
+class BundleError(AlbertServeError):
+    """A bundle that cannot be opened."""
+
+    error_type = "bundle"
+
+
+class BundleMissingError(BundleError):
+    """A file that the bundle needs is not there."""
+
+
+class BundleCorruptError(BundleError):
+    """A file of the bundle is damaged, or contradicts the manifest or the weights."""
+
+
+class EngineError(AlbertServeError):
+    """The runtime failed, or the model produced numbers that are not finite."""
+
+    error_type = "engine"
+
+
+class RequestError(AlbertServeError):
+    """A request that cannot be answered.
+
+    Attributes:
+        request_id: the id under which the service logged the request, where one is known.
+    """
+
+    request_id: str | None = None
+
+
+class MalformedRequestError(RequestError):
+    """The body is not JSON, or not the JSON that the endpoint takes."""
+
+    status = HTTPStatus.BAD_REQUEST
+    error_type = "malformed"
+
+
+class UnauthorizedError(RequestError):
+    """No key, or one that is not known."""
+
+    status = HTTPStatus.UNAUTHORIZED
+    error_type = "unauthorized"
+
+
+class NotFoundError(RequestError):
+    """No such endpoint, model or task."""
+
+    status = HTTPStatus.NOT_FOUND
+    error_type = "not_found"
+
+
+class BodyTooLargeError(RequestError):
+    """The body is over the service's limit."""
+
+    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    error_type = "body_too_large"
+
+
+class UnsupportedMediaError(RequestError):
+    """The body is not `application/json`."""
+
+    status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+    error_type = "unsupported_media"
+
+
+class InvalidInputError(RequestError, ValueError):
+    """Well-formed JSON with a value that the task cannot take."""
+
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+    error_type = "invalid_input"
+
+
+class NoMaskError(InvalidInputError):
+    """A fill-mask text without a mask token."""
+
+    error_type = "no_mask"
+
+
+class TextTooLongError(InvalidInputError):
+    """A text of more tokens than the model has positions, and no leave to truncate."""
+
+    error_type = "too_long"
+
+
+class QueueFullError(RequestError):
+    """More work is waiting than the service accepts; try again after `retry_after_s`."""
+
+    status = HTTPStatus.TOO_MANY_REQUESTS
+    error_type = "overloaded"
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class NotReadyError(RequestError):
+    """The service is starting or draining."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    error_type = "not_ready"
+
+
+class DeadlineExceededError(RequestError):
+    """The request waited longer than its deadline."""
+
+    status = HTTPStatus.GATEWAY_TIMEOUT
+    error_type = "deadline"
+
+
+def request_error(status: int, message: str, error_type: str | None = None) -> RequestError:
+    """The error that a reply of this status stands for; `RequestError` itself where none fits."""
+    candidates = [kind for kind in _request_errors(RequestError) if kind.status == status]
+    named = [kind for kind in candidates if kind.error_type == error_type]
+    kind = (named or candidates or [RequestError])[0]
+    return kind(message)
+
+
+def _request_errors(base: type[RequestError]) -> list[type[RequestError]]:
+    """The subclasses of `base`, a parent before its children."""
+    direct = base.__subclasses__()
+    return direct + [kind for parent in direct for kind in _request_errors(parent)]
