@@ -1,0 +1,1 @@
+"""Training of ALBERT: vocabulary, pretraining, finetuning, evaluation. Run from a checkout."""
