@@ -1,0 +1,223 @@
+"""Text to token ids, with the characters that each token came from.
+
+Stands on the `tokenizers` library alone. The ids are those of `transformers`' `AlbertTokenizer`.
+Offsets count Python code points of the text as it was given, whatever normalisation made of it:
+`text[start:end]` is what the token stands for, without the space before it.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tokenizers import Tokenizer
+
+from albert_serve.errors import BundleCorruptError, BundleMissingError, InvalidInputError
+
+# In order of their ids, 0 to 4, which every ALBERT vocabulary has.
+SPECIAL_TOKENS: Final = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
+_PAD_ID, _UNK_ID, _CLS_ID, _SEP_ID, _MASK_ID = range(len(SPECIAL_TOKENS))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Encoding:
+    """The tokens of one text, or of a pair; all four lists have one entry a token.
+
+    Attributes:
+        ids: token ids.
+        types: token type ids: 0 up to the first [SEP], 1 after it.
+        offsets: the range of characters, end excluded, in the text that the token came from;
+            (0, 0) for the [CLS] and [SEP] put around the texts. Two tokens may share characters
+            ("½" is three tokens of one character).
+        segments: 0 for the first text, 1 for the second, None for the [CLS] and [SEP] put around.
+    """
+
+    ids: list[int]
+    types: list[int]
+    offsets: list[tuple[int, int]]
+    segments: list[int | None]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def slice(self, start: int, stop: int) -> Encoding:
+        """The tokens from `start` to before `stop`; their offsets stay those of the whole text."""
+        return Encoding(
+            ids=self.ids[start:stop],
+            types=self.types[start:stop],
+            offsets=self.offsets[start:stop],
+            segments=self.segments[start:stop],
+        )
+
+
+class AlbertTokenizer:
+    """Encodes and decodes with one vocabulary. Safe to use from many threads."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Take a tokenizer whose first five ids are ALBERT's special tokens.
+
+        Raises:
+            BundleCorruptError: they are not, or two ids have the same token.
+        """
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        _check_vocabulary(tokenizer)
+        self._tokenizer = tokenizer
+        self.vocab_size: int = tokenizer.get_vocab_size()
+
+    @classmethod
+    def from_file(cls, file: Path) -> AlbertTokenizer:
+        """Read a `tokenizer.json`.
+
+        Raises:
+            BundleMissingError: there is no such file.
+            BundleCorruptError: it is not a tokenizer, or not one of an ALBERT.
+        """
+        try:
+            content = file.read_text(encoding="utf-8")
+        except OSError as error:
+            raise BundleMissingError(f"{file} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise BundleCorruptError(f"{file} is not UTF-8: {error}") from error
+        try:
+            tokenizer = Tokenizer.from_str(content)
+        except Exception as error:  # the library raises no narrower type
+            raise BundleCorruptError(f"{file} is not a tokenizer: {error}") from error
+        try:
+            return cls(tokenizer)
+        except BundleCorruptError as error:
+            raise BundleCorruptError(f"{file}: {error}") from error
+
+    @property
+    def pad_id(self) -> int:
+        """Id of `<pad>`."""
+        return _PAD_ID
+
+    @property
+    def cls_id(self) -> int:
+        """Id of `[CLS]`, which begins every encoding."""
+        return _CLS_ID
+
+    @property
+    def sep_id(self) -> int:
+        """Id of `[SEP]`, which ends each text of an encoding."""
+        return _SEP_ID
+
+    @property
+    def mask_id(self) -> int:
+        """Id of `[MASK]`."""
+        return _MASK_ID
+
+    @property
+    def mask_token(self) -> str:
+        """What stands in a text for the token to be filled in."""
+        return SPECIAL_TOKENS[_MASK_ID]
+
+    def encode(self, text: str, pair: str | None = None) -> Encoding:
+        """`[CLS] text [SEP]`, or `[CLS] text [SEP] pair [SEP]`; never truncated.
+
+        Raises:
+            InvalidInputError: a text holds half of a surrogate pair.
+        """
+        second = None if pair is None else self.encode_plain(pair)
+        return self.build(self.encode_plain(text), second)
+
+    def encode_plain(self, text: str) -> Encoding:
+        """The tokens of `text` alone, without [CLS] and [SEP], all of type 0; never truncated.
+
+        Raises:
+            InvalidInputError: the text holds half of a surrogate pair.
+        """
+        _check_text(text)
+        encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        num_tokens = len(encoded.ids)
+        return Encoding(
+            ids=encoded.ids,
+            types=[0] * num_tokens,
+            offsets=_fit_offsets(text, encoded.offsets),
+            segments=[0] * num_tokens,
+        )
+
+    def build(self, first: Encoding, second: Encoding | None = None) -> Encoding:
+        """Put [CLS] and [SEP] around plain encodings, or slices of them."""
+        built = Encoding(
+            ids=[_CLS_ID, *first.ids, _SEP_ID],
+            types=[0] * (len(first) + 2),
+            offsets=[(0, 0), *first.offsets, (0, 0)],
+            segments=[None, *[0] * len(first), None],
+        )
+        if second is None:
+            return built
+        return Encoding(
+            ids=[*built.ids, *second.ids, _SEP_ID],
+            types=[*built.types, *[1] * (len(second) + 1)],
+            offsets=[*built.offsets, *second.offsets, (0, 0)],
+            segments=[*built.segments, *[1] * len(second), None],
+        )
+
+    def token(self, token_id: int) -> str:
+        """The piece of that id as the vocabulary writes it, "▁" for the space before a word.
+
+        Raises:
+            IndexError: the vocabulary has no such id.
+        """
+        piece = self._tokenizer.id_to_token(token_id) if token_id >= 0 else None
+        if piece is None:
+            raise IndexError(
+                f"no token has the id {token_id}; they go from 0 to below {self.vocab_size}"
+            )
+        return piece
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a piece as the vocabulary writes it; None where it has no such piece."""
+        return self._tokenizer.token_to_id(token)
+
+    def decode(self, ids: Sequence[int], *, keep_special: bool) -> str:
+        """The text that the ids stand for, with or without the special tokens among them."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=not keep_special)
+
+
+def _check_vocabulary(tokenizer: Tokenizer) -> None:
+    found = tuple(tokenizer.id_to_token(index) for index in range(len(SPECIAL_TOKENS)))
+    if found != SPECIAL_TOKENS:
+        raise BundleCorruptError(f"ids 0 to 4 are {found}; in an ALBERT they are {SPECIAL_TOKENS}")
+    ids = set(tokenizer.get_vocab().values())
+    if ids != set(range(tokenizer.get_vocab_size())):
+        raise BundleCorruptError(
+            f"{len(ids)} tokens have ids up to {max(ids)}; each id needs a token of its own"
+        )
+    if tokenizer.encode(SPECIAL_TOKENS[_MASK_ID], add_special_tokens=False).ids != [_MASK_ID]:
+        raise BundleCorruptError(
+            "[MASK] in a text is not read as one token; is it a special token?"
+        )
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInputError(
+            f"character {error.start} of the text is U+{ord(text[error.start]):04X}, half of a "
+            "surrogate pair, which stands for no character; send whole characters"
+        ) from error
+
+
+def _fit_offsets(text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Offsets without white space around, and with the accents of the last character.
+
+    Normalisation drops accents, so that without this "cafe" + U+0301 would end before its accent.
+    """
+    return [_fit_range(text, start, end) for start, end in offsets]
+
+
+def _fit_range(text: str, start: int, end: int) -> tuple[int, int]:
+    while start < end - 1 and text[start].isspace():
+        start += 1
+    while start < end - 1 and text[end - 1].isspace():
+        end -= 1
+    while end < len(text) and unicodedata.category(text[end]).startswith("M"):
+        end += 1
+    return start, end

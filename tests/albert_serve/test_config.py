@@ -1,0 +1,241 @@
+"""Sizes against the paper and transformers, and every configuration that is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from albert_serve.config import PRESETS, Activation, AlbertConfig, Sharing, preset
+from albert_serve.errors import ConfigError
+
+TINY = AlbertConfig(
+    vocab_size=50,
+    embedding_size=8,
+    hidden_size=12,
+    num_layers=6,
+    num_heads=3,
+    ffn_size=20,
+    max_positions=16,
+)
+SIZES = st.integers(1, 9)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> AlbertConfig:
+    num_heads = draw(SIZES)
+    num_layers = draw(SIZES)
+    return AlbertConfig(
+        vocab_size=draw(st.integers(1, 60000)),
+        embedding_size=draw(SIZES),
+        hidden_size=num_heads * draw(SIZES),
+        num_layers=num_layers,
+        num_groups=draw(st.integers(1, num_layers)),
+        num_inner_layers=draw(SIZES),
+        num_heads=num_heads,
+        ffn_size=draw(SIZES),
+        max_positions=draw(SIZES),
+        num_token_types=draw(SIZES),
+        activation=draw(st.sampled_from(get_args(Activation))),
+        hidden_dropout=draw(st.floats(0, 0.99)),
+        attention_dropout=draw(st.floats(0, 0.99)),
+        classifier_dropout=draw(st.floats(0, 0.99)),
+        initializer_range=draw(st.floats(1e-4, 1)),
+        layer_norm_eps=draw(st.floats(1e-12, 1e-3)),
+        pad_id=draw(st.integers(0, 9)),
+        cls_id=draw(st.integers(0, 9)),
+        sep_id=draw(st.integers(0, 9)),
+        sharing=draw(st.sampled_from(get_args(Sharing))),
+    )
+
+
+def hf_model(config: AlbertConfig) -> Any:
+    """transformers' model of these sizes, without memory for its weights."""
+    hf = {key: value for key, value in config.to_hf().items() if key != "albert_sharing"}
+    with torch.device("meta"):
+        return transformers.AlbertModel(transformers.AlbertConfig(**hf))
+
+
+@pytest.mark.parametrize(
+    ("name", "num_params"),
+    [
+        ("base", 11_683_584),
+        ("large", 17_683_968),
+        ("xlarge", 58_724_864),
+        ("xxlarge", 222_595_584),
+    ],
+)
+def test_presets_have_the_released_models_sizes(name: str, num_params: int) -> None:
+    assert preset(name).num_backbone_params == num_params
+    assert hf_model(preset(name)).num_parameters() == num_params
+
+
+@pytest.mark.parametrize(
+    ("embedding_size", "sharing", "num_millions"),
+    [
+        (128, "all", 12),
+        (128, "attention", 64),
+        (128, "ffn", 38),
+        (128, "none", 89),
+        (768, "all", 31),
+        (768, "attention", 83),
+        (768, "ffn", 57),
+        (768, "none", 108),
+    ],
+)
+def test_sharing_gives_the_sizes_of_the_paper_s_table_4(
+    embedding_size: int, sharing: Sharing, num_millions: int
+) -> None:
+    """Within 3 %: the table has whole millions, some rounded down."""
+    config = preset("base", embedding_size=embedding_size, sharing=sharing)
+    assert config.num_backbone_params == pytest.approx(num_millions * 1e6, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(TINY, id="one group"),
+        pytest.param(replace(TINY, num_groups=4), id="groups that do not divide the layers"),
+        pytest.param(replace(TINY, num_groups=2, num_inner_layers=3), id="inner layers"),
+        pytest.param(replace(TINY, num_groups=6), id="a group a layer"),
+        pytest.param(replace(TINY, num_token_types=5, ffn_size=7), id="odd sizes"),
+    ],
+)
+def test_number_of_parameters_is_that_of_transformers(config: AlbertConfig) -> None:
+    assert config.num_backbone_params == hf_model(config).num_parameters()
+
+
+@pytest.mark.parametrize("num_inner_layers", [1, 2])
+def test_sharing_none_is_a_group_a_layer(num_inner_layers: int) -> None:
+    unshared = replace(TINY, sharing="none", num_inner_layers=num_inner_layers)
+    grouped = replace(TINY, num_groups=TINY.num_layers, num_inner_layers=num_inner_layers)
+    assert unshared.num_backbone_params == hf_model(grouped).num_parameters()
+    assert unshared.layer_plan == grouped.layer_plan
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "num_groups", "num_inner_layers"),
+    [(6, 1, 1), (6, 4, 1), (6, 2, 3), (7, 3, 2), (12, 5, 1), (3, 3, 2)],
+)
+def test_layers_are_applied_in_the_order_of_transformers(
+    num_layers: int, num_groups: int, num_inner_layers: int
+) -> None:
+    config = replace(
+        TINY, num_layers=num_layers, num_groups=num_groups, num_inner_layers=num_inner_layers
+    )
+    model = hf_model(config)
+    applied: list[int] = []
+    layers = [layer for group in model.encoder.albert_layer_groups for layer in group.albert_layers]
+    for index, layer in enumerate(layers):
+        layer.register_forward_hook(lambda *_, index=index: applied.append(index))
+    model(torch.zeros(1, 4, dtype=torch.long, device="meta"))
+    assert config.layer_plan == tuple((index, index) for index in applied)
+
+
+def test_partial_sharing_gives_one_part_of_each_layer_its_own_weights() -> None:
+    config = replace(TINY, num_layers=4, num_groups=2, sharing="attention")
+    assert config.layer_plan == ((0, 0), (0, 1), (1, 2), (1, 3))
+    config = replace(TINY, num_layers=4, num_groups=2, sharing="ffn")
+    assert config.layer_plan == ((0, 0), (1, 0), (2, 1), (3, 1))
+
+
+@given(configs())
+def test_plan_and_counts_agree(config: AlbertConfig) -> None:
+    plan = config.layer_plan
+    assert len(plan) == config.num_layers * config.num_inner_layers
+    assert {attention for attention, _ in plan} == set(range(config.num_attentions))
+    assert {ffn for _, ffn in plan} == set(range(config.num_ffns))
+    assert config.head_size * config.num_heads == config.hidden_size
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_compute_weights_are_the_paper_s_matrices(name: str) -> None:
+    config = preset(name)
+    v, e, h = config.vocab_size, config.embedding_size, config.hidden_size
+    expected = v * e + e * h + config.num_layers * (4 * h**2 + 8 * h**2) + h**2
+    assert config.num_compute_weights == expected
+
+
+@pytest.mark.parametrize("sharing", get_args(Sharing))
+def test_compute_does_not_depend_on_sharing(sharing: Sharing) -> None:
+    assert replace(TINY, sharing=sharing).num_compute_weights == TINY.num_compute_weights
+
+
+@given(configs())
+def test_config_survives_hugging_face_s_json(config: AlbertConfig) -> None:
+    assert AlbertConfig.from_hf(json.loads(json.dumps(config.to_hf()))) == config
+
+
+@given(configs())
+def test_transformers_keeps_every_value(config: AlbertConfig) -> None:
+    hf = transformers.AlbertConfig(**config.to_hf())
+    assert AlbertConfig.from_hf(hf.to_dict()) == config
+
+
+def test_keys_left_out_mean_what_they_mean_to_transformers() -> None:
+    ours = AlbertConfig.from_hf({"model_type": "albert"})
+    assert ours == AlbertConfig.from_hf(transformers.AlbertConfig().to_dict())
+    assert (ours.hidden_size, ours.num_heads, ours.ffn_size) == (4096, 64, 16384)
+
+
+def test_keys_of_other_programs_are_passed_over() -> None:
+    hf = TINY.to_hf() | {"architectures": ["AlbertModel"], "down_scale_factor": 1}
+    assert AlbertConfig.from_hf(hf) == TINY
+
+
+def test_the_python_name_of_the_activation_is_read() -> None:
+    assert AlbertConfig.from_hf({"hidden_act": "gelu_pytorch_tanh"}).activation == "gelu_tanh"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": 10}, "hidden_size 10 is not a multiple of num_heads 3"),
+        ({"num_groups": 7}, "num_groups 7 is over num_layers 6"),
+        ({"vocab_size": 0}, "vocab_size is 0; it must be a whole number from 1"),
+        ({"num_layers": 1.5}, "num_layers is 1.5"),
+        ({"num_heads": True}, "num_heads is True"),
+        ({"ffn_size": "20"}, "ffn_size is '20'"),
+        ({"pad_id": -1}, "pad_id is -1; it must be a whole number from 0"),
+        ({"hidden_dropout": 1.0}, "hidden_dropout is 1.0"),
+        ({"attention_dropout": -0.1}, "attention_dropout is -0.1"),
+        ({"classifier_dropout": "0"}, "classifier_dropout is '0'"),
+        ({"initializer_range": 0}, "initializer_range is 0; it must be a positive number"),
+        ({"layer_norm_eps": float("nan")}, "layer_norm_eps is nan"),
+        ({"sharing": "some"}, "sharing is 'some'; allowed are all, attention, ffn, none"),
+        ({"activation": "relu"}, "activation is 'relu'; allowed are gelu_tanh, gelu"),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(TINY, **changes)
+
+
+@pytest.mark.parametrize(
+    ("hf", "message"),
+    [
+        ({"model_type": "bert"}, "model_type is 'bert'; only 'albert'"),
+        ({"hidden_act": "relu"}, "hidden_act is 'relu'; allowed are gelu_new"),
+        ({"num_hidden_layers": 0}, "num_layers is 0"),
+    ],
+)
+def test_a_config_json_that_cannot_be_read_is_refused(hf: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        AlbertConfig.from_hf(hf)
+
+
+def test_an_unknown_preset_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no preset 'huge'; there are base, large"):
+        preset("huge")
+
+
+def test_a_preset_takes_changes() -> None:
+    assert preset("base", num_layers=3).num_layers == 3
+    with pytest.raises(ConfigError, match="multiple"):
+        preset("base", num_heads=7)

@@ -1,0 +1,98 @@
+"""The tree drawn in errors.py is the tree that exists, and a reply's status finds its error."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from albert_serve import errors
+from albert_serve.errors import (
+    AlbertServeError,
+    ConfigError,
+    InvalidInputError,
+    NoMaskError,
+    QueueFullError,
+    RequestError,
+    TextTooLongError,
+    request_error,
+)
+
+# The name, at four columns a level, then perhaps a status.
+DRAWN_LINE = re.compile(r"^(?P<indent>[ │├└─]*)(?P<name>[A-Z]\w+Error)\b\s*(?P<status>\d{3})?")
+
+
+def drawn_tree() -> list[tuple[str, str | None, str | None]]:
+    """(name, parent, status) in the order of the docstring."""
+    path: list[str] = []
+    tree = []
+    for line in (errors.__doc__ or "").splitlines():
+        if match := DRAWN_LINE.match(line):
+            depth = len(match["indent"]) // 4 - 1
+            path = [*path[:depth], match["name"]]
+            tree.append((match["name"], path[-2] if depth else None, match["status"]))
+    return tree
+
+
+def public_errors() -> dict[str, type[AlbertServeError]]:
+    return {
+        name: value
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, AlbertServeError)
+    }
+
+
+def test_every_error_is_drawn_and_every_drawn_error_exists() -> None:
+    assert [name for name, _, _ in drawn_tree()] == list(public_errors())
+
+
+@pytest.mark.parametrize(("name", "parent", "status"), drawn_tree())
+def test_the_drawn_parent_and_status_are_the_real_ones(
+    name: str, parent: str | None, status: str | None
+) -> None:
+    kind = public_errors()[name]
+    assert parent is None or kind.__bases__[0].__name__ == parent
+    assert status is None or kind.status == int(status)
+
+
+@pytest.mark.parametrize("kind", [ConfigError, InvalidInputError])
+def test_a_caller_may_catch_value_error(kind: type[Exception]) -> None:
+    assert issubclass(kind, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("name", "status"), [(name, status) for name, _, status in drawn_tree() if status]
+)
+def test_a_status_finds_its_error(name: str, status: str) -> None:
+    error = request_error(int(status), "why")
+    assert type(error).__name__ == name
+    assert str(error) == "why"
+    assert error.request_id is None
+
+
+@pytest.mark.parametrize("kind", [InvalidInputError, NoMaskError, TextTooLongError])
+def test_the_type_tells_errors_of_one_status_apart(kind: type[RequestError]) -> None:
+    assert type(request_error(422, "why", kind.error_type)) is kind
+
+
+def test_an_unknown_type_falls_back_to_the_status() -> None:
+    assert type(request_error(422, "why", "from a newer service")) is InvalidInputError
+
+
+@pytest.mark.parametrize("status", [418, 502])
+def test_a_status_of_no_error_is_a_plain_request_error(status: int) -> None:
+    assert type(request_error(status, "why")) is RequestError
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    assert QueueFullError("full", retry_after_s=2.5).retry_after_s == 2.5
+    error = request_error(429, "full")
+    assert isinstance(error, QueueFullError)
+    assert error.retry_after_s == 1.0
+
+
+def test_types_are_told_apart_by_name() -> None:
+    """A client reads the type from the wire, so no two leaves may share one."""
+    leaves = [kind for kind in public_errors().values() if not kind.__subclasses__()]
+    names = [kind.error_type for kind in leaves if issubclass(kind, RequestError)]
+    assert len(set(names)) == len(names)

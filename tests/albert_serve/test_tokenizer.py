@@ -1,0 +1,305 @@
+"""The tokenizer gives transformers' ids, and offsets into the text as it was given."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import unicodedata
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from albert_serve.errors import BundleCorruptError, BundleMissingError, InvalidInputError
+from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer, Encoding
+from training.corpus import read_documents
+from training.vocab import build_tokenizer, train_vocab
+
+WIKI = Path(__file__).parents[1] / "data" / "wiki.jsonl"
+PARAGRAPHS = [
+    paragraph
+    for document in read_documents([WIKI])
+    for paragraph in document.split("\n")
+    if paragraph.strip()
+]
+# Where tokenizers part ways: special and user-defined tokens, quotes, expansions, white space,
+# characters that normalisation drops, merges or turns into a space.
+FRAGMENTS = (
+    *SPECIAL_TOKENS,
+    *("(", ")", '"', "``", "''", "'", "-", "–", ".", "£", "5.5", "U.S.", "9,"),
+    *(
+        "é",
+        "e\u0301",
+        "\u0301",
+        "ﬁ",
+        "½",
+        "…",
+        "ⅷ",
+        "İ",
+        "ß",
+        "日本語",
+        "한국어",
+        "👩‍👩‍👧",
+        "🇩🇪",
+        "▁",
+    ),
+    *(" ", "  ", "\n", "\t", "\r\n", "\u00a0", "\u3000", "\u200b", "\u200d", "\ufeff", "\x00"),
+    *("the", "School", "tor"),
+)
+TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=4), max_size=10).map("".join)
+many_texts = settings(deadline=None, max_examples=200)
+
+
+@pytest.fixture(scope="module")
+def spiece(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A vocabulary of 1,000 pieces, alone in its folder."""
+    return train_vocab(read_documents([WIKI]), tmp_path_factory.mktemp("spiece"), vocab_size=1000)
+
+
+@pytest.fixture(scope="module")
+def folder(spiece: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a checkpoint holds for tokenising."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    shutil.copy(spiece, folder)
+    build_tokenizer(spiece).save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text('{"model_type": "albert"}')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> AlbertTokenizer:
+    return AlbertTokenizer.from_file(folder / "tokenizer.json")
+
+
+@pytest.fixture(scope="module")
+def hf(spiece: Path) -> Any:
+    return transformers.AlbertTokenizer.from_pretrained(spiece.parent)
+
+
+@pytest.fixture(scope="module")
+def hf_auto(folder: Path) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def assert_same(ours: Encoding, hf: Any, *texts: str | None) -> None:
+    """Its `AlbertTokenizer` leaves out the token types unless asked."""
+    theirs = hf(*texts, return_token_type_ids=True)
+    assert ours.ids == theirs["input_ids"]
+    assert ours.types == theirs["token_type_ids"]
+
+
+def test_wikipedia_gets_the_ids_of_transformers(
+    tokenizer: AlbertTokenizer, hf: Any, hf_auto: Any
+) -> None:
+    for first, second in pairwise(PARAGRAPHS):
+        assert_same(tokenizer.encode(first), hf, first)
+        assert_same(tokenizer.encode(first, second), hf, first, second)
+        assert_same(tokenizer.encode(first), hf_auto, first)
+
+
+@many_texts
+@given(TEXTS, st.none() | TEXTS.filter(bool))
+def test_any_unicode_gets_the_ids_of_transformers(
+    tokenizer: AlbertTokenizer, hf: Any, hf_auto: Any, text: str, pair: str | None
+) -> None:
+    assert_same(tokenizer.encode(text, pair), hf, text, pair)
+    assert_same(tokenizer.encode(text, pair), hf_auto, text, pair)
+
+
+@many_texts
+@given(TEXTS)
+def test_decode_gives_the_text_of_transformers(
+    tokenizer: AlbertTokenizer, hf: Any, text: str
+) -> None:
+    ids = tokenizer.encode(text).ids
+    assert tokenizer.decode(ids, keep_special=True) == hf.decode(ids, skip_special_tokens=False)
+    assert tokenizer.decode(ids, keep_special=False) == hf.decode(ids, skip_special_tokens=True)
+
+
+@many_texts
+@given(TEXTS)
+def test_offsets_are_ordered_ranges_of_the_text(tokenizer: AlbertTokenizer, text: str) -> None:
+    offsets = tokenizer.encode_plain(text).offsets
+    assert all(0 <= start < end <= len(text) for start, end in offsets)
+    assert all(
+        before[0] <= after[0] and before[1] <= after[1] for before, after in pairwise(offsets)
+    )
+    words = [text[start:end] for start, end in offsets]
+    assert all(word == word.strip() or word.isspace() for word in words)
+
+
+@many_texts
+@given(TEXTS)
+def test_offsets_are_those_of_transformers_with_the_accents_after(
+    tokenizer: AlbertTokenizer, hf: Any, text: str
+) -> None:
+    theirs = hf(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    for (start, end), (hf_start, hf_end) in zip(
+        tokenizer.encode_plain(text).offsets, theirs, strict=True
+    ):
+        word = text[hf_start:hf_end].strip()
+        assert hf_start <= start < end
+        assert text[start:end].startswith(word)
+        assert all(is_mark(char) for char in text[max(hf_end, start + 1) : end])
+        assert not is_mark(text[end : end + 1])
+
+
+def is_mark(char: str) -> bool:
+    return bool(char) and unicodedata.category(char).startswith("M")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        pytest.param("  The  school\n", ["The", "school"], id="spaces"),
+        pytest.param("Café the cafe\u0301.", ["Café", "the", "cafe\u0301", "."], id="accents"),
+        pytest.param("the ﬁeld", ["the", "ﬁeld"], id="ligature"),
+        pytest.param("the\u200btor", ["the", "tor"], id="zero width space"),
+        pytest.param("👍🏽 the 東京 tor", ["👍🏽", "the", "東京", "tor"], id="unknown characters"),
+        pytest.param("the[MASK] tor", ["the", "[MASK]", "tor"], id="mask"),
+        pytest.param("the t\x07or", ["the", "t\x07or"], id="control character"),
+        pytest.param("½ 5", ["½", "5"], id="one character to three"),
+    ],
+)
+def test_words_are_cut_from_the_text_as_given(
+    tokenizer: AlbertTokenizer, text: str, words: list[str]
+) -> None:
+    plain = tokenizer.encode_plain(text)
+    spans: list[tuple[int, int]] = []
+    for token_id, (start, end) in zip(plain.ids, plain.offsets, strict=True):
+        if tokenizer.token(token_id).startswith(("▁", "[", ".")):
+            spans.append((start, end))
+        else:
+            spans[-1] = (spans[-1][0], end)
+    assert [text[start:end] for start, end in spans] == words
+
+
+@many_texts
+@given(st.sampled_from(PARAGRAPHS), st.data())
+def test_a_slice_at_word_starts_encodes_to_the_same_ids(
+    tokenizer: AlbertTokenizer, text: str, data: st.DataObject
+) -> None:
+    plain = tokenizer.encode_plain(text)
+    pieces = [tokenizer.token(token_id) for token_id in plain.ids]
+    starts = [index for index, piece in enumerate(pieces) if piece.startswith("▁")]
+    first = data.draw(st.sampled_from(starts))
+    stop = data.draw(st.sampled_from([*(start for start in starts if start > first), len(plain)]))
+    window = plain.slice(first, stop)
+    cut = text[window.offsets[0][0] : window.offsets[-1][1]]
+    assert tokenizer.encode_plain(cut).ids == window.ids
+
+
+def test_a_pair_built_from_slices_keeps_offsets(tokenizer: AlbertTokenizer) -> None:
+    question = tokenizer.encode_plain("the school?")
+    context = tokenizer.encode_plain(PARAGRAPHS[0]).slice(10, 20)
+    built = tokenizer.build(question, context)
+    num_question = len(question)
+    assert built.ids == [2, *question.ids, 3, *context.ids, 3]
+    assert built.types == [0] * (num_question + 2) + [1] * 11
+    assert built.segments == [None, *[0] * num_question, None, *[1] * 10, None]
+    assert built.offsets == [(0, 0), *question.offsets, (0, 0), *context.offsets, (0, 0)]
+
+
+def test_encode_is_build_of_plain_encodings(tokenizer: AlbertTokenizer) -> None:
+    first, second = map(tokenizer.encode_plain, PARAGRAPHS[:2])
+    assert tokenizer.encode(PARAGRAPHS[0]) == tokenizer.build(first)
+    assert tokenizer.encode(*PARAGRAPHS[:2]) == tokenizer.build(first, second)
+
+
+def test_nothing_is_cut_or_padded_even_where_the_file_says_so(folder: Path, tmp_path: Path) -> None:
+    raw = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    raw.enable_truncation(8)
+    raw.enable_padding(length=64)
+    raw.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = AlbertTokenizer.from_file(tmp_path / "tokenizer.json")
+    assert len(tokenizer.encode_plain("[MASK] " * 3000)) == 3000
+    assert tokenizer.encode("").ids == [2, 3]
+
+
+@pytest.mark.parametrize("code", [0xD83D, 0xDC4D], ids=["high", "low"])
+def test_half_a_surrogate_pair_is_refused(tokenizer: AlbertTokenizer, code: int) -> None:
+    text = f"the {chr(code)} tor"
+    with pytest.raises(InvalidInputError, match=rf"character 4 .* U\+{code:04X}"):
+        tokenizer.encode(text)
+    with pytest.raises(InvalidInputError, match="surrogate"):
+        tokenizer.encode("the", text)
+
+
+def test_an_empty_pair_still_ends_in_its_separator(tokenizer: AlbertTokenizer) -> None:
+    """`transformers` drops it, and with it the mark that there was a second text."""
+    assert tokenizer.encode("", "").ids == [2, 3, 3]
+    assert tokenizer.encode("", "").types == [0, 0, 1]
+
+
+def test_special_ids_and_tokens(tokenizer: AlbertTokenizer) -> None:
+    ids = (tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id)
+    assert ids == (0, 2, 3, 4)
+    assert tokenizer.vocab_size == 1000
+    assert [tokenizer.token(index) for index in range(5)] == list(SPECIAL_TOKENS)
+    assert tokenizer.token_id(tokenizer.mask_token) == 4
+    assert tokenizer.token_id("no such piece") is None
+
+
+@pytest.mark.parametrize("token_id", [-1, 1000])
+def test_an_id_without_token_is_refused(tokenizer: AlbertTokenizer, token_id: int) -> None:
+    with pytest.raises(IndexError, match=f"{token_id}; they go from 0 to below 1000"):
+        tokenizer.token(token_id)
+
+
+def test_a_mask_that_takes_the_space_before_has_offsets_without_it(folder: Path) -> None:
+    """The `tokenizer.json` of the released checkpoints has such a mask."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["added_tokens"][4]["lstrip"] = True
+    tokenizer = AlbertTokenizer(Tokenizer.from_str(json.dumps(content)))
+    plain = tokenizer.encode_plain("the  [MASK] tor")
+    assert plain.offsets[plain.ids.index(tokenizer.mask_id)] == (5, 11)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(BundleMissingError, match="No such file"):
+        AlbertTokenizer.from_file(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize("content", [b"{}", b"not json", b"\xff\xfe"])
+def test_a_damaged_file(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "tokenizer.json"
+    file.write_bytes(content)
+    with pytest.raises(BundleCorruptError, match=r"tokenizer\.json is not"):
+        AlbertTokenizer.from_file(file)
+
+
+def swap_specials(content: dict[str, Any]) -> None:
+    content["model"]["vocab"][2][0], content["model"]["vocab"][3][0] = "[SEP]", "[CLS]"
+    content["added_tokens"][2]["content"], content["added_tokens"][3]["content"] = "[SEP]", "[CLS]"
+
+
+def repeat_a_piece(content: dict[str, Any]) -> None:
+    content["model"]["vocab"][500] = content["model"]["vocab"][501]
+
+
+def forget_the_mask(content: dict[str, Any]) -> None:
+    del content["added_tokens"][4]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (swap_specials, "ids 0 to 4 are .*SEP.*CLS"),
+        (repeat_a_piece, "token of its own"),
+        (forget_the_mask, "not read as one token"),
+    ],
+)
+def test_a_tokenizer_that_is_not_an_albert_s(
+    folder: Path, tmp_path: Path, damage: Any, message: str
+) -> None:
+    content = json.loads((folder / "tokenizer.json").read_text())
+    damage(content)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(content))
+    with pytest.raises(BundleCorruptError, match=message):
+        AlbertTokenizer.from_file(file)

@@ -1,0 +1,224 @@
+"""A SentencePiece vocabulary with ALBERT's settings, and the `tokenizer.json` that reads it.
+
+Writes `spiece.model` and `tokenizer.json`. Settings are those of the original code
+(google-research/albert, README, "SentencePiece").
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import random
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import sentencepiece
+from google.protobuf.message import DecodeError
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+from tqdm import tqdm
+
+from albert_serve.tokenizer import SPECIAL_TOKENS
+from training.corpus import CorpusError, find_files, read_documents, split_sentences
+
+_USER_SYMBOLS: Final = ("(", ")", '"', "-", ".", "–", "£", "€")
+_EXAMPLES: Final = """examples:
+  python -m training.vocab --corpus wiki/*.jsonl.xz --output vocab/
+  python -m training.vocab --corpus letters.txt --vocab-size 8000 --output vocab/
+"""
+
+
+class VocabError(ValueError):
+    """A vocabulary that cannot be trained or read."""
+
+
+def train_vocab(
+    documents: Iterable[str],
+    output: Path,
+    *,
+    vocab_size: int = 30000,
+    num_sentences: int = 10_000_000,
+    seed: int = 0,
+) -> Path:
+    """Train a unigram model on at most `num_sentences` sentences, drawn from the whole corpus.
+
+    The same documents and `seed` give the same file. Returns the path of `spiece.model`.
+
+    Raises:
+        VocabError: the corpus holds no sentence, or too little text for that many pieces.
+    """
+    normalizer = _text_normalizer()
+    sentences = (
+        normalizer.normalize_str(sentence)
+        for document in documents
+        for sentence in split_sentences(document)
+    )
+    counted = tqdm(sentences, unit=" sentences", desc="reading", disable=None)
+    rng = random.Random(seed)
+    model = _train_model(_draw(counted, num_sentences, rng), vocab_size)
+    output.mkdir(parents=True, exist_ok=True)
+    spiece = output / "spiece.model"
+    spiece.write_bytes(model)
+    return spiece
+
+
+def build_tokenizer(spiece: Path) -> Tokenizer:
+    """The tokenizer that gives the ids of `transformers`' `AlbertTokenizer` for this model.
+
+    Raises:
+        VocabError: the file is no SentencePiece model, or its first five pieces are not ALBERT's.
+    """
+    proto = _read_model(spiece)
+    pieces = [(piece.piece, piece.score) for piece in proto.pieces]
+    found = tuple(piece for piece, _ in pieces[: len(SPECIAL_TOKENS)])
+    if found != SPECIAL_TOKENS:
+        raise VocabError(f"{spiece} begins with {found}; ALBERT's begin with {SPECIAL_TOKENS}")
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=SPECIAL_TOKENS.index("<unk>")))
+    tokenizer.normalizer = normalizers.Sequence(
+        [_text_normalizer(), normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap)]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always")]
+    )
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    tokenizer.add_special_tokens([AddedToken(piece, normalized=False) for piece in SPECIAL_TOKENS])
+    return tokenizer
+
+
+def _draw(items: Iterable[str], num_kept: int, rng: random.Random) -> list[str]:
+    """Keep `num_kept` items, each with the same chance, in one pass (reservoir sampling).
+
+    Done here because SentencePiece draws another sample in every process, whatever its seed.
+    """
+    kept: list[str] = []
+    for index, item in enumerate(items):
+        if index < num_kept:
+            kept.append(item)
+        elif (place := rng.randrange(index + 1)) < num_kept:
+            kept[place] = item
+    return kept
+
+
+def _train_model(sentences: list[str], vocab_size: int) -> bytes:
+    """The bytes of a SentencePiece model; empties `sentences`, which may be most of the memory."""
+    if not sentences:
+        raise VocabError("no sentence to train on; is the corpus empty, or --num-sentences 0?")
+    # A writer, not a file name: that would be stored in the model.
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=_drain(sentences),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=vocab_size,
+            pad_id=0,
+            unk_id=1,
+            bos_id=-1,
+            eos_id=-1,
+            control_symbols=list(SPECIAL_TOKENS[2:]),
+            user_defined_symbols=list(_USER_SYMBOLS),
+            normalization_rule_name="nmt_nfkc",
+            character_coverage=0.99995,
+            minloglevel=1,
+        )
+    except RuntimeError as error:
+        # Without the place in its source before, and the name of its own option after.
+        reason = str(error).rpartition("] ")[2].partition(" Increase ")[0]
+        raise VocabError(
+            f"no vocabulary of {vocab_size} pieces from this corpus: {reason} "
+            "Change --vocab-size, or give more text."
+        ) from error
+    return model.getvalue()
+
+
+def _drain(items: list[str]) -> Iterator[str]:
+    items.reverse()
+    while items:
+        yield items.pop()
+
+
+def _text_normalizer() -> normalizers.Normalizer:
+    """Double quotes made one character, accents dropped, lower case: as `AlbertTokenizer`."""
+    return normalizers.Sequence(
+        [
+            normalizers.Replace("``", '"'),
+            normalizers.Replace("''", '"'),
+            normalizers.NFKD(),
+            normalizers.StripAccents(),
+            normalizers.Lowercase(),
+        ]
+    )
+
+
+def _read_model(spiece: Path) -> Any:
+    # Protobuf makes the class at import, so that no type checker sees it.
+    proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+    try:
+        proto.ParseFromString(spiece.read_bytes())
+    except (OSError, DecodeError) as error:
+        raise VocabError(f"{spiece} cannot be read as a SentencePiece model: {error}") from error
+    return proto
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        spiece = train_vocab(
+            read_documents(find_files(options.corpus)),
+            options.output,
+            vocab_size=options.vocab_size,
+            num_sentences=options.num_sentences,
+            seed=options.seed,
+        )
+        build_tokenizer(spiece).save(str(options.output / "tokenizer.json"))
+    except (CorpusError, VocabError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"{options.vocab_size} pieces in {spiece} and tokenizer.json")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m training.vocab",
+        description=__doc__,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--corpus",
+        nargs="+",
+        type=Path,
+        required=True,
+        help="text or JSONL files, plain, .gz, .xz, .bz2 or .zst, or folders of them",
+    )
+    parser.add_argument("--output", type=Path, required=True, help="folder to write into")
+    parser.add_argument("--vocab-size", type=int, default=30000, help="pieces (%(default)s)")
+    parser.add_argument(
+        "--num-sentences",
+        type=int,
+        default=10_000_000,
+        help="draw at most so many from the corpus (%(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of that draw (%(default)s)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
