@@ -1,0 +1,191 @@
+"""What `model.safetensors` holds and what a configuration asks of it, without reading a weight.
+
+The file is 8 bytes of header length (little endian), a JSON header and the tensors' bytes
+(https://github.com/huggingface/safetensors#format). The names are Hugging Face's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from albert_serve.config import AlbertConfig
+from albert_serve.errors import BundleCorruptError
+
+TaskName = Literal[
+    "fill-mask", "text-classification", "question-answering", "sentence-order", "multiple-choice"
+]
+Shape = tuple[int, ...]
+
+_DTYPE_BYTES: Final[dict[str, int]] = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2,
+    "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
+}  # fmt: skip
+# The linear map that ends a task's head; fill-mask's is tied and has a table of its own.
+OUTPUT_LAYERS: Final[dict[TaskName, str]] = {
+    "text-classification": "classifier",
+    "question-answering": "qa_outputs",
+    "sentence-order": "sop_classifier.classifier",
+    "multiple-choice": "classifier",
+}
+UNPOOLED_TASKS: Final[tuple[TaskName, ...]] = ("fill-mask", "question-answering")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredTensor:
+    """Where a tensor lies in its file.
+
+    Attributes:
+        dtype: safetensors' name of the type, such as "F32".
+        offset: bytes from the beginning of the file.
+        num_bytes: bytes that it takes.
+    """
+
+    dtype: str
+    shape: Shape
+    offset: int
+    num_bytes: int
+
+
+def read_header(file: Path) -> dict[str, StoredTensor]:
+    """The tensors of a safetensors file by name.
+
+    Raises:
+        BundleCorruptError: the file is no safetensors file, or is truncated.
+        OSError: it cannot be read.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        prefix = stream.read(8)
+        header_size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
+        if header_size > size - 8:
+            raise _damaged(file, f"it has {size} bytes, fewer than its header needs")
+        header = stream.read(header_size)
+    try:
+        entries = json.loads(header)
+        tensors = {
+            name: _stored_tensor(entry, 8 + header_size)
+            for name, entry in entries.items()
+            if name != "__metadata__"
+        }
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _damaged(file, f"its header cannot be read ({error!r})") from error
+    end = max((each.offset + each.num_bytes for each in tensors.values()), default=size)
+    if end != size:
+        raise _damaged(file, f"it has {size} bytes; its header describes {end}")
+    return tensors
+
+
+def expected_shapes(config: AlbertConfig, tasks: Mapping[TaskName, int]) -> dict[str, Shape]:
+    """The shape of every weight that the backbone and the heads of `tasks` need, by name.
+
+    Args:
+        tasks: the number of outputs of each task's head.
+    """
+    shapes = _embedding_shapes(config)
+    attentions, ffns = zip(*config.layer_plan, strict=True)
+    for block in sorted(set(attentions)):
+        shapes |= _attention_shapes(config, layer_name(block, config))
+    for block in sorted(set(ffns)):
+        shapes |= _ffn_shapes(config, layer_name(block, config))
+    for task, num_outputs in tasks.items():
+        shapes |= head_shapes(config, task, num_outputs)
+    return shapes
+
+
+def head_shapes(config: AlbertConfig, task: TaskName, num_outputs: int) -> dict[str, Shape]:
+    """The shapes of the weights of one task's head, the pooler among them where it has one."""
+    h, e = config.hidden_size, config.embedding_size
+    if task == "fill-mask":
+        return (
+            _linear("predictions.dense", e, h)
+            | _norm("predictions.LayerNorm", e)
+            | {"predictions.bias": (config.vocab_size,)}
+        )
+    output = _linear(OUTPUT_LAYERS[task], num_outputs, h)
+    return output if task in UNPOOLED_TASKS else _linear("albert.pooler", h, h) | output
+
+
+def layer_name(block: int, config: AlbertConfig) -> str:
+    """The prefix of the weights of a block of `AlbertConfig.layer_plan`."""
+    group, inner = divmod(block, config.num_inner_layers)
+    return f"albert.encoder.albert_layer_groups.{group}.albert_layers.{inner}"
+
+
+def stored_name(name: str, stored: Mapping[str, object]) -> str:
+    """The name in the file: a bare `AlbertModel` is saved without the prefix `albert.`."""
+    bare = name.removeprefix("albert.")
+    return bare if bare in stored and name not in stored else name
+
+
+def check_shapes(stored: Mapping[str, StoredTensor], expected: Mapping[str, Shape]) -> None:
+    """See that each expected weight is stored as fp32 in the expected shape.
+
+    Raises:
+        BundleCorruptError: one is missing, of another shape or of another type.
+    """
+    for name, shape in expected.items():
+        tensor = stored.get(stored_name(name, stored))
+        if tensor is None:
+            raise BundleCorruptError(f"the weights have no {name}, which the config asks for")
+        if tensor.shape != shape:
+            raise BundleCorruptError(
+                f"the weight {name} has shape {tensor.shape}; the config asks for {shape}"
+            )
+        if tensor.dtype != "F32":
+            raise BundleCorruptError(f"the weight {name} is {tensor.dtype}; only F32 can be read")
+
+
+def _stored_tensor(entry: dict[str, Any], data_start: int) -> StoredTensor:
+    begin, end = entry["data_offsets"]
+    shape = tuple(entry["shape"])
+    if end - begin != math.prod(shape) * _DTYPE_BYTES[entry["dtype"]] or begin < 0:
+        raise ValueError(f"bytes {begin} to {end} do not fit shape {shape} of {entry['dtype']}")
+    return StoredTensor(
+        dtype=entry["dtype"], shape=shape, offset=data_start + begin, num_bytes=end - begin
+    )
+
+
+def _damaged(file: Path, reason: str) -> BundleCorruptError:
+    return BundleCorruptError(f"{file} is damaged: {reason}; copy or download it again")
+
+
+def _linear(name: str, num_out: int, num_in: int) -> dict[str, Shape]:
+    return {f"{name}.weight": (num_out, num_in), f"{name}.bias": (num_out,)}
+
+
+def _norm(name: str, size: int) -> dict[str, Shape]:
+    return {f"{name}.weight": (size,), f"{name}.bias": (size,)}
+
+
+def _embedding_shapes(config: AlbertConfig) -> dict[str, Shape]:
+    e, prefix = config.embedding_size, "albert.embeddings"
+    return {
+        f"{prefix}.word_embeddings.weight": (config.vocab_size, e),
+        f"{prefix}.position_embeddings.weight": (config.max_positions, e),
+        f"{prefix}.token_type_embeddings.weight": (config.num_token_types, e),
+        **_norm(f"{prefix}.LayerNorm", e),
+        **_linear("albert.encoder.embedding_hidden_mapping_in", config.hidden_size, e),
+    }
+
+
+def _attention_shapes(config: AlbertConfig, layer: str) -> dict[str, Shape]:
+    h = config.hidden_size
+    shapes = _norm(f"{layer}.attention.LayerNorm", h)
+    for part in ("query", "key", "value", "dense"):
+        shapes |= _linear(f"{layer}.attention.{part}", h, h)
+    return shapes
+
+
+def _ffn_shapes(config: AlbertConfig, layer: str) -> dict[str, Shape]:
+    h, f = config.hidden_size, config.ffn_size
+    return (
+        _linear(f"{layer}.ffn", f, h)
+        | _linear(f"{layer}.ffn_output", h, f)
+        | _norm(f"{layer}.full_layer_layer_norm", h)
+    )

@@ -1,0 +1,228 @@
+"""A checkpoint directory, read and found fit to be exported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import numpy as np
+
+from albert_serve.bundle import TOKENIZER_FILE, WEIGHTS_FILE, ProblemType, TaskEntry
+from albert_serve.config import AlbertConfig
+from albert_serve.errors import ConfigError
+from albert_serve.weights import (
+    StoredTensor,
+    TaskName,
+    check_shapes,
+    expected_shapes,
+    read_header,
+    stored_name,
+)
+from export.errors import ExportError
+from training.checkpoint import find_tasks, read_config
+
+SPIECE_FILE: Final = "spiece.model"
+_WORD: Final = "albert.embeddings.word_embeddings.weight"
+# Copies that some writers keep of tied weights -> the weight that they must equal.
+_TIED: Final = {
+    "predictions.decoder.weight": _WORD,
+    "predictions.decoder.bias": "predictions.bias",
+}
+_CONVERT: Final = (
+    "write them as one fp32 file with transformers: AutoModelForPreTraining.from_pretrained(OLD, "
+    'dtype="float32").save_pretrained(NEW, max_shard_size="100GB"), with the class that '
+    "config.json names under architectures"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """A checkpoint that can be exported.
+
+    Attributes:
+        tasks: the tasks whose heads it holds.
+        stored: its weights' places in `model.safetensors`, by their names there.
+        evaluation: what its `evaluation.json` says, if there is one.
+        training: what its `training.json` says, if there is one.
+    """
+
+    folder: Path
+    config: AlbertConfig
+    tasks: dict[TaskName, TaskEntry]
+    stored: dict[str, StoredTensor]
+    evaluation: dict[str, Any]
+    training: dict[str, Any]
+
+    @property
+    def weights_file(self) -> Path:
+        """The file that holds the weights."""
+        return self.folder / WEIGHTS_FILE
+
+    @property
+    def num_outputs(self) -> dict[TaskName, int]:
+        """The outputs of each task's head."""
+        return {task: entry.num_outputs for task, entry in self.tasks.items()}
+
+
+def read_source(folder: Path) -> Source:
+    """Read a checkpoint's configuration and its weights' header, and check one by the other.
+
+    Raises:
+        ExportError: a file is missing or in a form that cannot be exported, or a weight is not
+            finite or no fp32.
+        CheckpointError: `config.json` cannot be read.
+        ConfigError: it is another architecture's, or asks for what ALBERT has not.
+        BundleCorruptError: the weights are truncated or contradict the config.
+    """
+    hf = read_config(folder)
+    try:
+        config = AlbertConfig.from_hf(hf)
+    except ConfigError as error:
+        raise ConfigError(f"{folder / 'config.json'}: {error}") from error
+    _check_files(folder)
+    stored = read_header(folder / WEIGHTS_FILE)
+    tasks = _read_tasks(hf, stored)
+    sizes = {task: entry.num_outputs for task, entry in tasks.items()}
+    names = _check_weights(folder / WEIGHTS_FILE, stored, config, sizes)
+    _check_finite(folder / WEIGHTS_FILE, {name: stored[name] for name in names})
+    return Source(
+        folder=folder,
+        config=config,
+        tasks=tasks,
+        stored=stored,
+        evaluation=read_json_object(folder / "evaluation.json"),
+        training=read_json_object(folder / "training.json"),
+    )
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; an empty one where there is no file.
+
+    Raises:
+        ExportError: the file is no JSON object.
+    """
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ExportError(f"{file} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ExportError(
+            f'{file} holds {type(content).__name__}; it must be an object {{"...": }}'
+        )
+    return content
+
+
+def read_weight(file: Path, tensor: StoredTensor) -> np.memmap[Any, np.dtype[np.float32]]:
+    """An fp32 weight, mapped and not read."""
+    return np.memmap(file, np.dtype("<f4"), "r", tensor.offset, tensor.shape)
+
+
+def _check_files(folder: Path) -> None:
+    if not (folder / WEIGHTS_FILE).is_file():
+        raise ExportError(f"{folder / WEIGHTS_FILE} is not there. {_advice(folder)}")
+    if not any((folder / name).is_file() for name in (TOKENIZER_FILE, SPIECE_FILE)):
+        raise ExportError(
+            f"{folder} has neither {TOKENIZER_FILE} nor {SPIECE_FILE}; copy one of them there from "
+            "where the checkpoint comes from"
+        )
+
+
+def _advice(folder: Path) -> str:
+    """How to come by a `model.safetensors`."""
+    if (folder / f"{WEIGHTS_FILE}.index.json").is_file():
+        return f"Its weights are in several files; {_CONVERT}"
+    if (folder / "pytorch_model.bin").is_file():
+        return f"Its weights are in pytorch_model.bin; {_CONVERT}"
+    return "A checkpoint is a folder with config.json, model.safetensors and tokenizer.json"
+
+
+def _read_tasks(
+    hf: Mapping[str, Any], stored: Mapping[str, StoredTensor]
+) -> dict[TaskName, TaskEntry]:
+    shapes = {name: tensor.shape for name, tensor in stored.items()}
+    tasks: dict[TaskName, TaskEntry] = {}
+    for found, num_outputs in find_tasks(shapes).items():
+        if found == "text-classification" and _is_multiple_choice(hf, num_outputs):
+            tasks["multiple-choice"] = _entry("multiple-choice", num_outputs)
+        elif found == "text-classification":
+            tasks[found] = _classification(hf, num_outputs)
+        else:
+            tasks[found] = _entry(found, num_outputs)
+    return tasks
+
+
+def _is_multiple_choice(hf: Mapping[str, Any], num_outputs: int) -> bool:
+    """A regression has the same weights, so that the architecture must say."""
+    return num_outputs == 1 and "AlbertForMultipleChoice" in (hf.get("architectures") or ())
+
+
+def _entry(task: TaskName, num_outputs: int) -> TaskEntry:
+    return TaskEntry(graph=f"{task}.onnx", num_outputs=num_outputs)
+
+
+def _classification(hf: Mapping[str, Any], num_outputs: int) -> TaskEntry:
+    """The labels are `id2label`'s or, where there are none, LABEL_0 and so on, as HF's are."""
+    id2label = hf.get("id2label") or {str(i): f"LABEL_{i}" for i in range(num_outputs)}
+    labels = [id2label.get(str(i)) for i in range(num_outputs)]
+    if len(id2label) != num_outputs or not all(isinstance(label, str) for label in labels):
+        raise ExportError(
+            f"id2label of config.json names {sorted(id2label)}; the classifier has {num_outputs} "
+            f'outputs, so it must name "0" to "{num_outputs - 1}"'
+        )
+    inferred = "regression" if num_outputs == 1 else "single_label_classification"
+    problem_type = hf.get("problem_type") or inferred
+    if problem_type not in get_args(ProblemType):
+        allowed = ", ".join(get_args(ProblemType))
+        raise ExportError(f"problem_type is {problem_type!r} in config.json; allowed are {allowed}")
+    return TaskEntry(
+        graph="text-classification.onnx",
+        num_outputs=num_outputs,
+        labels=labels,
+        problem_type=problem_type,
+    )
+
+
+def _check_weights(
+    file: Path,
+    stored: Mapping[str, StoredTensor],
+    config: AlbertConfig,
+    num_outputs: Mapping[TaskName, int],
+) -> list[str]:
+    """See that all weights are there, fp32 and of the right shape; returns their stored names."""
+    expected = expected_shapes(config, num_outputs)
+    names = [stored_name(name, stored) for name in expected]
+    others = sorted({stored[name].dtype for name in names if name in stored} - {"F32"})
+    if others:
+        raise ExportError(f"{file} holds {', '.join(others)}; only F32 is exported: {_CONVERT}")
+    check_shapes(stored, expected)
+    for copy, original in _TIED.items():
+        if copy in stored and not _are_equal(file, stored[copy], stored[original]):
+            raise ExportError(
+                f"{file}: {copy} is not {original}; ALBERT ties the two. Train with "
+                "tie_word_embeddings, or drop one of them"
+            )
+    return names
+
+
+def _are_equal(file: Path, one: StoredTensor, other: StoredTensor) -> bool:
+    return one.shape == other.shape and np.array_equal(
+        read_weight(file, one), read_weight(file, other)
+    )
+
+
+def _check_finite(file: Path, tensors: Mapping[str, StoredTensor]) -> None:
+    bad = [
+        name for name, tensor in tensors.items() if not np.isfinite(read_weight(file, tensor)).all()
+    ]
+    if bad:
+        raise ExportError(f"{file}: {_some(bad)} hold NaN or infinite numbers; nothing is exported")
+
+
+def _some(names: Iterable[str]) -> str:
+    first, *rest = names
+    return f"{first} and {len(rest)} more" if rest else first

@@ -1,0 +1,106 @@
+"""Tiny checkpoints to export, and the runtime that runs what came of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, models
+
+from albert_serve.config import AlbertConfig
+from training.checkpoint import save_checkpoint
+from training.heads import AlbertForTasks, Task, head_sizes
+
+ALL_TASKS: tuple[Task, ...] = (
+    "fill-mask", "sentence-order", "text-classification", "question-answering",
+)  # fmt: skip
+TINY = AlbertConfig(
+    vocab_size=50,
+    embedding_size=12,
+    hidden_size=24,
+    num_layers=4,
+    num_heads=3,
+    ffn_size=40,
+    max_positions=30,
+)
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Right-padded sequences of 1 to all positions, one of them without padding."""
+
+    ids: NDArray[np.int64]
+    types: NDArray[np.int64]
+    lengths: NDArray[np.int32]
+
+    @property
+    def is_real(self) -> NDArray[np.bool_]:
+        return np.arange(self.ids.shape[1]) < self.lengths[:, None]
+
+
+def ragged(config: AlbertConfig, seed: int = 1) -> Ragged:
+    generator = np.random.default_rng(seed)
+    shape = (4, config.max_positions)
+    return Ragged(
+        ids=generator.integers(0, config.vocab_size, shape),
+        types=generator.integers(0, config.num_token_types, shape),
+        lengths=np.array([1, 7, 2, config.max_positions], np.int32),
+    )
+
+
+def randomize(module: torch.nn.Module, seed: int = 0) -> None:
+    """Weights that make every bias and norm matter, which fresh ones do not."""
+    torch.manual_seed(seed)
+    for name, parameter in module.named_parameters():
+        with torch.no_grad():
+            parameter.normal_(std=0.3)
+            if "orm" in name and name.endswith("weight"):
+                parameter.add_(1.0)
+
+
+def write_tokenizer(folder: Path, num_pieces: int = 20) -> None:
+    special = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
+    pieces = [*special, *(f"▁{i}" for i in range(num_pieces - len(special)))]
+    model = models.Unigram([(piece, -1.0) for piece in pieces], 1, False)
+    Tokenizer(model).save(str(folder / "tokenizer.json"))
+
+
+def write_checkpoint(
+    folder: Path,
+    config: AlbertConfig = TINY,
+    tasks: tuple[Task, ...] = ALL_TASKS,
+    extra_config: dict[str, Any] | None = None,
+) -> AlbertForTasks:
+    """A checkpoint of ours with random weights; returns its model."""
+    model = AlbertForTasks(config, head_sizes(config, tasks, num_labels=2))
+    randomize(model)
+    save_checkpoint(model.eval(), folder, extra_config=extra_config)
+    write_tokenizer(folder)
+    return model
+
+
+def run_encoder(bundle: Path, batch: Ragged, graph: str = "encoder.onnx") -> Floats:
+    """Hidden states (B, S, H)."""
+    feed: dict[str, NDArray[Any]] = {
+        "input_ids": batch.ids,
+        "token_type_ids": batch.types,
+        "lengths": batch.lengths,
+    }
+    return run_graph(bundle / graph, feed)
+
+
+def run_head(bundle: Path, task: str, rows: Floats) -> Floats:
+    """Logits (R, K)."""
+    return run_graph(bundle / f"{task}.onnx", {"rows": rows})
+
+
+def run_graph(file: Path, feed: dict[str, NDArray[Any]]) -> Floats:
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    result: Floats = session.run(None, feed)[0]
+    return result

@@ -1,0 +1,179 @@
+"""The encoder's graph computes what torch does, over weights that it does not hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import AttributeProto, GraphProto
+
+from albert_serve.config import AlbertConfig
+from albert_serve.weights import expected_shapes, read_header
+from export.encoder import build_encoder, repetitions
+from export.verify import external_tensors
+from export.write import export_bundle
+from tests.export.exporting import TINY, ragged, run_encoder, write_checkpoint
+from training.model import Batch
+
+CONFIGS = [
+    pytest.param(TINY, id="one-group"),
+    pytest.param(replace(TINY, num_groups=2), id="two-groups"),
+    pytest.param(replace(TINY, num_groups=3), id="uneven-groups"),
+    pytest.param(replace(TINY, num_groups=4), id="group-a-layer"),
+    pytest.param(replace(TINY, num_inner_layers=2), id="inner-layers"),
+    pytest.param(replace(TINY, num_groups=2, num_inner_layers=2), id="groups-of-inner-layers"),
+    pytest.param(replace(TINY, sharing="attention"), id="sharing-attention"),
+    pytest.param(replace(TINY, sharing="ffn"), id="sharing-ffn"),
+    pytest.param(replace(TINY, sharing="none"), id="sharing-none"),
+    pytest.param(replace(TINY, sharing="ffn", num_inner_layers=2), id="sharing-ffn-inner-layers"),
+    pytest.param(replace(TINY, num_layers=1), id="one-layer"),
+    pytest.param(replace(TINY, embedding_size=24), id="e-equals-h"),
+    pytest.param(replace(TINY, num_heads=1), id="one-head"),
+    pytest.param(replace(TINY, activation="gelu"), id="exact-gelu"),
+    pytest.param(replace(TINY, layer_norm_eps=0.1), id="large-epsilon"),
+    pytest.param(replace(TINY, max_positions=8, num_token_types=3), id="few-positions"),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_hidden_states_are_torchs(config: AlbertConfig, tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "checkpoint", config, tasks=())
+    export_bundle(tmp_path / "checkpoint", tmp_path / "bundle")
+    sample = ragged(config)
+    batch = Batch(
+        ids=torch.from_numpy(sample.ids),
+        types=torch.from_numpy(sample.types),
+        lengths=torch.from_numpy(sample.lengths).long(),
+    )
+    with torch.inference_mode():
+        expected = model(batch).numpy()
+
+    got = run_encoder(tmp_path / "bundle", sample)
+
+    assert got.shape == expected.shape
+    np.testing.assert_allclose(got[sample.is_real], expected[sample.is_real], atol=1e-5)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_each_weight_is_one_initializer(config: AlbertConfig, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "checkpoint", config, tasks=())
+    weights = tmp_path / "checkpoint/model.safetensors"
+    stored = read_header(weights)
+
+    model = build_encoder(config, stored)
+
+    onnx.save(model, tmp_path / "encoder.onnx")
+    references = external_tensors(tmp_path / "encoder.onnx")
+    assert references.keys() == expected_shapes(config, {}).keys()
+    assert len(set(references.values())) == len(references)
+    num_inline = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+    assert num_inline < 100
+    assert sum(length for _, length in references.values()) == sum(
+        tensor.num_bytes for tensor in stored.values()
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        pytest.param(TINY, [4], id="all"),
+        pytest.param(replace(TINY, num_groups=2), [2, 2], id="two-groups"),
+        pytest.param(replace(TINY, num_groups=3), [2, 1, 1], id="uneven-groups"),
+        pytest.param(replace(TINY, num_inner_layers=2), [4], id="inner-layers"),
+        pytest.param(replace(TINY, sharing="none"), [1, 1, 1, 1], id="none"),
+        pytest.param(replace(TINY, sharing="attention"), [1, 1, 1, 1], id="attention"),
+    ],
+)
+def test_equal_turns_are_runs(config: AlbertConfig, expected: list[int]) -> None:
+    assert [num_turns for _, num_turns in repetitions(config)] == expected
+
+
+def test_both_forms_give_the_same_numbers(tmp_path: Path) -> None:
+    config = replace(TINY, num_groups=2, num_inner_layers=2)
+    write_checkpoint(tmp_path, config, tasks=())
+    stored = read_header(tmp_path / "model.safetensors")
+    onnx.save(build_encoder(config, stored), tmp_path / "encoder.onnx")
+    onnx.save(build_encoder(config, stored, repetition="unroll"), tmp_path / "unrolled.onnx")
+    sample = ragged(config)
+
+    looped = run_encoder(tmp_path, sample)
+    unrolled = run_encoder(tmp_path, sample, graph="unrolled.onnx")
+
+    np.testing.assert_array_equal(looped[sample.is_real], unrolled[sample.is_real])
+    assert external_tensors(tmp_path / "encoder.onnx") == external_tensors(
+        tmp_path / "unrolled.onnx"
+    )
+
+
+def test_what_is_in_the_padding_does_not_matter(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "checkpoint", tasks=())
+    export_bundle(tmp_path / "checkpoint", tmp_path / "bundle")
+    sample = ragged(TINY)
+    other = ragged(TINY, seed=2)
+    mixed = replace(
+        sample,
+        ids=np.where(sample.is_real, sample.ids, other.ids),
+        types=np.where(sample.is_real, sample.types, other.types),
+    )
+    assert (mixed.ids != sample.ids).any()
+
+    one, two = (run_encoder(tmp_path / "bundle", each) for each in (sample, mixed))
+
+    np.testing.assert_array_equal(one[sample.is_real], two[sample.is_real])
+
+
+def test_a_batch_gives_what_its_sequences_give_alone(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "checkpoint", tasks=())
+    export_bundle(tmp_path / "checkpoint", tmp_path / "bundle")
+    sample = ragged(TINY)
+    together = run_encoder(tmp_path / "bundle", sample)
+
+    for row, length in enumerate(sample.lengths):
+        alone = replace(
+            sample,
+            ids=sample.ids[row : row + 1, :length],
+            types=sample.types[row : row + 1, :length],
+            lengths=sample.lengths[row : row + 1],
+        )
+        got = run_encoder(tmp_path / "bundle", alone)
+        np.testing.assert_allclose(got[0], together[row, :length], atol=1e-5)
+
+
+def test_the_papers_base_model_is_one_loop_over_one_layer(tmp_path: Path) -> None:
+    config = replace(TINY, num_layers=12)
+    write_checkpoint(tmp_path, config, tasks=())
+    graph = build_encoder(config, read_header(tmp_path / "model.safetensors")).graph
+
+    assert [node.op_type for node in graph.node].count("Loop") == 1
+    assert "FusedMatMul" in [node.op_type for node in graph.node]
+    assert [node.op_type for node in _loop_body(graph).node] == [
+        "FusedMatMul", "FusedMatMul", "FusedMatMul", "MultiHeadAttention", "FusedMatMul",
+        "SkipLayerNormalization", "FusedMatMul", "FastGelu", "FusedMatMul",
+        "SkipLayerNormalization", "Identity",
+    ]  # fmt: skip
+    assert len(graph.node) <= 12
+    assert not _loop_body(graph).initializer
+
+
+def test_the_file_passes_onnxs_checker(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, tasks=())
+    onnx.save(
+        build_encoder(TINY, read_header(tmp_path / "model.safetensors")), tmp_path / "encoder.onnx"
+    )
+
+    onnx.checker.check_model(tmp_path / "encoder.onnx")
+
+
+def _loop_body(graph: GraphProto) -> GraphProto:
+    bodies = [
+        attribute.g
+        for node in graph.node
+        for attribute in node.attribute
+        if attribute.type == AttributeProto.GRAPH
+    ]
+    (body,) = bodies
+    return body

@@ -1,0 +1,243 @@
+"""A bundle appears whole or not at all, and is the checkpoint byte for byte."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from albert_serve.bundle import Bundle
+from albert_serve.errors import BundleCorruptError
+from export.__main__ import main
+from export.errors import ExportError
+from export.write import export_bundle
+from tests.export.exporting import ALL_TASKS, TINY, write_checkpoint, write_tokenizer
+from training.corpus import read_documents
+from training.vocab import build_tokenizer, train_vocab
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkpoint"
+    write_checkpoint(folder)
+    return folder
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "bundles/first"
+
+
+def folders(target: Path) -> list[str]:
+    """What lies beside the target: nothing else may be left there."""
+    return [each.name for each in target.parent.iterdir()] if target.parent.exists() else []
+
+
+def test_the_bundle_is_whole(checkpoint: Path, target: Path) -> None:
+    (checkpoint / "evaluation.json").write_text('{"accuracy": 0.9, "loss": 2}')
+    (checkpoint / "training.json").write_text('{"steps": 3}')
+
+    exported = export_bundle(checkpoint, target, evaluation={"accuracy": 0.8, "f1": 0.7})
+
+    bundle = Bundle.open(target)
+    assert bundle == exported.bundle
+    assert exported.unused == []
+    assert bundle.config == TINY
+    assert set(bundle.manifest.tasks) == set(ALL_TASKS)
+    assert bundle.manifest.parity.keys() == {"encoder", *ALL_TASKS}
+    assert bundle.manifest.evaluation == {"accuracy": 0.8, "loss": 2, "f1": 0.7}
+    assert bundle.manifest.provenance["training"] == {"steps": 3}
+    assert {each.name for each in target.iterdir()} == {*bundle.manifest.files, "manifest.json"}
+    for name, entry in bundle.manifest.files.items():
+        content = (target / name).read_bytes()
+        assert (len(content), hashlib.sha256(content).hexdigest()) == (entry.size, entry.sha256)
+    assert folders(target) == ["first"]
+
+
+def test_the_weights_are_the_checkpoints_own_file(checkpoint: Path, target: Path) -> None:
+    export_bundle(checkpoint, target)
+    assert (target / "model.safetensors").samefile(checkpoint / "model.safetensors")
+
+
+def test_the_weights_are_copied_where_they_cannot_be_linked(
+    checkpoint: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("another file system")
+
+    monkeypatch.setattr(os, "link", refuse)
+    export_bundle(checkpoint, target)
+    weights, original = target / "model.safetensors", checkpoint / "model.safetensors"
+    assert not weights.samefile(original)
+    assert weights.read_bytes() == original.read_bytes()
+
+
+def test_weights_behind_a_link_are_exported(checkpoint: Path, target: Path) -> None:
+    blob = checkpoint.parent / "blob"
+    (checkpoint / "model.safetensors").rename(blob)
+    (checkpoint / "model.safetensors").symlink_to(blob)
+    export_bundle(checkpoint, target)
+    assert not (target / "model.safetensors").is_symlink()
+
+
+def test_the_graphs_are_small(checkpoint: Path, target: Path) -> None:
+    files = export_bundle(checkpoint, target).bundle.manifest.files
+    assert sum(entry.size for name, entry in files.items() if name.endswith(".onnx")) < 12_000
+
+
+def test_a_tokenizer_is_built_from_the_sentencepiece_model(tmp_path: Path, target: Path) -> None:
+    documents = read_documents([DATA / "wiki.jsonl"])
+    spiece = train_vocab(documents, tmp_path / "vocab", vocab_size=300)
+    checkpoint = tmp_path / "checkpoint"
+    config = TINY.from_hf(TINY.to_hf() | {"vocab_size": 300})
+    write_checkpoint(checkpoint, config)
+    (checkpoint / "tokenizer.json").unlink()
+    spiece.rename(checkpoint / "spiece.model")
+
+    export_bundle(checkpoint, target)
+
+    text = "The weights of one layer."
+    expected = build_tokenizer(checkpoint / "spiece.model").encode(text).ids
+    assert Tokenizer.from_file(str(target / "tokenizer.json")).encode(text).ids == expected
+
+
+def test_a_tokenizer_of_another_model_is_refused(checkpoint: Path, target: Path) -> None:
+    write_tokenizer(checkpoint, num_pieces=51)
+    with pytest.raises(ExportError, match="has 51 pieces; the model has embeddings for 50"):
+        export_bundle(checkpoint, target)
+    assert folders(target) == []
+
+
+def test_a_damaged_tokenizer_is_refused(checkpoint: Path, target: Path) -> None:
+    (checkpoint / "tokenizer.json").write_text("{}")
+    with pytest.raises(ExportError, match=r"tokenizer\.json cannot be read"):
+        export_bundle(checkpoint, target)
+    assert folders(target) == []
+
+
+def test_a_difference_over_the_limit_leaves_nothing(checkpoint: Path, target: Path) -> None:
+    with pytest.raises(ExportError, match=r"differ from torch by encoder .*--max-difference"):
+        export_bundle(checkpoint, target, max_difference=1e-12)
+    assert folders(target) == []
+
+
+def test_a_bundle_is_replaced_on_request_only(checkpoint: Path, target: Path) -> None:
+    first = export_bundle(checkpoint, target).bundle
+    write_checkpoint(checkpoint, tasks=("fill-mask",))
+
+    with pytest.raises(ExportError, match="--overwrite replaces it"):
+        export_bundle(checkpoint, target)
+    assert Bundle.open(target).manifest == first.manifest
+
+    export_bundle(checkpoint, target, overwrite=True)
+    assert list(Bundle.open(target).manifest.tasks) == ["fill-mask"]
+    assert folders(target) == ["first"]
+
+
+def test_a_failed_replacement_keeps_the_old_bundle(checkpoint: Path, target: Path) -> None:
+    first = export_bundle(checkpoint, target).bundle
+    with pytest.raises(ExportError, match="differ from torch"):
+        export_bundle(checkpoint, target, overwrite=True, max_difference=1e-12)
+    assert Bundle.open(target).manifest == first.manifest
+    assert folders(target) == ["first"]
+
+
+def test_a_bundle_behind_a_link_is_replaced(checkpoint: Path, target: Path, tmp_path: Path) -> None:
+    export_bundle(checkpoint, target)
+    (tmp_path / "current").symlink_to(target)
+    write_checkpoint(checkpoint, tasks=())
+    export_bundle(checkpoint, tmp_path / "current", overwrite=True)
+    assert (tmp_path / "current").is_symlink()
+    assert Bundle.open(target).manifest.tasks == {}
+    assert folders(target) == ["first"]
+
+
+def test_what_is_no_bundle_is_never_replaced(checkpoint: Path, target: Path) -> None:
+    target.mkdir(parents=True)
+    (target / "thesis.txt").write_text("years of work")
+    with pytest.raises(ExportError, match="is no bundle"):
+        export_bundle(checkpoint, target, overwrite=True)
+    assert (target / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize("where", [".", ".."])
+def test_the_checkpoint_is_never_replaced(checkpoint: Path, where: str) -> None:
+    (checkpoint / "manifest.json").write_text("{}")
+    (checkpoint.parent / "manifest.json").write_text("{}")
+    with pytest.raises(ExportError, match="holds the checkpoint itself"):
+        export_bundle(checkpoint, checkpoint / where, overwrite=True)
+    assert (checkpoint / "model.safetensors").exists()
+
+
+def test_a_target_that_cannot_be_written(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ExportError, match="cannot be written to"):
+        export_bundle(checkpoint, tmp_path / "file/bundle")
+
+
+def test_the_command_line(
+    checkpoint: Path, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = target.parent.parent / "results.json"
+    results.write_text('{"f1": 0.5}')
+
+    status = main([str(checkpoint), str(target), "--evaluation", str(results)])
+
+    output = capsys.readouterr()
+    assert (status, output.err) == (0, "")
+    assert "which hold no weight" in output.out
+    assert "question-answering" in output.out
+    assert json.loads((target / "manifest.json").read_text())["evaluation"] == {"f1": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--overwrite replaces it"),
+        (["--overwrite", "--max-difference", "0"], "differ from torch"),
+        (["--overwrite", "--evaluation", "nowhere.json"], "nowhere.json is not there"),
+    ],
+)
+def test_the_command_line_tells_what_is_wrong(
+    checkpoint: Path,
+    target: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    assert main([str(checkpoint), str(target)]) == 0
+    assert main([str(checkpoint), str(target), *arguments]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+
+
+def test_the_command_line_names_unused_weights(
+    tmp_path: Path, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_checkpoint(tmp_path / "checkpoint", tasks=("text-classification",))
+    config = tmp_path / "checkpoint/config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"problem_type": "regression"}))
+    file = tmp_path / "checkpoint/model.safetensors"
+    file.write_bytes(file.read_bytes().replace(b'"classifier.', b'"klassifier.'))
+
+    assert main([str(tmp_path / "checkpoint"), str(target)]) == 0
+
+    error = capsys.readouterr().err
+    assert "warning" in error
+    assert "klassifier.weight" in error
+    assert "albert.pooler.weight" in error
+
+
+def test_damaged_weights_are_an_error_and_leave_nothing(checkpoint: Path, target: Path) -> None:
+    file = checkpoint / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(BundleCorruptError, match="its header describes"):
+        export_bundle(checkpoint, target)
+    assert folders(target) == []
