@@ -24,9 +24,7 @@ from training.losses import precision
 from training.model import Albert, Batch
 
 
-def fused(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float
-) -> Tensor:
+def fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """Attention by torch's fused kernel, whatever the device."""
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
 
@@ -58,7 +56,8 @@ def main() -> None:
         vocab_size=12000, hidden_size=384, num_layers=6, num_heads=6, ffn_size=1536
     )
     ids = torch.randint(5, config.vocab_size, (options.batch_size, options.length))
-    batch = Batch(ids=ids, types=torch.zeros_like(ids), lengths=torch.full(ids.shape[:1], options.length))
+    lengths = torch.full(ids.shape[:1], options.length)
+    batch = Batch(ids=ids, types=torch.zeros_like(ids), lengths=lengths)
     steps = {"plain products": make_step(batch, config)}
     with mock.patch.object(model, "attend", fused):
         steps["fused kernel"] = make_step(batch, config)

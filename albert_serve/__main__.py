@@ -1,0 +1,10 @@
+"""`python -m albert_serve`, the same as `albert-serve`."""
+
+from __future__ import annotations
+
+import sys
+
+from albert_serve.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""The OpenAPI document: the tasks' endpoints, beside those that BentoML describes itself."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pydantic import BaseModel, TypeAdapter
+
+from albert_serve import __version__
+from albert_serve.schemas import (
+    ErrorReply,
+    FillMaskReply,
+    InfoReply,
+    QuestionAnsweringReply,
+    SentenceOrderReply,
+    TextClassificationReply,
+)
+from albert_serve.tasks import TASKS
+
+_REF: Final = "#/components/schemas/{model}"
+_TAG: Final = "Service APIs"
+
+_REPLIES: Final[dict[str, TypeAdapter[Any]]] = {
+    "fill-mask": TypeAdapter(FillMaskReply),
+    "text-classification": TypeAdapter(TextClassificationReply),
+    "question-answering": TypeAdapter(QuestionAnsweringReply),
+    "sentence-order": TypeAdapter(SentenceOrderReply),
+}
+_ERRORS: Final[dict[str, str]] = {
+    "400": "The body is not JSON.",
+    "404": "The model served here does not have this task.",
+    "413": "The body is over the limit that /info tells.",
+    "415": "The content type is not application/json.",
+    "422": "A value that the task cannot take.",
+    "429": "Too much work is waiting; Retry-After says when to come back.",
+    "500": "The model or the service failed.",
+    "503": "The service is starting or shutting down.",
+    "504": "No answer within the deadline.",
+}
+
+
+def describe_service(base: dict[str, Any]) -> dict[str, Any]:
+    """BentoML's own document with our paths and schemas added."""
+    schemas: dict[str, Any] = dict(base.get("components", {}).get("schemas", {}))
+    paths = {f"/{name}": {"post": _operation(name, schemas)} for name in TASKS}
+    paths["/info"] = {"get": _get("What is served, and its limits.", InfoReply, schemas)}
+    return {
+        **base,
+        "info": {
+            "title": "albert_serve",
+            "version": __version__,
+            "description": "ALBERT: fill-mask, text classification, question answering and "
+            "sentence order, in Hugging Face's inference format.",
+        },
+        "components": {**base.get("components", {}), "schemas": schemas},
+        "paths": {**paths, **base.get("paths", {})},
+    }
+
+
+def _operation(name: str, schemas: dict[str, Any]) -> dict[str, Any]:
+    reply = _collect(_REPLIES[name].json_schema(mode="serialization", ref_template=_REF), schemas)
+    request = TASKS[name].request
+    return {
+        "tags": [_TAG],
+        "operationId": name.replace("-", "_"),
+        "summary": (request.__doc__ or "").strip(),
+        "requestBody": {
+            "required": True,
+            "content": _json(_reference(request, schemas), _examples(request)),
+        },
+        "responses": {
+            "200": {"description": "The answer.", "content": _json(reply, {})},
+            **_error_responses(schemas),
+        },
+    }
+
+
+def _get(summary: str, reply: type[BaseModel], schemas: dict[str, Any]) -> dict[str, Any]:
+    content = _json(_reference(reply, schemas), {})
+    return {
+        "tags": [_TAG],
+        "summary": summary,
+        "responses": {"200": {"description": summary, "content": content}},
+    }
+
+
+def _error_responses(schemas: dict[str, Any]) -> dict[str, Any]:
+    content = _json(_reference(ErrorReply, schemas), {})
+    return {status: {"description": text, "content": content} for status, text in _ERRORS.items()}
+
+
+def _reference(model: type[BaseModel], schemas: dict[str, Any]) -> dict[str, Any]:
+    schemas[model.__name__] = _collect(model.model_json_schema(ref_template=_REF), schemas)
+    return {"$ref": _REF.format(model=model.__name__)}
+
+
+def _collect(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
+    """Move the definitions that a schema brings along to where its references look for them."""
+    schemas.update(schema.pop("$defs", {}))
+    return schema
+
+
+def _examples(request: type[BaseModel]) -> dict[str, Any]:
+    extra = request.model_config.get("json_schema_extra")
+    found = extra.get("examples") if isinstance(extra, dict) else None
+    values = found if isinstance(found, list) else []
+    return {f"example {number}": {"value": value} for number, value in enumerate(values, start=1)}
+
+
+def _json(schema: dict[str, Any], examples: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema, **({"examples": examples} if examples else {})}}

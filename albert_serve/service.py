@@ -1,0 +1,95 @@
+"""The BentoML service: `bentoml serve albert_serve.service:AlbertServe`.
+
+BentoML is the shell: processes, `/livez`, `/readyz`, `/metrics`, packaging. What the service
+answers is in `endpoints.py`, which is mounted here; how errors look is in `envelope.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from typing import Any, Final
+
+import bentoml
+
+from albert_serve.batcher import Batcher
+from albert_serve.bundle import Bundle
+from albert_serve.endpoints import Backend, make_app
+from albert_serve.engine import Engine, check_runtime
+from albert_serve.envelope import Envelope
+from albert_serve.errors import AlbertServeError
+from albert_serve.openapi import describe_service
+from albert_serve.settings import Settings
+from albert_serve.tasks.load import load_tasks
+
+# BentoML ends a request after this; our deadlines are shorter, and say why (settings.py).
+_BENTOML_TIMEOUT_S: Final = 60
+
+
+_app = make_app(lambda: describe_service(AlbertServe.openapi_spec.asdict()))
+
+
+class Serving:
+    """ALBERT: fill-mask, text classification, question answering and sentence order."""
+
+    def __init__(self) -> None:
+        settings = Settings.from_environment()
+        bundle = Bundle.open(settings.bundle)
+        self._engine = Engine.open(bundle, num_threads=settings.num_threads)
+        if settings.max_batch_tokens is not None:
+            self._engine.max_batch_tokens = settings.max_batch_tokens
+        self._backend = Backend(
+            settings=settings,
+            bundle=bundle,
+            tasks=load_tasks(bundle),
+            batcher=Batcher(self._engine, max_queue_tokens=settings.max_queue_tokens),
+        )
+
+    @bentoml.on_deployment  # type: ignore[untyped-decorator]
+    @staticmethod
+    def check() -> None:
+        """Before any process starts: see that there is a bundle to serve, and that it is whole."""
+        try:
+            check_runtime()
+            Bundle.open(Settings.from_environment().bundle)
+        except AlbertServeError as error:
+            raise SystemExit(f"error: {error}") from error
+
+    @bentoml.on_startup  # type: ignore[untyped-decorator]
+    async def start(self) -> None:
+        """Warm up, then take requests."""
+        await asyncio.to_thread(self._engine.warm_up)
+        self._end_with_grace()
+        _app.state.backend = self._backend
+
+    @bentoml.on_shutdown  # type: ignore[untyped-decorator]
+    async def stop(self) -> None:
+        """Finish what was accepted."""
+        self._backend.accepting = False
+        await self._backend.batcher.close()
+
+    def __is_ready__(self) -> bool:
+        return _app.state.backend is not None and self._backend.accepting
+
+    def _end_with_grace(self) -> None:
+        """On SIGTERM be not ready at once, and for the grace period still answer."""
+        if threading.current_thread() is not threading.main_thread():
+            return  # a test's server; signals go to the main thread
+        server_ends = signal.getsignal(signal.SIGTERM)
+        loop = asyncio.get_running_loop()
+
+        def end() -> None:
+            self._backend.accepting = False
+            if callable(server_ends):
+                grace_s = self._backend.settings.drain_grace_s
+                loop.call_later(grace_s, server_ends, signal.SIGTERM, None)
+
+        loop.add_signal_handler(signal.SIGTERM, end)
+
+
+AlbertServe: Any = bentoml.service(name="albert_serve", traffic={"timeout": _BENTOML_TIMEOUT_S})(
+    Serving
+)
+AlbertServe.mount_asgi_app(_app)
+AlbertServe.add_asgi_middleware(Envelope)

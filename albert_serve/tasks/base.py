@@ -1,0 +1,69 @@
+"""What a task hands to the engine, and what it makes of the numbers that come back.
+
+Shape legend: R rows asked for, K outputs of the task's head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Logits: TypeAlias = NDArray[np.float32]
+AnswerT_co = TypeVar("AnswerT_co", covariant=True)
+ItemT_contra = TypeVar("ItemT_contra", contravariant=True)
+ParametersT_contra = TypeVar("ParametersT_contra", contravariant=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncoderInput:
+    """One unpadded sequence for the encoder, and the rows of it that a head shall read.
+
+    Attributes:
+        ids: token ids, special tokens included.
+        types: 0 for the first segment, 1 for the second; as long as `ids`.
+        task: the task whose head reads the rows.
+        rows: positions whose logits are wanted, in this order; None for all.
+    """
+
+    ids: list[int]
+    types: list[int]
+    task: str
+    rows: list[int] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared(Generic[AnswerT_co]):
+    """An item ready for the engine.
+
+    Attributes:
+        inputs: what the engine has to run; one, or one per window of a long text.
+        finish: turns the logits into the answer: one (R, K) float32 array an input, in order.
+        num_truncated: tokens that were left out because the caller allowed it.
+        warnings: what the reply must tell the caller.
+    """
+
+    inputs: list[EncoderInput]
+    finish: Callable[[list[Logits]], AnswerT_co]
+    num_truncated: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens over all inputs."""
+        return sum(len(given.ids) for given in self.inputs)
+
+
+class Task(Protocol[ItemT_contra, ParametersT_contra, AnswerT_co]):
+    """One endpoint's logic, free of any runtime."""
+
+    def prepare(self, item: ItemT_contra, parameters: ParametersT_contra) -> Prepared[AnswerT_co]:
+        """Encode one item.
+
+        Raises:
+            InvalidInputError: the item cannot be answered.
+        """
+        ...

@@ -1,0 +1,65 @@
+"""A text, or a pair, made to fit the positions that the model has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from albert_serve.errors import TextTooLongError
+from albert_serve.schemas import Truncation
+from albert_serve.tokenizer import AlbertTokenizer, Encoding
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fitted:
+    """An encoding that fits.
+
+    Attributes:
+        encoding: with the special tokens.
+        num_truncated: tokens that were left out to make it so.
+    """
+
+    encoding: Encoding
+    num_truncated: int
+
+
+def fit(
+    tokenizer: AlbertTokenizer,
+    text: str,
+    pair: str | None,
+    *,
+    max_positions: int,
+    truncation: Truncation,
+) -> Fitted:
+    """Encode, and where leave is given cut the ends of what is too long, the longer text first.
+
+    Raises:
+        TextTooLongError: it does not fit, and `truncation` is "error".
+    """
+    first = tokenizer.encode_plain(text)
+    second = None if pair is None else tokenizer.encode_plain(pair)
+    whole = tokenizer.build(first, second)
+    num_excess = len(whole) - max_positions
+    if num_excess <= 0:
+        return Fitted(encoding=whole, num_truncated=0)
+    if truncation == "error":
+        raise TextTooLongError(
+            f"the text is {len(whole)} tokens with the special ones, and the model reads at most "
+            f'{max_positions}; shorten it, or set the parameter truncation to "truncate"'
+        )
+    if second is None:
+        cut = tokenizer.build(first.slice(0, len(first) - num_excess))
+    else:
+        num_special = len(whole) - len(first) - len(second)
+        kept = _longest_first(len(first), len(second), max_positions - num_special)
+        cut = tokenizer.build(first.slice(0, kept[0]), second.slice(0, kept[1]))
+    return Fitted(encoding=cut, num_truncated=num_excess)
+
+
+def _longest_first(num_first: int, num_second: int, room: int) -> tuple[int, int]:
+    """How much of each text stays in `room` tokens, as `tokenizers`' "longest_first" has it."""
+    half = room // 2
+    if min(num_first, num_second) <= half:
+        if num_first <= num_second:
+            return num_first, room - num_first
+        return room - num_second, num_second
+    return (room - half, half) if num_first > num_second else (half, room - half)

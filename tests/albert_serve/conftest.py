@@ -1,0 +1,78 @@
+"""A small model with all four heads, its bundle, and one service process that all tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from albert_serve.config import AlbertConfig
+from export.write import export_bundle
+from tests.albert_serve.support import ROOT, Running, running_service, service_environment
+from tests.albert_serve.task_fixtures import (  # noqa: F401 - fixtures for all tests here
+    answer,
+    engine,
+    sentences,
+    task_setup,
+    tokenizer,
+)
+from training.checkpoint import save_checkpoint
+from training.corpus import read_documents
+from training.heads import AlbertForTasks
+from training.vocab import build_tokenizer, train_vocab
+
+
+@pytest.fixture(scope="session")
+def checkpoint_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights, large enough that logits differ, and a vocabulary of 1,000 pieces."""
+    vocab = tmp_path_factory.mktemp("vocab")
+    documents = read_documents([ROOT / "tests/data/wiki.jsonl"])
+    spiece = train_vocab(documents, vocab, vocab_size=1000)
+    build_tokenizer(spiece).save(str(vocab / "tokenizer.json"))
+    torch.manual_seed(0)
+    config = AlbertConfig(
+        vocab_size=1000,
+        embedding_size=32,
+        hidden_size=64,
+        num_layers=3,
+        num_heads=4,
+        ffn_size=128,
+        max_positions=128,
+        initializer_range=0.2,
+    )
+    model = AlbertForTasks(
+        config,
+        {
+            "fill-mask": 1000,
+            "sentence-order": 2,
+            "text-classification": 2,
+            "question-answering": 2,
+        },
+    )
+    folder = tmp_path_factory.mktemp("checkpoint")
+    labels = {"id2label": {"0": "negative", "1": "positive"}}
+    save_checkpoint(model, folder, tokenizer_from=vocab, extra_config=labels)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def bundle_dir(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint as a bundle. Copy it before changing it."""
+    return export_bundle(checkpoint_dir, tmp_path_factory.mktemp("bundles") / "tiny").bundle.folder
+
+
+@pytest.fixture(scope="session")
+def service(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A running service of the small bundle."""
+    environment = service_environment(bundle_dir, tmp_path_factory.mktemp("service-home"))
+    with running_service(environment, tmp_path_factory.mktemp("service")) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def client(service: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=service.url, timeout=30) as http:
+        yield http

@@ -1,0 +1,114 @@
+"""What several tests of the service use: a process of it, and bundles with a fault."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from albert_serve.bundle import file_entry
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVICE = "albert_serve.service:AlbertServe"
+MAX_BODY_BYTES = 60_000
+MAX_ITEMS = 32
+START_TIMEOUT_S = 90.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Running:
+    """A service process and where it answers."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    log_file: Path
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+
+def service_environment(bundle_dir: Path, home: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "BENTOML_DO_NOT_TRACK": "True",
+        "BENTOML_HOME": str(home),
+        "PYTHONPATH": str(ROOT),
+        "ALBERT_SERVE_BUNDLE": str(bundle_dir),
+        "ALBERT_SERVE_THREADS": "1",
+        "ALBERT_SERVE_MAX_BODY_BYTES": str(MAX_BODY_BYTES),
+        "ALBERT_SERVE_MAX_ITEMS": str(MAX_ITEMS),
+    }
+
+
+@contextlib.contextmanager
+def running_service(
+    environment: dict[str, str],
+    folder: Path,
+    command: tuple[str, ...] = ("bentoml", "serve", SERVICE),
+) -> Iterator[Running]:
+    """Start `python -m COMMAND` in `folder`, wait until it is ready, and end it afterwards."""
+    port = free_port()
+    log_file = folder / "log.txt"
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command, "--port", str(port), "--host", "127.0.0.1"],
+            cwd=folder,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    running = Running(process=process, url=f"http://127.0.0.1:{port}", log_file=log_file)
+    try:
+        wait_until_ready(running)
+        yield running
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+
+
+def wait_until_ready(running: Running) -> None:
+    give_up_s = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < give_up_s:
+        if running.process.poll() is not None:
+            pytest.fail(f"the service ended with {running.process.returncode}:\n{running.log}")
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{running.url}/readyz").status_code == 200:
+                return
+        time.sleep(0.1)
+    pytest.fail(f"the service was not ready within {START_TIMEOUT_S} s:\n{running.log}")
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+    return port
+
+
+def copy_with(bundle_dir: Path, folder: Path, name: str, content: bytes) -> Path:
+    """A copy of a bundle with one file replaced, and the manifest's hash made to fit."""
+    shutil.copytree(bundle_dir, folder)
+    (folder / name).unlink()
+    (folder / name).write_bytes(content)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][name] = file_entry(folder / name).model_dump()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder

@@ -1,0 +1,80 @@
+"""The small model's tokenizer, and an engine in torch to run its tasks with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from albert_serve.tasks import EncoderInput, Logits, Prepared, TaskSetup
+from albert_serve.tokenizer import AlbertTokenizer
+from training.checkpoint import load_checkpoint
+from training.heads import AlbertForTasks
+from training.model import Batch
+
+ARTICLES = Path(__file__).resolve().parents[1] / "data/wiki.jsonl"
+
+
+class TorchEngine:
+    """Runs inputs one by one, unpadded: the numbers that any other engine should give."""
+
+    def __init__(self, model: AlbertForTasks, max_batch_tokens: int = 512) -> None:
+        self.model = model.eval()
+        self.max_batch_tokens = max_batch_tokens
+
+    @torch.inference_mode()
+    def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+        return [self._run_one(given) for given in inputs]
+
+    def _run_one(self, given: EncoderInput) -> Logits:
+        batch = Batch(ids=torch.tensor([given.ids]), types=torch.tensor([given.types]))
+        hidden = self.model(batch)[0]
+        rows = hidden if given.rows is None else hidden[given.rows]
+        logits: Logits = self.model.heads[given.task](rows).numpy().astype(np.float32)
+        return logits
+
+
+Answerer = Callable[[Prepared[Any]], Any]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(checkpoint_dir: Path) -> AlbertTokenizer:
+    return AlbertTokenizer.from_file(checkpoint_dir / "tokenizer.json")
+
+
+@pytest.fixture(scope="session")
+def engine(checkpoint_dir: Path) -> TorchEngine:
+    return TorchEngine(load_checkpoint(checkpoint_dir))
+
+
+@pytest.fixture(scope="session")
+def answer(engine: TorchEngine) -> Answerer:
+    """Runs what a task prepared, and gives the answer."""
+
+    def run(prepared: Prepared[Any]) -> Any:
+        return prepared.finish(engine.run(prepared.inputs))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def task_setup(tokenizer: AlbertTokenizer, engine: TorchEngine) -> TaskSetup:
+    return TaskSetup(
+        tokenizer=tokenizer,
+        max_positions=engine.model.config.max_positions,
+        labels=["negative", "positive"],
+    )
+
+
+@pytest.fixture(scope="session")
+def sentences() -> list[str]:
+    """Sentences of Wikipedia, short and long."""
+    with ARTICLES.open(encoding="utf-8") as lines:
+        texts = [json.loads(line)["text"] for line in lines]
+    paragraphs = [line for text in texts for line in text.splitlines() if len(line) > 40]
+    return [paragraph[:150] for paragraph in paragraphs[::7]][:12]

@@ -1,0 +1,135 @@
+"""The command line: what it prints, what it writes, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from albert_serve.bundle import Bundle
+from albert_serve.cli import greeting, main
+from tests.albert_serve.support import ROOT
+
+
+def test_every_request_in_the_greeting_is_answered(bundle_dir: Path, client: httpx.Client) -> None:
+    port = client.base_url.port
+    assert port is not None
+    text = greeting(Bundle.open(bundle_dir), "127.0.0.1", port)
+    commands = re.findall(r"^curl .*?\\\n.*$", text, re.MULTILINE)
+    assert len(commands) == 4
+    for command in commands:
+        _, url, _, header, _, body = shlex.split(command.replace("\\\n", ""))
+        name, value = header.split(": ")
+        reply = httpx.post(url, content=body, headers={name: value})
+        assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize(
+    ("host", "url"), [("0.0.0.0", "http://127.0.0.1:80/"), ("::1", "http://[::1]:80/")]
+)
+def test_the_greetings_address_can_be_called(bundle_dir: Path, host: str, url: str) -> None:
+    assert f"curl {url}fill-mask" in greeting(Bundle.open(bundle_dir), host, 80)
+
+
+def test_info_says_what_a_bundle_holds(
+    bundle_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["info", str(bundle_dir), "--json"]) == 0
+    described = json.loads(capsys.readouterr().out)
+    assert described["model"]["hidden size"] == 64
+    assert described["sharing"]["stored attention blocks"] == 1
+    assert described["tasks"]["text-classification"]["labels"] == ["negative", "positive"]
+    sizes = described["files, bytes"]
+    assert sizes["model.safetensors"] == (bundle_dir / "model.safetensors").stat().st_size
+    assert sizes["total"] == sum(size for name, size in sizes.items() if name != "total")
+    assert main(["info", str(bundle_dir)]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^  hidden size +64$", text, re.MULTILINE)
+    assert re.search(r"labels +negative, positive$", text, re.MULTILINE)
+
+
+def test_score_answers_a_file(
+    bundle_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"id": 1, "text": "An earned run."}, {"id": 2, "text": "A fielding error."}]
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ["--task", "text-classification", "--parameters", '{"top_k": 1}', "--threads", "1"]
+    assert main(["score", *options, "--bundle", str(bundle_dir), str(source), str(output)]) == 0
+    scored = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [row["id"] for row in scored] == [1, 2]
+    assert all(len(row["output"]) == 1 for row in scored)
+    assert "2 rows, 0 with errors" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param(["info", "nowhere"], "nowhere/manifest.json is not there", id="bundle"),
+        pytest.param(
+            ["serve", "--bundle", "nowhere"], "nowhere/manifest.json is not there", id="serve"
+        ),
+        pytest.param(
+            ["serve", "--bundle", "x", "--threads", "no"], "ALBERT_SERVE_THREADS is", id="value"
+        ),
+        pytest.param(
+            ["score", "--task", "fill-mask", "--bundle", "{bundle}", "none.jsonl", "out.jsonl"],
+            "none.jsonl",
+            id="input",
+        ),
+        pytest.param(
+            ["score", "--task", "fill-mask", "--bundle", "{bundle}", "--parameters", "{", "i", "o"],
+            "--parameters is not JSON",
+            id="parameters",
+        ),
+    ],
+)  # fmt: skip
+def test_an_error_is_one_line_and_status_1(
+    arguments: list[str],
+    message: str,
+    bundle_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    filled = [str(bundle_dir) if text == "{bundle}" else text for text in arguments]
+    assert main(filled) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["sing"], ["score", "in.jsonl"], ["serve", "--port", "x"]]
+)
+def test_wrong_usage_is_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage: albert-serve" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["serve", "score", "info"])
+def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    assert f"examples:\n  albert-serve {command}" in capsys.readouterr().out
+
+
+def test_it_runs_as_a_module() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "albert_serve", "--version"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.startswith("albert-serve ")
