@@ -1,6 +1,7 @@
 """Text to token ids, with the characters that each token came from.
 
-Stands on the `tokenizers` library alone. The ids are those of `transformers`' `AlbertTokenizer`.
+Stands on the `tokenizers` library alone. The ids are those of SentencePiece itself, and of
+`transformers.AutoTokenizer` on a folder that holds the same `tokenizer.json`.
 Offsets count Python code points of the text as it was given, whatever normalisation made of it:
 `text[start:end]` is what the token stands for, without the space before it.
 """

@@ -146,23 +146,12 @@ def _read_tasks(
 ) -> dict[TaskName, TaskEntry]:
     shapes = {name: tensor.shape for name, tensor in stored.items()}
     tasks: dict[TaskName, TaskEntry] = {}
-    for found, num_outputs in find_tasks(shapes).items():
-        if found == "text-classification" and _is_multiple_choice(hf, num_outputs):
-            tasks["multiple-choice"] = _entry("multiple-choice", num_outputs)
-        elif found == "text-classification":
+    for found, num_outputs in find_tasks(shapes, hf.get("architectures") or ()).items():
+        if found == "text-classification":
             tasks[found] = _classification(hf, num_outputs)
         else:
-            tasks[found] = _entry(found, num_outputs)
+            tasks[found] = TaskEntry(graph=f"{found}.onnx", num_outputs=num_outputs)
     return tasks
-
-
-def _is_multiple_choice(hf: Mapping[str, Any], num_outputs: int) -> bool:
-    """A regression has the same weights, so that the architecture must say."""
-    return num_outputs == 1 and "AlbertForMultipleChoice" in (hf.get("architectures") or ())
-
-
-def _entry(task: TaskName, num_outputs: int) -> TaskEntry:
-    return TaskEntry(graph=f"{task}.onnx", num_outputs=num_outputs)
 
 
 def _classification(hf: Mapping[str, Any], num_outputs: int) -> TaskEntry:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,8 @@ from torch import Tensor, nn
 
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import ConfigError
-from training.heads import AlbertForTasks, Task
+from training.errors import TrainingError
+from training.heads import POOLED_TASKS, AlbertForTasks, Task
 
 # Our name <-> Hugging Face's, less `.weight` or `.bias`. {g} and {i} are the group and the layer
 # within it; ours counts the distinct blocks, which are group * num_inner_layers + inner.
@@ -48,10 +50,17 @@ HF_NAMES: Final[dict[str, str]] = {
 }
 _HF_LAYER: Final = "albert.encoder.albert_layer_groups.{g}.albert_layers.{i}"
 _TIED: Final = ("predictions.decoder.weight", "predictions.decoder.bias")
+# The `transformers` class that reads a task's head; fill-mask with sentence order has its own.
+_ARCHITECTURES: Final[dict[Task, str]] = {
+    "fill-mask": "AlbertForMaskedLM",
+    "text-classification": "AlbertForSequenceClassification",
+    "question-answering": "AlbertForQuestionAnswering",
+    "multiple-choice": "AlbertForMultipleChoice",
+}
 _TOKENIZER_FILES: Final = ("tokenizer.json", "spiece.model")
 
 
-class CheckpointError(ValueError):
+class CheckpointError(TrainingError):
     """A checkpoint that cannot be read, or whose parts contradict each other."""
 
 
@@ -75,11 +84,15 @@ def parameters(model: AlbertForTasks) -> dict[str, nn.Parameter]:
     return {hf_name(name, model.config): tensor for name, tensor in model.named_parameters()}
 
 
-def find_tasks(shapes: Mapping[str, tuple[int, ...]]) -> dict[Task, int]:
+def find_tasks(
+    shapes: Mapping[str, tuple[int, ...]], architectures: Sequence[str] = ()
+) -> dict[Task, int]:
     """The tasks whose heads a checkpoint holds, and each head's outputs, from its weights' shapes.
 
-    `shapes` are by Hugging Face name. A `classifier` of one output is read as a regression
-    (`text-classification` of one label), as `transformers` does.
+    Args:
+        shapes: by Hugging Face name.
+        architectures: those of `config.json`. A `classifier` of one output is a multiple choice
+            where they say so, or else a regression (`text-classification` of one label).
     """
     keys: dict[Task, str] = {
         "fill-mask": "predictions.bias",
@@ -87,7 +100,11 @@ def find_tasks(shapes: Mapping[str, tuple[int, ...]]) -> dict[Task, int]:
         "text-classification": "classifier.bias",
         "question-answering": "qa_outputs.bias",
     }
-    return {task: shapes[key][0] for task, key in keys.items() if key in shapes}
+    found = {task: shapes[key][0] for task, key in keys.items() if key in shapes}
+    is_choice = _ARCHITECTURES["multiple-choice"] in architectures
+    if is_choice and found.get("text-classification") == 1:
+        found["multiple-choice"] = found.pop("text-classification")
+    return found
 
 
 def save_checkpoint(
@@ -113,16 +130,32 @@ def save_checkpoint(
         raise CheckpointError(f"not saved: {', '.join(bad[:3])} hold numbers that are not finite")
     folder.mkdir(parents=True, exist_ok=True)
     config = {
-        "architectures": [_architecture(model.tasks)],
+        "architectures": _architectures(model.tasks),
         **model.config.to_hf(),
+        **_label_keys(model.tasks),
         **(extra_config or {}),
     }
     write_atomically(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
     partial = folder / "model.safetensors.partial"
     save_file({k: v.contiguous() for k, v in tensors.items()}, partial, {"format": "pt"})
-    os.replace(partial, folder / "model.safetensors")
+    put_in_place(partial, folder / "model.safetensors")
     if tokenizer_from is not None:
         _copy_tokenizer(tokenizer_from, folder)
+
+
+def _label_keys(tasks: Mapping[Task, int]) -> dict[str, Any]:
+    """Names for labels that have none; without them `transformers` takes there to be two."""
+    names = [f"LABEL_{index}" for index in range(tasks.get("text-classification", 0))]
+    return label_keys(names) if names else {}
+
+
+def label_keys(names: Sequence[str]) -> dict[str, Any]:
+    """The keys of `config.json` that name the labels of text classification."""
+    return {
+        "id2label": {str(index): name for index, name in enumerate(names)},
+        "label2id": {name: index for index, name in enumerate(names)},
+        "problem_type": "single_label_classification" if len(names) > 1 else "regression",
+    }
 
 
 def _copy_tokenizer(source: Path, folder: Path) -> None:
@@ -165,43 +198,46 @@ def load_checkpoint(folder: Path, tasks: Mapping[Task, int] | None = None) -> Al
     """The model of a checkpoint, ours or one that `transformers` wrote.
 
     Args:
-        tasks: the heads to carry; those that the file lacks start fresh. By default the
-            heads that the file holds.
+        tasks: the heads to carry; those that the file lacks, or has with another number of
+            outputs, start fresh. By default the heads that the file holds.
 
     Raises:
-        CheckpointError: a file cannot be read, a backbone weight is missing, or a shape
-            contradicts the config.
+        CheckpointError: a file cannot be read, a weight of the backbone or of a head that the
+            file holds is missing, or a shape contradicts the config.
     """
+    hf = read_config(folder)
     try:
-        config = AlbertConfig.from_hf(read_config(folder))
+        config = AlbertConfig.from_hf(hf)
     except ConfigError as error:
         raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
     weights = with_backbone_prefix(read_weights(folder))
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    model = AlbertForTasks(config, find_tasks(shapes) if tasks is None else tasks)
-    load_weights(model, weights, source=str(folder))
+    known = find_tasks(shapes, hf.get("architectures") or ())
+    model = AlbertForTasks(config, known if tasks is None else tasks)
+    kept = {task for task, num_outputs in model.tasks.items() if known.get(task) == num_outputs}
+    _load_weights(model, weights, kept, source=str(folder))
     return model
 
 
-def load_weights(model: AlbertForTasks, weights: Mapping[str, Tensor], *, source: str) -> None:
-    """Copy weights into the model by name; heads that are not there keep their initialisation.
-
-    Raises:
-        CheckpointError: a backbone weight is missing, or a shape is another.
-    """
-    for name, parameter in parameters(model).items():
-        given = weights.get(name)
-        if given is None:
-            if name.startswith(("albert.embeddings", "albert.encoder")):
-                raise CheckpointError(f"{source} has no {name}, which its config.json asks for")
+def _load_weights(
+    model: AlbertForTasks, weights: Mapping[str, Tensor], heads: Set[Task], *, source: str
+) -> None:
+    """Copy the weights of the backbone and of these heads; a pooler too, where there is one."""
+    stems = tuple(f"heads.{task}." for task in heads)
+    has_pooler = bool(heads & set(POOLED_TASKS)) or "albert.pooler.weight" in weights
+    for ours, parameter in model.named_parameters():
+        if not ours.startswith(("albert.", *stems, *(["pooler."] if has_pooler else []))):
             continue
-        if given.shape != parameter.shape:
+        name = hf_name(ours, model.config)
+        if name not in weights:
+            raise CheckpointError(f"{source} has no {name}, which its config.json asks for")
+        if weights[name].shape != parameter.shape:
             raise CheckpointError(
-                f"{source}: {name} has shape {tuple(given.shape)}; "
+                f"{source}: {name} has shape {tuple(weights[name].shape)}; "
                 f"its config.json asks for {tuple(parameter.shape)}"
             )
         with torch.no_grad():
-            parameter.copy_(given)
+            parameter.copy_(weights[name])
 
 
 def with_backbone_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -213,22 +249,45 @@ def with_backbone_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
+def expand_for_hf(source: Path, folder: Path) -> None:
+    """Write a checkpoint of any sharing for `transformers`, which can share whole layers only.
+
+    What the layers of `source` share is repeated: the copy has a group of its own for each layer.
+
+    Raises:
+        CheckpointError: `source` cannot be read.
+        OSError: the folder cannot be written.
+    """
+    model = load_checkpoint(source)
+    config = replace(model.config, sharing="all", num_groups=model.config.num_layers)
+    expanded = AlbertForTasks(config, model.tasks)
+    rest = {k: v for k, v in model.state_dict().items() if not k.startswith("albert.encoder.")}
+    expanded.load_state_dict(rest, strict=False)
+    given, repeated = model.albert.encoder, expanded.albert.encoder
+    for place, (attention, ffn) in enumerate(model.config.layer_plan):
+        repeated.attentions[place].load_state_dict(given.attentions[attention].state_dict())
+        repeated.ffns[place].load_state_dict(given.ffns[ffn].state_dict())
+    extra = {k: v for k, v in read_config(source).items() if k not in config.to_hf()}
+    save_checkpoint(expanded, folder, tokenizer_from=source, extra_config=extra)
+
+
 def write_atomically(file: Path, content: bytes) -> None:
     """Write a file so that a reader, or a crash, sees the old content or the new, never a part."""
     partial = file.with_name(file.name + ".partial")
-    with partial.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
+    partial.write_bytes(content)
+    put_in_place(partial, file)
+
+
+def put_in_place(partial: Path, file: Path) -> None:
+    """Give a file that is written whole its name, once its content is on the disk."""
+    with partial.open("rb") as stream:
         os.fsync(stream.fileno())
     os.replace(partial, file)
 
 
-def _architecture(tasks: Mapping[Task, int]) -> str:
-    """The `transformers` class that reads most of these heads."""
-    if "fill-mask" in tasks:
-        return "AlbertForPreTraining" if "sentence-order" in tasks else "AlbertForMaskedLM"
-    return {
-        "text-classification": "AlbertForSequenceClassification",
-        "question-answering": "AlbertForQuestionAnswering",
-        "multiple-choice": "AlbertForMultipleChoice",
-    }.get(next(iter(tasks), ""), "AlbertModel")
+def _architectures(tasks: Mapping[Task, int]) -> list[str]:
+    """The `transformers` classes that read these heads."""
+    names = [name for task, name in _ARCHITECTURES.items() if task in tasks]
+    if {"fill-mask", "sentence-order"} <= tasks.keys():
+        names[0] = "AlbertForPreTraining"
+    return names or ["AlbertModel"]

@@ -16,6 +16,8 @@ from typing import Final, TextIO
 import sentencex
 import zstandard
 
+from training.errors import TrainingError
+
 # Takes the mark that some editors put before UTF-8.
 _ENCODING: Final = "utf-8-sig"
 _OPENERS: Final[dict[str, Callable[..., TextIO]]] = {
@@ -37,7 +39,7 @@ _CHUNK_BYTES: Final = 1 << 16
 _WHITESPACE: Final = re.compile(r"\s+")
 
 
-class CorpusError(ValueError):
+class CorpusError(TrainingError):
     """A corpus file that cannot be read; the message names the file and the line."""
 
 

@@ -142,6 +142,11 @@ def head_sizes(
 
 
 def _check_tasks(config: AlbertConfig, tasks: Mapping[Task, int]) -> None:
+    if {"text-classification", "multiple-choice"} <= tasks.keys():
+        raise ConfigError(
+            "text-classification and multiple-choice store their weights under one name, "
+            "`classifier`; a model can carry one of the two"
+        )
     for task, num_outputs in tasks.items():
         if task not in get_args(Task):
             raise ConfigError(f"no task {task!r}; there are {', '.join(get_args(Task))}")

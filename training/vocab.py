@@ -29,7 +29,8 @@ from tokenizers import (
 from tqdm import tqdm
 
 from albert_serve.tokenizer import SPECIAL_TOKENS
-from training.corpus import CorpusError, find_files, read_documents, split_sentences
+from training.corpus import find_files, read_documents, split_sentences
+from training.errors import TrainingError, report_errors
 
 _USER_SYMBOLS: Final = ("(", ")", '"', "-", ".", "–", "£", "€")
 _EXAMPLES: Final = """examples:
@@ -38,7 +39,7 @@ _EXAMPLES: Final = """examples:
 """
 
 
-class VocabError(ValueError):
+class VocabError(TrainingError):
     """A vocabulary that cannot be trained or read."""
 
 
@@ -57,7 +58,7 @@ def train_vocab(
     Raises:
         VocabError: the corpus holds no sentence, or too little text for that many pieces.
     """
-    normalizer = _text_normalizer()
+    normalizer = text_normalizer()
     sentences = (
         normalizer.normalize_str(sentence)
         for document in documents
@@ -73,7 +74,11 @@ def train_vocab(
 
 
 def build_tokenizer(spiece: Path) -> Tokenizer:
-    """The tokenizer that gives the ids of `transformers`' `AlbertTokenizer` for this model.
+    """The tokenizer that gives the ids of SentencePiece itself on `text_normalizer`'s text.
+
+    `transformers.AutoTokenizer` reads its `tokenizer.json` as it is. Of a folder that holds only
+    `spiece.model`, transformers 5.23 makes another tokenizer: it adds the user-defined symbols as
+    tokens, so that a word after one of ( ) " - . gets a "▁" that the model was not trained with.
 
     Raises:
         VocabError: the file is no SentencePiece model, or its first five pieces are not ALBERT's.
@@ -85,7 +90,7 @@ def build_tokenizer(spiece: Path) -> Tokenizer:
         raise VocabError(f"{spiece} begins with {found}; ALBERT's begin with {SPECIAL_TOKENS}")
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=SPECIAL_TOKENS.index("<unk>")))
     tokenizer.normalizer = normalizers.Sequence(
-        [_text_normalizer(), normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap)]
+        [text_normalizer(), normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap)]
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always")]
@@ -152,7 +157,7 @@ def _drain(items: list[str]) -> Iterator[str]:
         yield items.pop()
 
 
-def _text_normalizer() -> normalizers.Normalizer:
+def text_normalizer() -> normalizers.Normalizer:
     """Double quotes made one character, accents dropped, lower case: as `AlbertTokenizer`."""
     return normalizers.Sequence(
         [
@@ -178,18 +183,18 @@ def _read_model(spiece: Path) -> Any:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
     options = _parser().parse_args(arguments)
-    try:
-        spiece = train_vocab(
-            read_documents(find_files(options.corpus)),
-            options.output,
-            vocab_size=options.vocab_size,
-            num_sentences=options.num_sentences,
-            seed=options.seed,
-        )
-        build_tokenizer(spiece).save(str(options.output / "tokenizer.json"))
-    except (CorpusError, VocabError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    return report_errors(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    spiece = train_vocab(
+        read_documents(find_files(options.corpus)),
+        options.output,
+        vocab_size=options.vocab_size,
+        num_sentences=options.num_sentences,
+        seed=options.seed,
+    )
+    build_tokenizer(spiece).save(str(options.output / "tokenizer.json"))
     print(f"{options.vocab_size} pieces in {spiece} and tokenizer.json")
     return 0
 

@@ -1,24 +1,26 @@
-"""The tokenizer gives transformers' ids, and offsets into the text as it was given."""
+"""The tokenizer gives the ids of SentencePiece, and offsets into the text as it was given."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import unicodedata
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 import transformers
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from albert_serve.errors import BundleCorruptError, BundleMissingError, InvalidInputError
 from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer, Encoding
 from training.corpus import read_documents
-from training.vocab import build_tokenizer, train_vocab
+from training.vocab import build_tokenizer, text_normalizer, train_vocab
 
 WIKI = Path(__file__).parents[1] / "data" / "wiki.jsonl"
 PARAGRAPHS = [
@@ -77,38 +79,65 @@ def tokenizer(folder: Path) -> AlbertTokenizer:
 
 
 @pytest.fixture(scope="module")
-def hf(spiece: Path) -> Any:
-    return transformers.AlbertTokenizer.from_pretrained(spiece.parent)
+def pieces_of(spiece: Path) -> Callable[[str], list[int]]:
+    """SentencePiece itself, on text as ALBERT normalises it."""
+    model = sentencepiece.SentencePieceProcessor(model_file=str(spiece))
+    normalizer = text_normalizer()
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = model.encode(normalizer.normalize_str(text))
+        return ids
+
+    return encode
 
 
 @pytest.fixture(scope="module")
-def hf_auto(folder: Path) -> Any:
+def hf(folder: Path) -> Any:
     return transformers.AutoTokenizer.from_pretrained(folder)
 
 
 def assert_same(ours: Encoding, hf: Any, *texts: str | None) -> None:
-    """Its `AlbertTokenizer` leaves out the token types unless asked."""
     theirs = hf(*texts, return_token_type_ids=True)
     assert ours.ids == theirs["input_ids"]
     assert ours.types == theirs["token_type_ids"]
 
 
-def test_wikipedia_gets_the_ids_of_transformers(
-    tokenizer: AlbertTokenizer, hf: Any, hf_auto: Any
+def test_wikipedia_gets_the_ids_of_sentencepiece_and_transformers(
+    tokenizer: AlbertTokenizer, pieces_of: Callable[[str], list[int]], hf: Any
 ) -> None:
     for first, second in pairwise(PARAGRAPHS):
+        assert tokenizer.encode_plain(first).ids == pieces_of(first)
         assert_same(tokenizer.encode(first), hf, first)
         assert_same(tokenizer.encode(first, second), hf, first, second)
-        assert_same(tokenizer.encode(first), hf_auto, first)
+
+
+@many_texts
+@given(TEXTS)
+def test_any_unicode_gets_the_ids_of_sentencepiece(
+    tokenizer: AlbertTokenizer, pieces_of: Callable[[str], list[int]], text: str
+) -> None:
+    """But for special tokens, which it reads as text, and U+0085, which is no space to it."""
+    assume(not any(token in text for token in (*SPECIAL_TOKENS, "\x85")))
+    assert tokenizer.encode_plain(text).ids == pieces_of(text)
 
 
 @many_texts
 @given(TEXTS, st.none() | TEXTS.filter(bool))
 def test_any_unicode_gets_the_ids_of_transformers(
-    tokenizer: AlbertTokenizer, hf: Any, hf_auto: Any, text: str, pair: str | None
+    tokenizer: AlbertTokenizer, hf: Any, text: str, pair: str | None
 ) -> None:
     assert_same(tokenizer.encode(text, pair), hf, text, pair)
-    assert_same(tokenizer.encode(text, pair), hf_auto, text, pair)
+
+
+def test_transformers_makes_another_tokenizer_of_spiece_model_alone(
+    tokenizer: AlbertTokenizer, spiece: Path
+) -> None:
+    """It adds the user-defined symbols as tokens, and puts a "▁" before what comes after one."""
+    converted = transformers.AlbertTokenizer.from_pretrained(spiece.parent)
+    assert converted.tokenize("the-the") == ["▁the", "-", "▁the"]
+    ours = [tokenizer.token(index) for index in tokenizer.encode_plain("the-the").ids]
+    assert "".join(ours) == "▁the-the"
+    assert_same(tokenizer.encode("the school"), converted, "the school")
 
 
 @many_texts

@@ -1,0 +1,113 @@
+"""A small vocabulary and corpus that all tests of training share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from albert_serve.tokenizer import AlbertTokenizer
+from tests.training.support import SQUAD, WIKI
+from training import finetune, pretrain
+from training.corpus import read_documents
+from training.shards import Shards, prepare
+from training.vocab import build_tokenizer, train_vocab
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small are slower on several, and sums would differ with their number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def vocab_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `training.vocab` writes: 800 pieces."""
+    folder = tmp_path_factory.mktemp("vocab")
+    spiece = train_vocab(read_documents([WIKI]), folder, vocab_size=800)
+    build_tokenizer(spiece).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(vocab_dir: Path) -> AlbertTokenizer:
+    return AlbertTokenizer.from_file(vocab_dir / "tokenizer.json")
+
+
+@pytest.fixture(scope="session")
+def easy_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents that say the same sentences in the same order, beginning anywhere."""
+    sentences = [
+        "The school is in the city.",
+        "Many people came to play music.",
+        "A river was named after him.",
+        "They won two games in May.",
+        "Her father had been a king.",
+    ]
+    documents = [" ".join((sentences * 3)[first : first + 8]) for first in range(5)]
+    file = tmp_path_factory.mktemp("corpus") / "easy.txt"
+    file.write_text("\n\n".join(documents * 20))
+    return file
+
+
+@pytest.fixture(scope="session")
+def pretrain_options(easy_corpus: Path, vocab_dir: Path) -> list[str]:
+    """A run of 80 steps that learns the corpus; its folder is left to be named."""
+    return [
+        *("--corpus", str(easy_corpus), "--tokenizer", str(vocab_dir)),
+        *("--embedding-size", "32", "--hidden-size", "32", "--layers", "2", "--heads", "2"),
+        *("--max-positions", "64", "--length", "32", "--batch-size", "16", "--steps", "80"),
+        *("--muon-lr", "1e-2", "--adamw-lr", "1e-2", "--no-compile", "--device", "cpu"),
+        *("--report-every", "5"),
+    ]
+
+
+@pytest.fixture(scope="session")
+def pretrained(pretrain_options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of that run, never interrupted. Copy it before changing it."""
+    folder = tmp_path_factory.mktemp("pretrained") / "run"
+    assert pretrain.main([*pretrain_options, "--output", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty short texts, 1 where they are glad and 0 where they are sad."""
+    glad, sad = ("good", "beautiful", "great", "first"), ("war", "died", "not", "lost")
+    things = ("the game", "a city", "his music", "her work", "their school")
+    rows = [f"{thing} was {word}\t1" for thing in things for word in glad]
+    rows += [f"{thing} was {word}\t0" for thing in things for word in sad]
+    file = tmp_path_factory.mktemp("labelled") / "texts.tsv"
+    file.write_text("\n".join(["text\tlabel", *rows]))
+    return file
+
+
+@pytest.fixture(scope="session")
+def finetune_options(pretrained: Path, easy_corpus: Path, labelled: Path) -> list[str]:
+    """A run of 40 steps on three feeds; its folder is left to be named."""
+    return [
+        *("--initialize-from", str(pretrained / "checkpoint"), "--steps", "40"),
+        *("--text-classification", str(labelled), "--labels", "negative", "positive"),
+        *("--question-answering", str(SQUAD), "--pretraining", str(easy_corpus)),
+        *("--length", "64", "--batch-tokens", "256", "--classification-tokens", "256"),
+        *("--muon-lr", "5e-3", "--adamw-lr", "1e-2", "--report-every", "10", "--device", "cpu"),
+    ]
+
+
+@pytest.fixture(scope="session")
+def finetuned(finetune_options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of that run, never interrupted. Copy it before changing it."""
+    folder = tmp_path_factory.mktemp("finetuned") / "run"
+    assert finetune.main([*finetune_options, "--output", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
+def shards(vocab_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Shards:
+    """The articles of `wiki.jsonl`."""
+    return prepare([WIKI], vocab_dir / "tokenizer.json", tmp_path_factory.mktemp("s") / "shards")

@@ -1,0 +1,192 @@
+"""Several tasks are learnt into one set of weights, and a stopped run goes on exactly."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.training.support import SQUAD, TINY, our_model, read_metrics, same_weights, stop_at
+from training.checkpoint import load_checkpoint, read_config, save_checkpoint
+from training.finetune import main
+
+Capture = pytest.CaptureFixture[str]
+
+
+def run(options: list[str], folder: Path, *more: str) -> int:
+    return main([*options, "--output", str(folder), *more])
+
+
+def test_a_small_data_set_is_learnt(pretrained: Path, labelled: Path, tmp_path: Path) -> None:
+    options = [
+        *("--initialize-from", str(pretrained / "checkpoint"), "--steps", "50", "--length", "64"),
+        *("--text-classification", str(labelled), "--classification-tokens", "512"),
+        *("--muon-lr", "1e-2", "--adamw-lr", "5e-2", "--report-every", "10", "--device", "cpu"),
+    ]
+    assert run(options, tmp_path) == 0
+    first, *_, last = read_metrics(tmp_path)
+    assert last["text-classification/accuracy"] > 0.9
+    assert last["text-classification/loss"] < 0.5 * first["text-classification/loss"]
+
+
+def test_all_tasks_are_in_one_checkpoint(finetuned: Path, pretrained: Path) -> None:
+    model = load_checkpoint(finetuned / "checkpoint")
+    assert model.tasks == {
+        "fill-mask": 800,
+        "sentence-order": 2,
+        "text-classification": 2,
+        "question-answering": 2,
+    }
+    config = read_config(finetuned / "checkpoint")
+    assert config["id2label"] == {"0": "negative", "1": "positive"}
+    assert config["label2id"] == {"negative": 0, "positive": 1}
+    assert len(config["architectures"]) == 3
+    for name in ("tokenizer.json", "spiece.model"):
+        ours = (finetuned / "checkpoint" / name).read_bytes()
+        assert ours == (pretrained / "checkpoint" / name).read_bytes()
+    names = {name for line in read_metrics(finetuned) for name in line}
+    assert {f"{task}/loss" for task in model.tasks} <= names
+
+
+def test_the_checkpoint_names_both_stages(finetuned: Path) -> None:
+    file = finetuned / "checkpoint" / "training.json"
+    first, second = json.loads(file.read_text())["stages"]
+    assert (first["program"], second["program"]) == ("training.pretrain", "training.finetune")
+    assert second["steps"] == 40
+    assert second["settings"]["question_answering"] == ["squad.json"]
+
+
+def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
+    finetuned: Path, finetune_options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_at(patch, 21, signal.SIGTERM)
+        assert run(finetune_options, tmp_path) == 143
+    assert not same_weights(tmp_path, finetuned)
+    assert run(finetune_options, tmp_path, "--report-every", "10", "--save-every", "9m") == 0
+    assert same_weights(tmp_path, finetuned)
+
+
+def test_weights_say_how_often_each_task_is_drawn(
+    finetune_options: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    assert run(finetune_options, tmp_path, "--weights", "1", "1", "1e-9", "--steps", "6") == 0
+    assert "pretraining" not in capsys.readouterr().out
+
+
+def test_a_head_of_other_labels_starts_fresh_and_others_are_kept(
+    finetuned: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "three.tsv"
+    data.write_text("text\tlabel\none\ta\ntwo\tb\nthree\tc\n")
+    options = [
+        *("--initialize-from", str(finetuned / "checkpoint"), "--text-classification", str(data)),
+        *("--steps", "1", "--length", "32", "--device", "cpu"),
+    ]
+    assert run(options, tmp_path / "run") == 0
+    model = load_checkpoint(tmp_path / "run" / "checkpoint")
+    assert model.tasks["text-classification"] == 3
+    assert model.tasks["question-answering"] == 2
+    labels = read_config(tmp_path / "run" / "checkpoint")["id2label"]
+    assert labels == {"0": "a", "1": "b", "2": "c"}
+
+
+def test_labels_stay_when_other_tasks_are_trained(finetuned: Path, tmp_path: Path) -> None:
+    options = [
+        *("--initialize-from", str(finetuned / "checkpoint"), "--question-answering", str(SQUAD)),
+        *("--steps", "1", "--length", "64", "--device", "cpu"),
+    ]
+    assert run(options, tmp_path) == 0
+    assert read_config(tmp_path / "checkpoint")["id2label"] == {"0": "negative", "1": "positive"}
+
+
+def test_texts_over_the_length_are_counted(
+    finetune_options: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    data = tmp_path / "a.tsv"
+    data.write_text("text\tlabel\n" + "long " * 80 + "\t0\nshort\t1\nbrief\t0\n")
+    assert (
+        run(finetune_options, tmp_path / "run", "--text-classification", str(data), "--steps", "1")
+        == 0
+    )
+    assert "1 of 3 texts are over 64 tokens: left out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--seed", "3"], "seed '0', not '3'"),
+        (["--weights", "1", "2", "3"], "weights 'None', not '[1.0, 2.0, 3.0]'"),
+    ],
+)
+def test_other_options_on_a_run_are_refused(
+    finetuned: Path, finetune_options: list[str], more: list[str], message: str, capsys: Capture
+) -> None:
+    assert run(finetune_options, finetuned, *more) == 1
+    assert capsys.readouterr().err.startswith(f"error: {finetuned} holds a run with {message}. ")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--weights", "1"], "--weights [1.0]: give one for each of text-classification, "),
+        (["--length", "4"], "--length 4: a sequence has from 8 tokens to the model's 64 positions"),
+        (["--length", "65"], "--length 65: a sequence"),
+        (["--initialize-from", "nowhere"], "nowhere/config.json cannot be read"),
+        (["--text-classification", "none.tsv"], "No such file or directory: 'none.tsv'"),
+        (["--question-answering", "none.json"], "No such file or directory: 'none.json'"),
+        (["--pretraining", "none.txt"], "none.txt does not exist"),
+        (["--labels", "only"], "label '1'; allowed are only"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_no_run(
+    finetune_options: list[str], tmp_path: Path, more: list[str], message: str, capsys: Capture
+) -> None:
+    assert run(finetune_options, tmp_path / "run", *more) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: ")
+    assert message in error
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("text\tlabel\n", "no examples in"),
+        ("text\tlabel\na\tx\nb\tx\n", "all texts have the label x; a classifier needs two"),
+        ("text\tlabel\n" + "long " * 90 + "\t0\n" + "long " * 90 + "\t1\n", "no text fits into 64"),
+    ],
+)
+def test_data_that_teaches_nothing(
+    pretrained: Path, tmp_path: Path, content: str, message: str, capsys: Capture
+) -> None:
+    data = tmp_path / "a.tsv"
+    data.write_text(content)
+    options = ["--initialize-from", str(pretrained / "checkpoint"), "--length", "64"]
+    options += ["--text-classification", str(data), "--steps", "1"]
+    assert run(options, tmp_path / "run") == 1
+    assert message in capsys.readouterr().err
+
+
+def test_nothing_to_train(pretrained: Path, tmp_path: Path, capsys: Capture) -> None:
+    options = ["--initialize-from", str(pretrained / "checkpoint"), "--length", "64"]
+    assert run([*options, "--steps", "1"], tmp_path / "run") == 1
+    assert "error: nothing to train: give --text-classification" in capsys.readouterr().err
+
+
+def test_a_checkpoint_without_a_tokenizer(tmp_path: Path, capsys: Capture) -> None:
+    save_checkpoint(our_model(TINY, ("fill-mask",)), tmp_path / "start")
+    options = ["--initialize-from", str(tmp_path / "start"), "--length", "16", "--steps", "1"]
+    assert run([*options, "--question-answering", str(SQUAD)], tmp_path / "run") == 1
+    assert "start/tokenizer.json cannot be read" in capsys.readouterr().err
+
+
+def test_a_damaged_start(pretrained: Path, tmp_path: Path, capsys: Capture) -> None:
+    shutil.copytree(pretrained / "checkpoint", tmp_path / "start")
+    (tmp_path / "start" / "model.safetensors").write_bytes(b"")
+    options = ["--initialize-from", str(tmp_path / "start"), "--length", "64", "--steps", "1"]
+    assert run([*options, "--question-answering", str(SQUAD)], tmp_path / "run") == 1
+    assert "start/model.safetensors cannot be read" in capsys.readouterr().err

@@ -1,0 +1,166 @@
+"""Masks are spans of whole words, distributed as the paper says, and never special tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from albert_serve.tokenizer import AlbertTokenizer
+from training.masking import NUM_SPECIAL, NgramMasking, word_bounds, word_starts
+
+VOCAB_SIZE = 100
+# Pieces of odd ids begin a word.
+STARTS: NDArray[np.bool_] = np.arange(VOCAB_SIZE) % 2 == 1
+MASKING = NgramMasking(word_starts=STARTS)
+Ids = NDArray[np.int64]
+sequences = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=60).map(
+    lambda ids: np.array([2, *ids, 3], np.int64)
+)
+
+
+def spans(chosen: Ids, begins: Ids, ends: Ids) -> list[int]:
+    """The number of words of each run of chosen positions."""
+    taken = set(chosen.tolist())
+    lengths: list[int] = []
+    last_end = -1
+    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        if begin in taken:
+            if begin == last_end:
+                lengths[-1] += 1
+            else:
+                lengths.append(1)
+            last_end = end
+    return lengths
+
+
+@settings(deadline=None, max_examples=200)
+@given(sequences, st.integers(0, 1000), st.sampled_from([0.0, 0.15, 0.5, 1.0]))
+def test_what_every_mask_keeps_to(ids: Ids, seed: int, rate: float) -> None:
+    masking = NgramMasking(word_starts=STARTS, rate=rate)
+    before = ids.copy()
+    masked, chosen = masking(ids, np.random.default_rng(seed))
+    assert np.array_equal(ids, before)
+    assert masked.shape == ids.shape
+    assert (np.diff(chosen) > 0).all()
+    assert len(chosen) <= max(1, round(rate * len(ids)))
+    assert (ids[chosen] >= NUM_SPECIAL).all()
+    others = np.setdiff1d(np.arange(len(ids)), chosen)
+    assert np.array_equal(masked[others], ids[others])
+    assert ((masked[chosen] == 4) | (masked[chosen] >= NUM_SPECIAL)).all()
+    taken = np.isin(np.arange(len(ids)), chosen)
+    begins, ends = word_bounds(ids, STARTS)
+    for begin, end in zip(begins, ends, strict=True):
+        assert taken[begin:end].all() or not taken[begin:end].any()
+
+
+@settings(deadline=None)
+@given(sequences, st.integers(0, 1000))
+def test_the_same_generator_gives_the_same_mask(ids: Ids, seed: int) -> None:
+    first = MASKING(ids, np.random.default_rng(seed))
+    second = MASKING(ids, np.random.default_rng(seed))
+    assert np.array_equal(first[0], second[0])
+    assert np.array_equal(first[1], second[1])
+
+
+@settings(deadline=None)
+@given(sequences)
+def test_words_lie_one_after_the_other_and_hold_every_token_but_special_ones(ids: Ids) -> None:
+    begins, ends = word_bounds(ids, STARTS)
+    covered = [i for b, e in zip(begins, ends, strict=True) for i in range(b, e)]
+    assert covered == np.flatnonzero(ids >= NUM_SPECIAL).tolist()
+    assert not STARTS[ids[[i for i in covered if i not in set(begins.tolist())]]].any()
+
+
+def test_bounds_of_words() -> None:
+    #              CLS  word    word  SEP  rest of a word, word
+    ids = np.array([2, 11, 10, 12, 13, 3, 14, 16, 15, 3], np.int64)
+    begins, ends = word_bounds(ids, STARTS)
+    assert list(zip(begins.tolist(), ends.tolist(), strict=True)) == [
+        (1, 4),
+        (4, 5),
+        (6, 8),
+        (8, 9),
+    ]
+
+
+def draw(num_draws: int, ids: Ids, **options: Any) -> tuple[Ids, list[Ids]]:
+    masking = NgramMasking(word_starts=STARTS, **options)
+    rng = np.random.default_rng(0)
+    results = [masking(ids, rng) for _ in range(num_draws)]
+    return np.stack([masked for masked, _ in results]), [chosen for _, chosen in results]
+
+
+def test_the_rate_is_that_of_all_tokens() -> None:
+    ids = np.array([2, *[11, 13, 15, 10] * 30, 3], np.int64)  # 122 tokens: 18 predicted
+    _, chosen = draw(300, ids)
+    sizes = np.array([len(one) for one in chosen])
+    assert sizes.max() == round(0.15 * 122) == 18
+    assert sizes.mean() > 17.5
+
+
+def test_spans_of_n_words_are_drawn_by_one_over_n() -> None:
+    """Of the first span of each draw: a budget of three tokens is used up by a span of three."""
+    ids = np.array([2, *[11] * 400, 3], np.int64)
+    _, chosen = draw(6000, ids, rate=3 / 402)
+    begins, ends = word_bounds(ids, STARTS)
+    drawn = [spans(one, begins, ends) for one in chosen]
+    num_three = sum(one == [3] for one in drawn)
+    # p(3) = 2/11; the rest fill the budget with shorter spans, which seldom meet.
+    assert abs(num_three / 6000 - 2 / 11) < 0.03
+    # 2 + 1 come from 2 first (3/11) and from 1 first, then 2 or 3 cut to 2 (6/11 * 5/11).
+    num_two = sum(sorted(one) == [1, 2] for one in drawn)
+    assert abs(num_two / 6000 - (3 / 11 + 30 / 121)) < 0.03
+
+
+def test_of_the_chosen_80_percent_are_masked_10_random_10_kept() -> None:
+    ids = np.array([2, *[11] * 120, 3], np.int64)
+    masked, chosen = draw(500, ids)
+    fates = np.concatenate([line[one] for line, one in zip(masked, chosen, strict=True)])
+    num_masked, num_kept = (fates == 4).sum(), (fates == 11).sum()
+    num_random = len(fates) - num_masked - num_kept
+    expected = np.array([0.8, 0.1 * 94 / 95, 0.1 + 0.1 / 95]) * len(fates)
+    chi_square = ((np.array([num_masked, num_random, num_kept]) - expected) ** 2 / expected).sum()
+    assert chi_square < 13.8  # p = 0.001 at two degrees of freedom
+    random = fates[(fates != 4) & (fates != 11)]
+    counts = np.bincount(random, minlength=VOCAB_SIZE)
+    assert counts[:NUM_SPECIAL].sum() == 0
+    assert np.delete(counts[NUM_SPECIAL:], 6).min() > 0
+
+
+def test_every_word_is_chosen_equally_often() -> None:
+    ids = np.array([2, *[11] * 40, 3], np.int64)
+    _, chosen = draw(3000, ids)
+    counts = np.bincount(np.concatenate(chosen), minlength=42)[1:41]
+    inner = counts[3:-3]  # spans are cut at the ends
+    assert abs(inner / inner.mean() - 1).max() < 0.2
+    assert counts.min() > 0.4 * inner.mean()
+
+
+def test_nothing_to_mask() -> None:
+    masked, chosen = MASKING(np.array([2, 3, 3], np.int64), np.random.default_rng(0))
+    assert masked.tolist() == [2, 3, 3]
+    assert chosen.tolist() == []
+
+
+def test_a_word_longer_than_the_budget_is_left_alone() -> None:
+    ids = np.array([2, 11, 10, 10, 10, 10, 10, 3], np.int64)
+    assert MASKING(ids, np.random.default_rng(0))[1].tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("piece", "starts"),
+    [("▁the", True), (".", True), ("(", True), ("é", True), ("5", True), ("ing", False)],
+)
+def test_pieces_that_begin_words(tokenizer: AlbertTokenizer, piece: str, starts: bool) -> None:
+    found = word_starts(tokenizer)
+    assert found.shape == (800,)
+    token_id = tokenizer.token_id(piece)
+    if token_id is not None:
+        assert found[token_id] == starts
+    assert tokenizer.token_id("ing") is not None
+    assert tokenizer.token_id("(") is not None

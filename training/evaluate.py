@@ -1,0 +1,247 @@
+"""Held-out figures of a checkpoint, each task by its own metric.
+
+Prints a table and writes `evaluation.json` into the checkpoint's folder, where `export` finds it.
+Answers to questions are made by the code that serves them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from albert_serve.schemas import Answer, QuestionAnsweringParameters, QuestionContext
+from albert_serve.tasks.question_answering import QuestionAnswering
+from albert_serve.tokenizer import AlbertTokenizer
+from training.checkpoint import load_checkpoint, read_config, write_atomically
+from training.datasets import Question, read_labelled, read_squad
+from training.engine import TorchEngine
+from training.errors import TrainingError, report_errors
+from training.examples import MIN_LENGTH, Examples, build_examples
+from training.feeds import classification_scores, cut_batches, labelled_examples
+from training.heads import AlbertForTasks
+from training.losses import Tally, pretrain_scores
+from training.masking import NgramMasking, word_starts
+from training.options import default_device, parse_count
+from training.shards import Shards, prepare
+from training.squad import evaluate_answers
+
+_BATCH_SIZE: Final = 32
+_TOKENS_A_BATCH: Final = 8192
+_QUESTIONS_AT_ONCE: Final = 64
+# Fixed, so that two checkpoints are asked for the same tokens.
+_MASK_SEED: Final = 12345
+_EXAMPLES: Final = r"""examples:
+  python -m training.evaluate runs/base/checkpoint --pretraining wiki/validation.jsonl.xz
+  python -m training.evaluate runs/tasks/checkpoint --text-classification sst2/dev.tsv \
+      --question-answering squad/dev-v1.1.json --output figures.json
+"""
+
+
+class EvaluationError(TrainingError):
+    """Data that a checkpoint cannot be measured on."""
+
+
+def evaluate_pretraining(
+    model: AlbertForTasks, examples: Examples, device: torch.device
+) -> dict[str, float]:
+    """Masked-token loss (nats) and accuracy, and sentence-order accuracy; nan where none is asked.
+
+    `unigram_entropy` is the loss of always predicting with the frequencies of this very text:
+    what a model reaches that has learnt nothing but how frequent tokens are.
+    """
+    masked, order = Tally(), Tally()
+    indices = np.arange(len(examples))
+    batches = np.split(indices, range(_BATCH_SIZE, len(indices), _BATCH_SIZE))
+    with torch.inference_mode():
+        for batch in tqdm(batches, desc="masked tokens and sentence order", disable=None):
+            scores = pretrain_scores(model, examples.batch(batch).to(device))
+            masked.add(scores[0])
+            order.add(scores[1])
+    return {
+        "masked_loss": masked.loss,
+        "masked_accuracy": masked.accuracy,
+        "masked_tokens": masked.count,
+        "unigram_entropy": unigram_entropy(examples.shards, model.config.vocab_size),
+        "sentence_order_loss": order.loss,
+        "sentence_order_accuracy": order.accuracy,
+        "sentence_order_pairs": order.count,
+    }
+
+
+def unigram_entropy(shards: Shards, vocab_size: int) -> float:
+    """Entropy of the corpus' token frequencies, in nats."""
+    counts = shards.token_counts(vocab_size)
+    frequencies = counts[counts > 0] / counts.sum()
+    return float(-(frequencies * np.log(frequencies)).sum())
+
+
+def evaluate_classification(
+    model: AlbertForTasks, tokenizer: AlbertTokenizer, files: Sequence[Path], names: Sequence[str]
+) -> dict[str, float]:
+    """Accuracy of text classification.
+
+    Raises:
+        EvaluationError: a text is longer than the model has positions.
+    """
+    texts, _ = read_labelled(files, names)
+    examples, num_long = labelled_examples(texts, tokenizer, length=model.config.max_positions)
+    if num_long:
+        raise EvaluationError(
+            f"{num_long} texts are over the model's {model.config.max_positions} positions; "
+            "leave them out of the files, so that the figure says what it was measured on"
+        )
+    total = Tally()
+    device = next(model.parameters()).device
+    sizes = np.array([len(example.ids) for example in examples])
+    order = np.argsort(sizes, kind="stable")
+    with torch.inference_mode():
+        for batch in cut_batches(order, sizes, _TOKENS_A_BATCH):
+            chosen = [examples[index] for index in batch]
+            total.add(classification_scores(chosen, model, device).scores["text-classification"])
+    return {
+        "text_classification_accuracy": total.accuracy,
+        "text_classification_loss": total.loss,
+        "text_classification_texts": total.count,
+    }
+
+
+def evaluate_questions(
+    model: AlbertForTasks, tokenizer: AlbertTokenizer, questions: Sequence[Question]
+) -> dict[str, float]:
+    """Exact match and F1 in percent, by SQuAD's rules."""
+    task = QuestionAnswering(tokenizer=tokenizer, max_positions=model.config.max_positions)
+    engine = TorchEngine(model, max_batch_tokens=_TOKENS_A_BATCH)
+    unanswerable = any(question.start is None for question in questions)
+    parameters = QuestionAnsweringParameters(
+        handle_impossible_answer=unanswerable, truncation="truncate"
+    )
+    predictions: dict[str, str] = {}
+    stream = iter(tqdm(questions, desc="questions", disable=None))
+    while chunk := list(islice(stream, _QUESTIONS_AT_ONCE)):
+        asked = [QuestionContext(question=q.question, context=q.context) for q in chunk]
+        prepared = [task.prepare(item, parameters) for item in asked]
+        logits = iter(engine.run([given for one in prepared for given in one.inputs]))
+        for question, one in zip(chunk, prepared, strict=True):
+            answer = one.finish(list(islice(logits, len(one.inputs))))
+            assert isinstance(answer, Answer)
+            predictions[question.id] = answer.answer
+    exact, f1 = evaluate_answers(questions, predictions)
+    return {
+        "question_answering_exact_match": exact,
+        "question_answering_f1": f1,
+        "question_answering_questions": len(questions),
+    }
+
+
+def evaluate(options: argparse.Namespace) -> dict[str, float]:
+    """The figures of every kind of data that is given.
+
+    Raises:
+        EvaluationError: none is given, or the checkpoint has no head for it.
+    """
+    if not (options.pretraining or options.text_classification or options.question_answering):
+        raise EvaluationError(
+            "nothing to measure: give --pretraining, --text-classification or --question-answering"
+        )
+    folder: Path = options.checkpoint
+    model = load_checkpoint(folder).to(options.device).eval()
+    tokenizer = AlbertTokenizer.from_file(folder / "tokenizer.json")
+    figures: dict[str, float] = {}
+    if options.pretraining:
+        _need(model, "fill-mask", "sentence-order")
+        with tempfile.TemporaryDirectory() as scratch:
+            examples = _held_out(options, model, tokenizer, Path(scratch) / "shards")
+            figures |= evaluate_pretraining(model, examples, options.device)
+    if options.text_classification:
+        _need(model, "text-classification")
+        names = _label_names(folder, model.tasks["text-classification"])
+        figures |= evaluate_classification(model, tokenizer, options.text_classification, names)
+    if options.question_answering:
+        _need(model, "question-answering")
+        questions = read_squad(options.question_answering)
+        figures |= evaluate_questions(model, tokenizer, questions)
+    return {name: figure for name, figure in figures.items() if not math.isnan(figure)}
+
+
+def _held_out(
+    options: argparse.Namespace, model: AlbertForTasks, tokenizer: AlbertTokenizer, scratch: Path
+) -> Examples:
+    if not MIN_LENGTH <= options.length <= model.config.max_positions:
+        raise EvaluationError(
+            f"--length {options.length}: a sequence has from {MIN_LENGTH} tokens to the model's "
+            f"{model.config.max_positions} positions"
+        )
+    return build_examples(
+        prepare(options.pretraining, options.checkpoint / "tokenizer.json", scratch),
+        NgramMasking(word_starts=word_starts(tokenizer)),
+        length=options.length,
+        seed=_MASK_SEED,
+        epoch=0,
+    )
+
+
+def _label_names(folder: Path, num_labels: int) -> list[str]:
+    labels = read_config(folder).get("id2label") or {str(i): str(i) for i in range(num_labels)}
+    if len(labels) != num_labels:
+        raise EvaluationError(
+            f"id2label of {folder / 'config.json'} names {len(labels)} labels; "
+            f"the classifier has {num_labels} outputs"
+        )
+    return [labels[key] for key in sorted(labels, key=int)]
+
+
+def _need(model: AlbertForTasks, *tasks: str) -> None:
+    missing = [task for task in tasks if task not in model.tasks]
+    if missing:
+        raise EvaluationError(
+            f"the checkpoint has no head for {', '.join(missing)}; it has {', '.join(model.tasks)}"
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    return report_errors(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    figures = evaluate(options)
+    for name, value in figures.items():
+        print(f"{name:34} {value:12,.4f}" if isinstance(value, float) else f"{name:34} {value:12,}")
+    file = options.output or options.checkpoint / "evaluation.json"
+    write_atomically(file, (json.dumps(figures, indent=2) + "\n").encode())
+    print(f"written to {file}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m training.evaluate",
+        description=__doc__,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("checkpoint", type=Path, help="the checkpoint's folder")
+    add("--pretraining", nargs="+", type=Path, help="held-out text")
+    add("--text-classification", nargs="+", type=Path, help="TSV, CSV or JSONL files")
+    add("--question-answering", nargs="+", type=Path, help="SQuAD files")
+    add("--length", type=parse_count, default=128, help="tokens a sequence of held-out text (128)")
+    add("--output", type=Path, help="where the figures go (evaluation.json in the checkpoint)")
+    add("--device", type=torch.device, default=default_device())
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

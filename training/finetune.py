@@ -1,0 +1,233 @@
+"""Finetuning of several tasks into one set of weights.
+
+Each step trains one task, drawn by its --weights. `--pretraining` goes on with masked tokens and
+sentence order, so that fill-mask and sentence order stay good while the shared layer changes.
+Writes `checkpoint/`, `metrics.jsonl` and `state.pt` into the output folder; the same command goes
+on with a run that was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from tqdm import tqdm
+
+from albert_serve.config import AlbertConfig
+from albert_serve.tokenizer import AlbertTokenizer
+from training.checkpoint import label_keys, load_checkpoint, read_config
+from training.datasets import read_labelled, read_squad
+from training.errors import report_errors
+from training.examples import MIN_LENGTH
+from training.feeds import (
+    Feed,
+    classification_feed,
+    labelled_examples,
+    pretrain_feed,
+    span_feed,
+)
+from training.heads import head_sizes
+from training.loop import Run, Saver, go_on, train
+from training.masking import NgramMasking, word_starts
+from training.optim import Schedule, muon_with_adamw
+from training.options import add_end, add_optimization, add_reports, parse_count, parse_positive
+from training.provenance import file_names
+from training.run import Progress, RunError, is_known_run, record_run
+from training.shards import prepare
+from training.spans import span_examples
+
+_EXAMPLES: Final = r"""examples:
+  python -m training.finetune --initialize-from runs/base/checkpoint --output runs/sentiment \
+      --text-classification sst2/train.tsv --labels negative positive --steps 20000
+  python -m training.finetune --initialize-from runs/base/checkpoint --output runs/tasks \
+      --text-classification sst2/train.tsv --labels negative positive \
+      --question-answering squad/train-v1.1.json --pretraining wiki/*.jsonl.xz \
+      --weights 1 2 1 --budget 30m
+"""
+# Options that do not change what a run computes.
+_NOT_RECORDED: Final = frozenset({"output", "device", "save_every", "report_every"})
+
+
+def _build(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
+    """The run, and the keys of config.json that name its labels."""
+    hf = read_config(options.initialize_from)
+    config = AlbertConfig.from_hf(hf)
+    _check_length(options.length, config.max_positions)
+    progress = Progress(num_steps=options.steps, budget_s=options.budget)
+    feeds, names = _feeds(options)
+    torch.manual_seed(options.seed)
+    known = load_checkpoint(options.initialize_from).tasks
+    wanted = tuple(task for feed in feeds for task in feed.tasks)
+    sizes = {**known, **head_sizes(config, wanted, len(names))}
+    model = load_checkpoint(options.initialize_from, sizes).to(options.device)
+    run = Run(
+        model=model,
+        optimizers=muon_with_adamw(model, muon_lr=options.muon_lr, adamw_lr=options.adamw_lr),
+        schedule=Schedule(warmup=options.warmup, decay=options.decay),
+        feeds=feeds,
+        weights=_weights(options, feeds),
+        loss_weights={"sentence-order": options.sop_weight},
+        clip_norm=options.clip_norm,
+        seed=options.seed,
+        device=options.device,
+        progress=progress,
+    )
+    kept = {key: hf[key] for key in label_keys([]) if key in hf and "text-classification" in sizes}
+    return run, label_keys(names) if names else kept
+
+
+def _check_length(length: int, max_positions: int) -> None:
+    if not MIN_LENGTH <= length <= max_positions:
+        raise RunError(
+            f"--length {length}: a sequence has from {MIN_LENGTH} tokens to the model's "
+            f"{max_positions} positions"
+        )
+
+
+def _feeds(options: argparse.Namespace) -> tuple[list[Feed], list[str]]:
+    """The feeds, in the order of --weights, and the names of the labels."""
+    tokenizer = AlbertTokenizer.from_file(options.initialize_from / "tokenizer.json")
+    feeds: list[Feed] = []
+    names: list[str] = []
+    if options.text_classification:
+        feed, names = _classification(options, tokenizer)
+        feeds.append(feed)
+    if options.question_answering:
+        feeds.append(_question_answering(options, tokenizer))
+    if options.pretraining:
+        feeds.append(_pretraining(options, tokenizer))
+    if not feeds:
+        raise RunError(
+            "nothing to train: give --text-classification, --question-answering or --pretraining"
+        )
+    return feeds, names
+
+
+def _weights(options: argparse.Namespace, feeds: Sequence[Feed]) -> list[float]:
+    weights = options.weights or [1.0] * len(feeds)
+    if len(weights) != len(feeds):
+        names = ", ".join(feed.name for feed in feeds)
+        raise RunError(f"--weights {weights}: give one for each of {names}")
+    return list(weights)
+
+
+def _classification(
+    options: argparse.Namespace, tokenizer: AlbertTokenizer
+) -> tuple[Feed, list[str]]:
+    texts, names = read_labelled(options.text_classification, options.labels)
+    if len(names) < 2:
+        raise RunError(f"all texts have the label {names[0]}; a classifier needs two or more")
+    examples, num_long = labelled_examples(texts, tokenizer, length=options.length)
+    if num_long:
+        print(f"{num_long} of {len(texts)} texts are over {options.length} tokens: left out")
+    if not examples:
+        raise RunError(f"no text fits into {options.length} tokens; give a larger --length")
+    feed = classification_feed(
+        examples, tokens_a_batch=options.classification_tokens, seed=options.seed
+    )
+    return feed, names
+
+
+def _question_answering(options: argparse.Namespace, tokenizer: AlbertTokenizer) -> Feed:
+    questions = read_squad(options.question_answering)
+    examples = [
+        example
+        for question in tqdm(questions, desc="tokenising questions", disable=None)
+        for example in span_examples(question, tokenizer, length=options.length)
+    ]
+    return span_feed(examples, tokens_a_batch=options.batch_tokens, seed=options.seed)
+
+
+def _pretraining(options: argparse.Namespace, tokenizer: AlbertTokenizer) -> Feed:
+    tokenizer_file = options.initialize_from / "tokenizer.json"
+    return pretrain_feed(
+        prepare(options.pretraining, tokenizer_file, options.output / "shards"),
+        NgramMasking(word_starts=word_starts(tokenizer)),
+        length=options.length,
+        batch_size=max(1, options.batch_tokens // options.length),
+        seed=options.seed,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    return report_errors(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    settings = {
+        name: str(value) for name, value in vars(options).items() if name not in _NOT_RECORDED
+    }
+    is_known = is_known_run(options.output, settings)
+    run, extra_config = _build(options)
+    if is_known:
+        go_on(run, options.output)
+    else:
+        record_run(options.output, settings)
+    saver = Saver(
+        folder=options.output,
+        tokenizer_from=options.initialize_from,
+        every_s=options.save_every,
+        program="training.finetune",
+        stage={"settings": {**settings, **_data_names(options)}},
+        initialized_from=options.initialize_from,
+        extra_config=extra_config,
+    )
+    status = train(run, saver, report_every=options.report_every)
+    batches = ", ".join(f"{count:,} of {name}" for name, count in run.num_batches.items())
+    print(f"{options.output / 'checkpoint'}: {run.progress.step:,} steps ({batches})")
+    return status
+
+
+def _data_names(options: argparse.Namespace) -> dict[str, list[str]]:
+    """The data files without their folders."""
+    return {
+        "initialize_from": file_names([options.initialize_from]),
+        "text_classification": file_names(options.text_classification),
+        "question_answering": file_names(options.question_answering),
+        "pretraining": file_names(options.pretraining),
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m training.finetune",
+        description=__doc__,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--initialize-from", type=Path, required=True, help="a checkpoint's folder")
+    add("--output", type=Path, required=True, help="the run's folder")
+    data = parser.add_argument_group("data (at least one)")
+    data.add_argument("--text-classification", nargs="+", type=Path, help="TSV, CSV or JSONL files")
+    data.add_argument("--labels", nargs="+", help="names of the labels 0, 1, ... of those files")
+    data.add_argument("--question-answering", nargs="+", type=Path, help="SQuAD files")
+    data.add_argument("--pretraining", nargs="+", type=Path, help="text to go on pretraining with")
+    data.add_argument(
+        "--weights", nargs="+", type=parse_positive, help="how often each, in that order (1)"
+    )
+    add_end(parser)
+    how = parser.add_argument_group("how it trains")
+    how.add_argument(
+        "--length", type=parse_count, default=256, help="longest sequence, tokens (256)"
+    )
+    how.add_argument("--batch-tokens", type=parse_count, default=4096, help="tokens a step (4096)")
+    how.add_argument(
+        "--classification-tokens",
+        type=parse_count,
+        default=2048,
+        help="the same for classification (2048)",
+    )
+    add_optimization(how, muon_lr=5e-4, adamw_lr=3e-4, warmup=0.05, decay=0.6)
+    add_reports(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

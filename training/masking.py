@@ -1,0 +1,105 @@
+"""N-gram masking of whole words (paper, section 4.1; create_pretraining_data.py of the original).
+
+Spans of n words, p(n) proportional to 1/n for n up to 3, are chosen until 15 % of the tokens
+are predicted; of those 80 % become [MASK], 10 % a random piece, 10 % stay. The original draws
+random pieces from the whole vocabulary, special tokens included; here they are left out.
+"""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer
+
+NUM_SPECIAL: Final = len(SPECIAL_TOKENS)
+_MASK_ID: Final = SPECIAL_TOKENS.index("[MASK]")
+_LATIN: Final = frozenset(string.ascii_lowercase + string.punctuation + "▁")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NgramMasking:
+    """How tokens are chosen and replaced.
+
+    Attributes:
+        word_starts: (V,) bool, whether a piece begins a word.
+        rate: part of the tokens, special ones counted, that is predicted.
+        max_words: longest span, in words.
+    """
+
+    word_starts: NDArray[np.bool_]
+    rate: float = 0.15
+    max_words: int = 3
+
+    def __call__(
+        self, ids: NDArray[np.int64], rng: np.random.Generator
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Mask one sequence of ids (S,).
+
+        Returns:
+            The ids with replacements (S,), and the positions to predict in ascending order.
+        """
+        chosen = self._choose(ids, rng)
+        masked = ids.copy()
+        fate = rng.random(len(chosen))
+        masked[chosen[fate < 0.8]] = _MASK_ID
+        swapped = chosen[fate >= 0.9]
+        masked[swapped] = rng.integers(NUM_SPECIAL, len(self.word_starts), len(swapped))
+        return masked, chosen
+
+    def _choose(self, ids: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+        begins, ends = word_bounds(ids, self.word_starts)
+        if not len(begins):
+            return np.zeros(0, np.int64)
+        budget = max(1, round(self.rate * len(ids)))
+        odds = 1 / np.arange(1, self.max_words + 1)
+        order = rng.permutation(len(begins)).tolist()
+        wanted = rng.choice(self.max_words, len(begins), p=odds / odds.sum()).tolist()
+        taken = np.zeros(len(ids), bool)
+        for word, more in zip(order, wanted, strict=True):
+            # A span that does not fit, or would run past a special token, is tried shorter.
+            for last in range(word + more, word - 1, -1):
+                if last < len(begins) and ends[last] - begins[word] <= budget:
+                    span = slice(begins[word], ends[last])
+                    whole = ends[last] - begins[word] == (ends - begins)[word : last + 1].sum()
+                    if whole and not taken[span].any():
+                        taken[span] = True
+                        budget -= span.stop - span.start
+                        break
+            if budget <= 0:
+                break
+        return np.flatnonzero(taken)
+
+
+def word_bounds(
+    ids: NDArray[np.int64], word_starts: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where words begin and end in ids (S,); special tokens belong to none."""
+    special = ids < NUM_SPECIAL
+    after_special = np.concatenate([[True], special[:-1]])
+    begins = np.flatnonzero((word_starts[ids] | after_special) & ~special)
+    stops = np.append(np.flatnonzero(special), len(ids))
+    ends = np.minimum(np.append(begins[1:], len(ids)), stops[np.searchsorted(stops, begins)])
+    return begins, ends
+
+
+def word_starts(tokenizer: AlbertTokenizer) -> NDArray[np.bool_]:
+    """For each id, whether its piece begins a word, by the original code's rule.
+
+    A piece does when it begins with "▁", is punctuation, or holds a character other than a
+    lower-case Latin letter or punctuation.
+    """
+    pieces = map(tokenizer.token, range(tokenizer.vocab_size))
+    return np.array([_starts_word(piece) for piece in pieces])
+
+
+def _starts_word(piece: str) -> bool:
+    return (
+        piece.startswith(("▁", "<"))
+        or not _LATIN.issuperset(piece)
+        or (piece != "" and all(char in string.punctuation for char in piece))
+    )
