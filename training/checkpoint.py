@@ -138,9 +138,12 @@ def save_checkpoint(
     write_atomically(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
     partial = folder / "model.safetensors.partial"
     save_file({k: v.contiguous() for k, v in tensors.items()}, partial, {"format": "pt"})
+    # safetensors makes a file that its owner alone may read; whoever serves it may be another.
+    partial.chmod(0o644)
     put_in_place(partial, folder / "model.safetensors")
     if tokenizer_from is not None:
         _copy_tokenizer(tokenizer_from, folder)
+        _write_tokenizer_config(model.config, folder)
 
 
 def _label_keys(tasks: Mapping[Task, int]) -> dict[str, Any]:
@@ -162,6 +165,17 @@ def _copy_tokenizer(source: Path, folder: Path) -> None:
     for name in _TOKENIZER_FILES:
         if (source / name).is_file():
             write_atomically(folder / name, (source / name).read_bytes())
+
+
+def _write_tokenizer_config(config: AlbertConfig, folder: Path) -> None:
+    """What `transformers` 5 must be told: without it, it leaves out the token types of pairs."""
+    known = {
+        "tokenizer_class": "AlbertTokenizer",
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+        "model_max_length": config.max_positions,
+    }
+    content = json.dumps(known, indent=2) + "\n"
+    write_atomically(folder / "tokenizer_config.json", content.encode())
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -66,7 +66,12 @@ def _build(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
     model = load_checkpoint(options.initialize_from, sizes).to(options.device)
     run = Run(
         model=model,
-        optimizers=muon_with_adamw(model, muon_lr=options.muon_lr, adamw_lr=options.adamw_lr),
+        optimizers=muon_with_adamw(
+            model,
+            muon_lr=options.muon_lr,
+            adamw_lr=options.adamw_lr,
+            pooled_lr=options.adamw_lr,
+        ),
         schedule=Schedule(warmup=options.warmup, decay=options.decay),
         feeds=feeds,
         weights=_weights(options, feeds),

@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from training.heads import AlbertForTasks, PooledHead
-
-_POOLED_RATE: Final = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,13 +54,20 @@ class Optimizers:
 
 
 def muon_with_adamw(
-    model: AlbertForTasks, *, muon_lr: float, adamw_lr: float, weight_decay: float = 0.01
+    model: AlbertForTasks,
+    *,
+    muon_lr: float,
+    adamw_lr: float,
+    pooled_lr: float,
+    weight_decay: float = 0.01,
 ) -> Optimizers:
     """Muon for the matrices of the layers, AdamW for embeddings, heads, biases and norms.
 
-    From scratch, AdamW alone sits on the plateau of the corpus' unigram entropy at rates where
-    Muon does not. Heads of the [CLS] row learn from one label a sequence: at the rate that suits
-    embeddings they follow noise, so that theirs is a tenth of it (docs/decisions.md).
+    Args:
+        muon_lr: peak rate of the layers' matrices.
+        adamw_lr: peak rate of everything else,
+        pooled_lr: but for the pooler and the heads that read the [CLS] row.
+        weight_decay: decoupled, not of norms and biases.
     """
     matrices = [p for p in model.albert.encoder.parameters() if p.ndim == 2]
     muon = torch.optim.Muon(
@@ -77,7 +81,7 @@ def muon_with_adamw(
     rest = [p for p in model.parameters() if id(p) not in taken]
     parts: list[Optimizer] = [muon, adamw(rest, lr=adamw_lr, weight_decay=weight_decay)]
     if pooled:
-        parts.append(adamw(pooled, lr=_POOLED_RATE * adamw_lr, weight_decay=weight_decay))
+        parts.append(adamw(pooled, lr=pooled_lr, weight_decay=weight_decay))
     return Optimizers(parts)
 
 

@@ -13,8 +13,10 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from albert_serve.config import AlbertConfig, Sharing
+from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import (
     HF_CLASSES,
     SIZES,
@@ -165,6 +167,20 @@ def test_the_tokenizer_is_copied_along(tmp_path: Path, vocab_dir: Path) -> None:
     save_checkpoint(our_model(TINY, ()), tmp_path, tokenizer_from=vocab_dir)
     for name in ("tokenizer.json", "spiece.model"):
         assert (tmp_path / name).read_bytes() == (vocab_dir / name).read_bytes()
+
+
+def test_transformers_gives_the_types_of_pairs(tmp_path: Path, vocab_dir: Path) -> None:
+    save_checkpoint(our_model(TINY, ()), tmp_path, tokenizer_from=vocab_dir)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    ours = AlbertTokenizer.from_file(tmp_path / "tokenizer.json").encode("One (1904).", "Two-fold.")
+    encoded = theirs("One (1904).", "Two-fold.")
+    assert (encoded["input_ids"], encoded["token_type_ids"]) == (ours.ids, ours.types)
+    assert theirs.model_max_length == TINY.max_positions
+
+
+def test_others_than_the_owner_may_read_the_weights(tmp_path: Path) -> None:
+    save_checkpoint(our_model(TINY, ()), tmp_path)
+    assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o644
 
 
 def change_config(**changes: Any) -> Callable[[Path], None]:

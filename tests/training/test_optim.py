@@ -39,7 +39,7 @@ def test_the_first_step_moves_and_without_warm_up_at_full_rate() -> None:
 
 
 def test_every_weight_has_one_optimizer(model: AlbertForTasks) -> None:
-    parts = muon_with_adamw(model, muon_lr=2.0, adamw_lr=1.0).parts
+    parts = muon_with_adamw(model, muon_lr=2.0, adamw_lr=1.0, pooled_lr=0.5).parts
     stepped = [p for part in parts for group in part.param_groups for p in group["params"]]
     assert len(stepped) == len(set(map(id, stepped)))
     assert set(map(id, stepped)) == {id(p) for p in model.parameters()}
@@ -48,7 +48,7 @@ def test_every_weight_has_one_optimizer(model: AlbertForTasks) -> None:
 def test_layers_matrices_the_rest_and_pooled_heads_have_rates_of_their_own(
     model: AlbertForTasks,
 ) -> None:
-    optimizers = muon_with_adamw(model, muon_lr=2.0, adamw_lr=1.0)
+    optimizers = muon_with_adamw(model, muon_lr=2.0, adamw_lr=1.0, pooled_lr=0.5)
     groups = [group for part in optimizers.parts for group in part.param_groups]
     rates = {id(p): group["peak_lr"] for group in groups for p in group["params"]}
     for name, parameter in model.named_parameters():
@@ -98,13 +98,13 @@ def test_a_state_that_comes_back_steps_the_same() -> None:
     weights: list[dict[str, torch.Tensor]] = []
     for _ in range(2):
         model = our_model(TINY, ("sentence-order",))
-        optimizers = muon_with_adamw(model, muon_lr=0.02, adamw_lr=0.01)
+        optimizers = muon_with_adamw(model, muon_lr=0.02, adamw_lr=0.01, pooled_lr=0.01)
         for step in range(4):
             if step == 2 and weights:
                 saved, fresh = optimizers.state_dict(), our_model(TINY, ("sentence-order",))
                 fresh.load_state_dict(model.state_dict())
                 model = fresh
-                optimizers = muon_with_adamw(model, muon_lr=0.02, adamw_lr=0.01)
+                optimizers = muon_with_adamw(model, muon_lr=0.02, adamw_lr=0.01, pooled_lr=0.01)
                 optimizers.load_state_dict(saved)
             loss = sum(
                 p.square().sum() + (p * math.sqrt(step + 1)).sum() for p in model.parameters()

@@ -89,7 +89,7 @@ def test_a_run_is_known_by_its_settings(tmp_path: Path) -> None:
 
 def test_a_damaged_note(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{")
-    with pytest.raises(RunError, match="run.json is not JSON: .*give another --output"):
+    with pytest.raises(RunError, match=r"run\.json is not JSON: .*give another --output"):
         is_known_run(tmp_path, SETTINGS)
 
 

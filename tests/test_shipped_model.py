@@ -1,0 +1,88 @@
+"""The bundle in `models/`, its card, and the README's examples, held against each other."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from albert_serve.bundle import Bundle
+from albert_serve.engine import Engine
+from albert_serve.settings import shipped_bundle
+from albert_serve.tasks import TASKS, prepare_request, shape_reply
+from albert_serve.tasks.load import load_tasks
+
+ROOT = Path(__file__).parent.parent
+# A curl command of the README, and the reply that it says follows.
+EXAMPLE = re.compile(
+    r"curl \S+?/(?P<task>[a-z-]+) .*?-d '(?P<body>.*?)'\n```\n+```json\n(?P<reply>.*?)```", re.S
+)
+FIGURE = re.compile(r"^\| `(?P<name>\w+)` \| (?P<value>[\d.,]+) \|", re.M)
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    return Bundle.open(shipped_bundle())
+
+
+def measured(bundle: Bundle) -> dict[str, float]:
+    return {
+        name: value
+        for name, value in bundle.manifest.evaluation.items()
+        if isinstance(value, int | float)
+    }
+
+
+def readme_examples() -> list[re.Match[str]]:
+    return list(EXAMPLE.finditer((ROOT / "README.md").read_text(encoding="utf-8")))
+
+
+def test_ships_all_four_tasks(bundle: Bundle) -> None:
+    assert set(TASKS) <= set(bundle.manifest.tasks)
+
+
+def test_the_graphs_hold_no_weights(bundle: Bundle) -> None:
+    graphs = list(bundle.folder.glob("*.onnx"))
+    assert sum(graph.stat().st_size for graph in graphs) < 30_000
+
+
+def test_the_card_states_the_figures_of_the_manifest(bundle: Bundle) -> None:
+    card = (bundle.folder / "README.md").read_text(encoding="utf-8")
+    stated = {found["name"]: found["value"] for found in FIGURE.finditer(card)}
+    figures = measured(bundle)
+    assert set(stated) == set(figures)
+    for name, text in stated.items():
+        num_decimals = len(text.partition(".")[2])
+        assert f"{figures[name]:,.{num_decimals}f}" == text, name
+
+
+def test_the_model_is_clearly_below_the_unigram_entropy(bundle: Bundle) -> None:
+    figures = measured(bundle)
+    assert figures["masked_loss"] < figures["unigram_entropy"] - 0.5
+
+
+def test_the_readme_has_an_example_a_task() -> None:
+    assert [found["task"] for found in readme_examples()] == list(TASKS)
+
+
+@pytest.mark.parametrize("example", readme_examples(), ids=lambda example: example["task"])
+def test_the_readmes_replies_are_the_models(bundle: Bundle, example: re.Match[str]) -> None:
+    name = example["task"]
+    given = TASKS[name].request.model_validate_json(example["body"])
+    prepared = prepare_request(load_tasks(bundle)[name], given)
+    logits = iter(Engine.open(bundle).run([one for item in prepared for one in item.inputs]))
+    answers = [item.finish([next(logits) for _ in item.inputs]) for item in prepared]
+    reply = json.loads(json.dumps(shape_reply(given, answers), default=lambda m: m.model_dump()))
+    assert rounded(reply) == rounded(json.loads(example["reply"]))
+
+
+def rounded(value: Any) -> Any:
+    """The same with its numbers to three decimals, as the README prints them."""
+    if isinstance(value, dict):
+        return {name: rounded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return round(value, 3) if isinstance(value, float) else value
