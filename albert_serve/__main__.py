@@ -1,10 +1,23 @@
-"""`python -m albert_serve`, the same as `albert-serve`."""
+"""`python -m albert_serve` and `albert-serve`: the command line, where serving is installed."""
 
 from __future__ import annotations
 
 import sys
 
-from albert_serve.cli import main
+
+def main() -> int:
+    """Run the command line; returns its exit status."""
+    try:
+        from albert_serve import cli
+    except ModuleNotFoundError as error:
+        print(
+            f"error: {error.name} is not installed; the command line needs more than the client "
+            "does: pip install 'albert-serve[serve]'",
+            file=sys.stderr,
+        )
+        return 1
+    return cli.main()
+
 
 if __name__ == "__main__":
     sys.exit(main())

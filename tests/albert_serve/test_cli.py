@@ -133,3 +133,14 @@ def test_it_runs_as_a_module() -> None:
         check=True,
     )
     assert ran.stdout.startswith("albert-serve ")
+
+
+def test_without_the_serve_extra_it_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['onnxruntime'] = None\n"
+        "from albert_serve.__main__ import main; sys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: onnxruntime is not installed")
+    assert "albert-serve[serve]" in done.stderr
