@@ -1,23 +1,23 @@
 """Every error that the package raises for a caller, as one tree.
 
-AlbertServeError
-├── ConfigError            a configuration that cannot be            (ValueError)
-├── BundleError            a bundle that cannot be opened
-│   ├── BundleMissingError     a file of it is not there
-│   └── BundleCorruptError     a file of it is damaged or contradicts another
-├── EngineError            the runtime failed, or gave non-finite numbers
-└── RequestError           a request that cannot be answered; knows its HTTP status
-    ├── MalformedRequestError  400
-    ├── UnauthorizedError      401
-    ├── NotFoundError          404
-    ├── BodyTooLargeError      413
-    ├── UnsupportedMediaError  415
-    ├── InvalidInputError      422   (ValueError)
-    │   ├── NoMaskError
-    │   └── TextTooLongError
-    ├── QueueFullError         429
-    ├── NotReadyError          503
-    └── DeadlineExceededError  504
+    AlbertServeError
+    ├── ConfigError            a configuration that cannot be            (ValueError)
+    ├── BundleError            a bundle that cannot be opened
+    │   ├── BundleMissingError     a file of it is not there
+    │   └── BundleCorruptError     a file of it is damaged or contradicts another
+    ├── EngineError            the runtime failed, or gave non-finite numbers
+    └── RequestError           a request that cannot be answered; knows its HTTP status
+        ├── MalformedRequestError  400
+        ├── UnauthorizedError      401
+        ├── NotFoundError          404
+        ├── BodyTooLargeError      413
+        ├── UnsupportedMediaError  415
+        ├── InvalidInputError      422   (ValueError)
+        │   ├── NoMaskError
+        │   └── TextTooLongError
+        ├── QueueFullError         429
+        ├── NotReadyError          503
+        └── DeadlineExceededError  504
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def save_checkpoint(
     config = {
         "architectures": _architectures(model.tasks),
         **model.config.to_hf(),
-        **_label_keys(model.tasks),
+        **({} if "id2label" in (extra_config or {}) else _label_keys(model.tasks)),
         **(extra_config or {}),
     }
     write_atomically(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())

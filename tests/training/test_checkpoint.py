@@ -161,6 +161,15 @@ def test_labels_without_names_are_numbered(tmp_path: Path) -> None:
     save_checkpoint(our_model(TINY, ("text-classification",)), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["id2label"] == {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"}
+    assert config["label2id"] == {"LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2}
+
+
+def test_names_that_are_given_stand_alone(tmp_path: Path) -> None:
+    names = {"id2label": {"0": "a", "1": "b", "2": "c"}}
+    save_checkpoint(our_model(TINY, ("text-classification",)), tmp_path, extra_config=names)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["id2label"] == names["id2label"]
+    assert "label2id" not in config
 
 
 def test_the_tokenizer_is_copied_along(tmp_path: Path, vocab_dir: Path) -> None:
