@@ -1,5 +1,7 @@
 """Every error that the package raises for a caller, as one tree.
 
+The message says what was got, what is allowed and how to mend it.
+
     AlbertServeError
     ├── ConfigError            a configuration that cannot be            (ValueError)
     ├── BundleError            a bundle that cannot be opened
