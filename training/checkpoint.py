@@ -254,6 +254,24 @@ def _load_weights(
             parameter.copy_(weights[name])
 
 
+def cut_positions(model: AlbertForTasks, num_positions: int) -> AlbertForTasks:
+    """The same model with its first `num_positions` positions alone.
+
+    Raises:
+        CheckpointError: it has fewer.
+    """
+    if num_positions > model.config.max_positions:
+        raise CheckpointError(
+            f"{num_positions} positions cannot be cut from the model's {model.config.max_positions}"
+        )
+    weights: dict[str, Tensor] = dict(parameters(model))
+    table = "albert.embeddings.position_embeddings.weight"
+    weights[table] = weights[table][:num_positions]
+    cut = AlbertForTasks(replace(model.config, max_positions=num_positions), model.tasks)
+    _load_weights(cut, weights, set(model.tasks), source="the model")
+    return cut
+
+
 def with_backbone_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights of a bare `AlbertModel`, whose names lack `albert.`, under the full names."""
     bare = ("embeddings.", "encoder.", "pooler.")

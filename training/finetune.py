@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
-from training.checkpoint import label_keys, load_checkpoint, read_config
+from training.checkpoint import cut_positions, label_keys, load_checkpoint, read_config
 from training.datasets import read_labelled, read_squad
 from training.errors import report_errors
 from training.examples import MIN_LENGTH
@@ -56,14 +56,17 @@ def _build(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
     """The run, and the keys of config.json that name its labels."""
     hf = read_config(options.initialize_from)
     config = AlbertConfig.from_hf(hf)
-    _check_length(options.length, config.max_positions)
+    _check_length(options.length, options.max_positions or config.max_positions)
     progress = Progress(num_steps=options.steps, budget_s=options.budget)
     feeds, names = _feeds(options)
     torch.manual_seed(options.seed)
     known = load_checkpoint(options.initialize_from).tasks
     wanted = tuple(task for feed in feeds for task in feed.tasks)
     sizes = {**known, **head_sizes(config, wanted, len(names))}
-    model = load_checkpoint(options.initialize_from, sizes).to(options.device)
+    model = load_checkpoint(options.initialize_from, sizes)
+    if options.max_positions:
+        model = cut_positions(model, options.max_positions)
+    model.to(options.device)
     run = Run(
         model=model,
         optimizers=muon_with_adamw(
@@ -219,6 +222,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_end(parser)
     how = parser.add_argument_group("how it trains")
+    how.add_argument(
+        "--max-positions", type=parse_count, help="cut off positions that pretraining never saw"
+    )
     how.add_argument(
         "--length", type=parse_count, default=256, help="longest sequence, tokens (256)"
     )

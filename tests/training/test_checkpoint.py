@@ -31,6 +31,7 @@ from tests.training.support import (
 )
 from training.checkpoint import (
     CheckpointError,
+    cut_positions,
     expand_for_hf,
     find_tasks,
     load_checkpoint,
@@ -185,6 +186,17 @@ def test_transformers_gives_the_types_of_pairs(tmp_path: Path, vocab_dir: Path) 
     encoded = theirs("One (1904).", "Two-fold.")
     assert (encoded["input_ids"], encoded["token_type_ids"]) == (ours.ids, ours.types)
     assert theirs.model_max_length == TINY.max_positions
+
+
+def test_positions_can_be_cut_off() -> None:
+    model = our_model(TINY, ("fill-mask", "sentence-order")).eval()
+    cut = cut_positions(model, 7).eval()
+    assert cut.config.max_positions == 7
+    assert cut.albert.embeddings.position.weight.shape[0] == 7
+    batch = ragged((7, 3))
+    torch.testing.assert_close(cut(batch), model(batch))
+    with pytest.raises(CheckpointError, match="cannot be cut"):
+        cut_positions(cut, 8)
 
 
 def test_others_than_the_owner_may_read_the_weights(tmp_path: Path) -> None:
