@@ -226,7 +226,7 @@ def _parser() -> argparse.ArgumentParser:
         "--max-positions", type=parse_count, help="cut off positions that pretraining never saw"
     )
     how.add_argument(
-        "--length", type=parse_count, default=256, help="longest sequence, tokens (256)"
+        "--length", type=parse_count, default=128, help="longest sequence, tokens (128)"
     )
     how.add_argument("--batch-tokens", type=parse_count, default=4096, help="tokens a step (4096)")
     how.add_argument(
