@@ -44,18 +44,18 @@ examples:
 """
 # What to try first, for each endpoint.
 _REQUESTS: Final[dict[str, dict[str, Any]]] = {
-    "fill-mask": {"inputs": "The capital of France is [MASK].", "parameters": {"top_k": 3}},
+    "fill-mask": {"inputs": "He was born in the United [MASK].", "parameters": {"top_k": 3}},
     "text-classification": {"inputs": "A moving film with a wonderful cast."},
     "question-answering": {
         "inputs": {
-            "question": "Who designed the tower?",
-            "context": "The tower was designed by Gustave Eiffel's company and opened in 1889.",
+            "question": "When was the bridge built?",
+            "context": "The bridge over the river was built in 1932.",
         }
     },
     "sentence-order": {
         "inputs": {
-            "text": "The river flooded the town in the spring of 1910.",
-            "text_pair": "It was rebuilt on higher ground within two years.",
+            "text": "He was born in Vienna in 1901. He studied physics there.",
+            "text_pair": "After that, he moved to Berlin and worked as a teacher until 1970.",
         }
     },
 }

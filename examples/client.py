@@ -10,12 +10,12 @@ from albert_serve.client import AlbertClient
 def main(url: str) -> None:
     """Ask the service at `url` one question a task, and print what it answers."""
     with AlbertClient(url) as albert:
-        for filled in albert.fill_mask("Berlin is the capital of [MASK].", top_k=3):
+        for filled in albert.fill_mask("He was born in the United [MASK].", top_k=3):
             print("fill-mask", filled)
         print("text-classification", albert.text_classification("A warm and funny film."))
         question = {
-            "question": "When did the tower open?",
-            "context": "The tower was designed by an engineer in 1884 and opened in 1889.",
+            "question": "When was the bridge built?",
+            "context": "The bridge over the river was built in 1932.",
         }
         print("question-answering", albert.question_answering(question))
         pair = {
