@@ -23,20 +23,21 @@ from training import model
 from training.losses import precision
 from training.model import Albert, Batch
 
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
+
 
 def fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """Attention by torch's fused kernel, whatever the device."""
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
 
 
-def make_step(batch: Batch, config: AlbertConfig) -> Callable[[], None]:
-    """A compiled forward and backward pass over a fresh encoder."""
-    torch._dynamo.reset()
-    albert = Albert(config)
-    compiled = torch.compile(albert)
+def make_step(batch: Batch, config: AlbertConfig, attend: Attend) -> Callable[[], None]:
+    """A compiled forward and backward pass over a fresh encoder with this attention."""
+    compiled = torch.compile(Albert(config))
 
     def step() -> None:
-        with precision(torch.device("cpu")):
+        # The compiled code is for this attention alone: with another it would be made anew.
+        with mock.patch.object(model, "attend", attend), precision(torch.device("cpu")):
             loss = compiled(batch).float().square().mean()
         loss.backward()
 
@@ -58,9 +59,8 @@ def main() -> None:
     ids = torch.randint(5, config.vocab_size, (options.batch_size, options.length))
     lengths = torch.full(ids.shape[:1], options.length)
     batch = Batch(ids=ids, types=torch.zeros_like(ids), lengths=lengths)
-    steps = {"plain products": make_step(batch, config)}
-    with mock.patch.object(model, "attend", fused):
-        steps["fused kernel"] = make_step(batch, config)
+    attentions = {"plain products": model.attend, "fused kernel": fused}
+    steps = {name: make_step(batch, config, attend) for name, attend in attentions.items()}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(options.rounds):
         for name, step in steps.items():
