@@ -24,7 +24,7 @@ def build(source: Path, environment: dict[str, str]) -> Path:
         check=False,
     )
     assert built.returncode == 0, built.stdout + built.stderr
-    bentos = Path(environment["BENTOML_HOME"]) / "bentos/albert_serve"
+    bentos = Path(environment["BENTOML_HOME"]) / "bentos/albert-serve"
     return bentos / (bentos / "latest").read_text().strip()
 
 
@@ -52,7 +52,7 @@ def test_a_bento_serves_its_own_bundle_from_an_empty_folder(
     assert "torch" not in requirements
     (tmp_path / "empty").mkdir()
     with running_service(
-        environment, tmp_path / "empty", ("bentoml", "serve", "albert_serve:latest")
+        environment, tmp_path / "empty", ("bentoml", "serve", "albert-serve:latest")
     ) as running:
         assert httpx.get(f"{running.url}/info").json()["model_id"] == "tiny"
         reply = httpx.post(f"{running.url}/fill-mask", json={"inputs": "The [MASK] run."})
