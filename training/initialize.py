@@ -29,7 +29,8 @@ _AMPLITUDE: Final = 0.1
 _WORD_STD: Final = _AMPLITUDE / math.sqrt(2)
 # The fastest sinusoid, in radians a position: what tells direct neighbours apart.
 _FASTEST: Final = 2.0
-# Of queries and keys: nine tenths of a head's attention then go to its neighbour.
+# Of queries and keys: some eight tenths of a head's attention in the first layers then go to its
+# neighbour.
 _GAIN: Final = math.sqrt(1.5)
 
 
