@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from albert_serve.errors import TextTooLongError
 from albert_serve.schemas import Truncation
+from albert_serve.tasks.base import EncoderInput
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 
 
@@ -20,6 +21,10 @@ class Fitted:
 
     encoding: Encoding
     num_truncated: int
+
+    def at_cls(self, task: str) -> EncoderInput:
+        """The input of a task whose head reads the [CLS] row."""
+        return EncoderInput(ids=self.encoding.ids, types=self.encoding.types, task=task, rows=[0])
 
 
 def fit(

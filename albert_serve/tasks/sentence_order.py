@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from albert_serve.errors import InvalidInputError
 from albert_serve.schemas import Order, SentenceOrderParameters, TextPair
-from albert_serve.tasks.base import EncoderInput, Logits, Prepared
+from albert_serve.tasks.base import Logits, Prepared
 from albert_serve.tasks.fitting import fit
 from albert_serve.tasks.probability import softmax
 from albert_serve.tokenizer import AlbertTokenizer
@@ -40,13 +40,8 @@ class SentenceOrder:
             max_positions=self.max_positions,
             truncation=parameters.truncation,
         )
-        encoding = fitted.encoding
         return Prepared(
-            inputs=[
-                EncoderInput(
-                    ids=encoding.ids, types=encoding.types, task="sentence-order", rows=[0]
-                )
-            ],
+            inputs=[fitted.at_cls("sentence-order")],
             finish=_finish,
             num_truncated=fitted.num_truncated,
         )

@@ -19,7 +19,7 @@ from albert_serve.schemas import (
     TextClassificationParameters,
     TextInput,
 )
-from albert_serve.tasks.base import EncoderInput, Logits, Prepared
+from albert_serve.tasks.base import Logits, Prepared
 from albert_serve.tasks.fitting import fit
 from albert_serve.tasks.probability import finite, sigmoid, softmax
 from albert_serve.tokenizer import AlbertTokenizer
@@ -55,13 +55,8 @@ class TextClassification:
             max_positions=self.max_positions,
             truncation=parameters.truncation,
         )
-        encoding = fitted.encoding
         return Prepared(
-            inputs=[
-                EncoderInput(
-                    ids=encoding.ids, types=encoding.types, task="text-classification", rows=[0]
-                )
-            ],
+            inputs=[fitted.at_cls("text-classification")],
             finish=lambda logits: self._finish(logits[0], parameters),
             num_truncated=fitted.num_truncated,
         )
