@@ -183,7 +183,7 @@ class AlbertConfig:
 
 
 def preset(name: str, **changes: Any) -> AlbertConfig:
-    """One of the paper's models (Table 1), with `changes` made to it.
+    """One of the paper's models (Table 1), or `small`, with `changes` made to it.
 
     Raises:
         ConfigError: there is no preset of that name.
@@ -223,4 +223,8 @@ PRESETS: Final[dict[str, AlbertConfig]] = {
     # 16 heads of 128, as the released checkpoint has it, not H/64.
     "xlarge": AlbertConfig(hidden_size=2048, num_layers=24, num_heads=16, ffn_size=8192),
     "xxlarge": AlbertConfig(hidden_size=4096, num_layers=12, num_heads=64, ffn_size=16384),
+    # Not the paper's: what a CPU pretrains within hours.
+    "small": AlbertConfig(
+        hidden_size=256, num_layers=6, num_heads=4, ffn_size=1024, max_positions=128
+    ),
 }

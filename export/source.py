@@ -147,6 +147,8 @@ def _read_tasks(
     shapes = {name: tensor.shape for name, tensor in stored.items()}
     tasks: dict[TaskName, TaskEntry] = {}
     for found, num_outputs in find_tasks(shapes, hf.get("architectures") or ()).items():
+        if found == "sentence-order" and hf.get("albert_sentence_task") == "nsp":
+            continue  # the head tells whether a text follows, not in what order two stand
         if found == "text-classification":
             tasks[found] = _classification(hf, num_outputs)
         else:

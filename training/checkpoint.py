@@ -111,12 +111,14 @@ def save_checkpoint(
     model: AlbertForTasks,
     folder: Path,
     *,
+    tensors: Mapping[str, Tensor] | None = None,
     tokenizer_from: Path | None = None,
     extra_config: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the model as a Hugging Face directory; each file appears whole or not at all.
 
     Args:
+        tensors: the weights by Hugging Face name, where the model's own are not whole.
         tokenizer_from: a folder whose `tokenizer.json` and `spiece.model` are copied along.
         extra_config: further keys of `config.json`, such as `id2label`.
 
@@ -124,7 +126,8 @@ def save_checkpoint(
         CheckpointError: a weight is not finite.
         OSError: the folder cannot be written.
     """
-    tensors = {name: tensor.detach().cpu() for name, tensor in parameters(model).items()}
+    given = parameters(model) if tensors is None else tensors
+    tensors = {name: tensor.detach().cpu() for name, tensor in given.items()}
     bad = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
     if bad:
         raise CheckpointError(f"not saved: {', '.join(bad[:3])} hold numbers that are not finite")
@@ -270,6 +273,31 @@ def cut_positions(model: AlbertForTasks, num_positions: int) -> AlbertForTasks:
     cut = AlbertForTasks(replace(model.config, max_positions=num_positions), model.tasks)
     _load_weights(cut, weights, set(model.tasks), source="the model")
     return cut
+
+
+def grow_depth(model: AlbertForTasks, num_layers: int) -> AlbertForTasks:
+    """The same weights applied by more layers, to go on training a deeper model (appendix A.1).
+
+    Where layers have weights of their own, each begins with those of the layer at its relative
+    depth.
+
+    Raises:
+        CheckpointError: the model has more layers than that.
+    """
+    if num_layers < model.config.num_layers:
+        raise CheckpointError(
+            f"the checkpoint has {model.config.num_layers} layers; a model of {num_layers} "
+            "cannot be grown from it"
+        )
+    grown = AlbertForTasks(replace(model.config, num_layers=num_layers), model.tasks)
+    rest = {k: v for k, v in model.state_dict().items() if not k.startswith("albert.encoder.")}
+    grown.load_state_dict(rest, strict=False)
+    old, new = model.albert.encoder, grown.albert.encoder
+    for blocks, shallower in ((new.attentions, old.attentions), (new.ffns, old.ffns)):
+        for place, block in enumerate(blocks):
+            source = place * len(shallower) // len(blocks)
+            block.load_state_dict(shallower[source].state_dict())
+    return grown
 
 
 def with_backbone_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,17 +1,24 @@
-"""Documents from text and JSONL files, plain or compressed, and their sentences."""
+"""Documents from text, JSONL and Parquet files, plain or compressed, and their sentences.
+
+However large the files are, little of them is in memory at a time.
+"""
 
 from __future__ import annotations
 
 import bz2
-import codecs
 import gzip
+import io
 import json
 import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from itertools import islice
 from pathlib import Path
-from typing import Final, TextIO
+from typing import IO, Any, Final
 
 import sentencex
 import zstandard
@@ -20,11 +27,6 @@ from training.errors import TrainingError
 
 # Takes the mark that some editors put before UTF-8.
 _ENCODING: Final = "utf-8-sig"
-_OPENERS: Final[dict[str, Callable[..., TextIO]]] = {
-    ".gz": gzip.open,
-    ".xz": lzma.open,
-    ".bz2": bz2.open,
-}
 _DAMAGE: Final = (
     UnicodeDecodeError,
     EOFError,
@@ -36,6 +38,10 @@ _DAMAGE: Final = (
 # What `zstd --ultra --long=31` asks for; zstandard refuses more than 128 MiB unless told.
 _ZSTD_MAX_WINDOW_BYTES: Final = 1 << 31
 _CHUNK_BYTES: Final = 1 << 16
+# A file without line ends, such as one of zeros, would else be read into memory whole.
+_MAX_LINE_CHARACTERS: Final = 1 << 26
+_MAX_DOCUMENT_CHARACTERS: Final = 1 << 22
+_ROWS_A_BATCH: Final = 256
 _WHITESPACE: Final = re.compile(r"\s+")
 
 
@@ -43,10 +49,33 @@ class CorpusError(TrainingError):
     """A corpus file that cannot be read; the message names the file and the line."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """A place between two documents of a list of files.
+
+    Attributes:
+        num_files: whole files before it.
+        num_documents: documents of the next file before it.
+        num_bytes: about how many bytes of the files, as they lie on disk, are before it.
+    """
+
+    num_files: int = 0
+    num_documents: int = 0
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Document:
+    """A document's text, and the place right after it."""
+
+    text: str
+    end: Place
+
+
 def find_files(paths: Sequence[Path]) -> list[Path]:
     """The files named, and those in the folders named, each once and in a stable order.
 
-    Hidden files in folders are passed over.
+    Hidden files and folders in folders are passed over.
 
     Raises:
         CorpusError: a path does not exist, or there is no file at all.
@@ -54,9 +83,11 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            files += sorted(file for file in path.rglob("*") if _is_visible_file(file))
+            files += sorted(file for file in path.rglob("*") if _is_visible_file(file, path))
         elif path.is_file():
             files.append(path)
+        elif path.exists():
+            raise CorpusError(f"{path} is neither a file nor a folder")
         else:
             raise CorpusError(f"{path} does not exist")
     if not files:
@@ -64,17 +95,37 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(files))
 
 
-def read_documents(files: Iterable[Path]) -> Iterator[str]:
-    """The text of each document: a JSONL record's `text`, or what stands between blank lines.
+def read_documents(files: Sequence[Path]) -> Iterator[str]:
+    """The text of each document: a record's `text`, or what stands between blank lines.
 
-    A file is JSONL when its name ends in `.jsonl`, or in that and `.gz`, `.xz`, `.bz2` or `.zst`.
+    A file is JSONL when its name ends in `.jsonl`, or in that and `.gz`, `.xz`, `.bz2` or `.zst`;
+    Parquet when it ends in `.parquet`; else text. A document over 4 Mi characters is given as
+    several, cut at line ends where it has any.
 
     Raises:
         CorpusError: a line is not JSON, a record has no text, or a file is damaged.
     """
-    for file in files:
-        lines = read_lines(file)
-        yield from _read_jsonl(file, lines) if ".jsonl" in file.suffixes else _read_text(lines)
+    return (document.text for document in read_from(files, Place()))
+
+
+def read_from(files: Sequence[Path], start: Place) -> Iterator[Document]:
+    """The documents of `read_documents` that come after `start`, each with its place.
+
+    Whole files before `start` are not opened; of the file that it is in, the documents before it
+    are read and passed over.
+
+    Raises:
+        CorpusError: as `read_documents`.
+    """
+    num_bytes = sum(_size(file) for file in files[: start.num_files])
+    num_passed = start.num_documents
+    for index in range(start.num_files, len(files)):
+        documents = enumerate(_read_file(files[index]), start=1)
+        for number, (text, position) in islice(documents, num_passed, None):
+            place = Place(num_files=index, num_documents=number, num_bytes=num_bytes + position)
+            yield Document(text=text, end=place)
+        num_passed = 0
+        num_bytes += _size(files[index])
 
 
 def read_lines(file: Path) -> Iterator[str]:
@@ -83,10 +134,8 @@ def read_lines(file: Path) -> Iterator[str]:
     Raises:
         CorpusError: the file cannot be read, is damaged, or is not UTF-8.
     """
-    try:
-        yield from _decompressed_lines(file)
-    except _DAMAGE as error:
-        raise CorpusError(f"{file}: {error}; is the file complete and UTF-8?") from error
+    for line, _ in _read_lines(file):
+        yield line
 
 
 def split_sentences(document: str) -> list[str]:
@@ -101,65 +150,181 @@ def split_sentences(document: str) -> list[str]:
     return sentences
 
 
-def _is_visible_file(file: Path) -> bool:
-    return file.is_file() and not file.name.startswith(".")
+def _is_visible_file(file: Path, folder: Path) -> bool:
+    is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+    return file.is_file() and not is_hidden
 
 
-def _decompressed_lines(file: Path) -> Iterator[str]:
-    if file.suffix == ".zst":
-        yield from _split_lines(codecs.iterdecode(_read_zstd(file), _ENCODING))
-        return
-    with _OPENERS.get(file.suffix, open)(file, "rt", encoding=_ENCODING) as lines:
-        yield from lines
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError as error:
+        raise CorpusError(f"{file} cannot be read: {error.strerror}") from error
 
 
-def _read_zstd(file: Path) -> Iterator[bytes]:
+def _read_file(file: Path) -> Iterator[tuple[str, int]]:
+    """Documents, each with the bytes of the file that were read up to it."""
+    if file.suffix == ".parquet":
+        documents = _read_parquet(file)
+    elif ".jsonl" in file.suffixes:
+        documents = _read_jsonl(file)
+    else:
+        documents = _read_text(file)
+    for text, position in documents:
+        for piece in _cut(text):
+            yield piece, position
+
+
+def _cut(text: str) -> Iterator[str]:
+    """A text in pieces of bounded length, cut at line ends where it has any."""
+    while len(text) > _MAX_DOCUMENT_CHARACTERS:
+        end = text.rfind("\n", 0, _MAX_DOCUMENT_CHARACTERS) + 1 or _MAX_DOCUMENT_CHARACTERS
+        if piece := text[:end].strip():
+            yield piece
+        text = text[end:]
+    if text.strip():
+        yield text
+
+
+def _read_lines(file: Path) -> Iterator[tuple[str, int]]:
+    """Lines, each with the bytes of the file that were read up to it."""
+    open_content = _OPENERS.get(file.suffix, _open_plain)
+    try:
+        with (
+            file.open("rb") as raw,
+            io.TextIOWrapper(open_content(raw), encoding=_ENCODING) as stream,
+        ):
+            lines = iter(partial(stream.readline, _MAX_LINE_CHARACTERS), "")
+            for number, line in enumerate(lines, start=1):
+                if len(line) == _MAX_LINE_CHARACTERS and not line.endswith("\n"):
+                    raise CorpusError(
+                        f"{file}, line {number}: longer than {_MAX_LINE_CHARACTERS:,} characters; "
+                        "is the file text?"
+                    )
+                yield line, raw.tell()
+    except _DAMAGE as error:
+        raise CorpusError(f"{file}: {error}; is the file complete and UTF-8?") from error
+
+
+class _ZstdReader(io.RawIOBase):
     """The content of all frames; zstandard's own reader would take a file cut short for whole."""
+
+    def __init__(self, compressed: IO[bytes]) -> None:
+        self._pieces = _read_zstd(compressed)
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._rest = memoryview(piece)
+        size = min(len(buffer), len(self._rest))
+        buffer[:size] = self._rest[:size]
+        self._rest = self._rest[size:]
+        return size
+
+
+def _open_plain(raw: IO[bytes]) -> IO[bytes]:
+    return raw
+
+
+def _open_zstd(raw: IO[bytes]) -> io.BufferedReader:
+    return io.BufferedReader(_ZstdReader(raw), _CHUNK_BYTES)
+
+
+_OPENERS: Final[dict[str, Callable[..., Any]]] = {
+    ".gz": gzip.open,
+    ".xz": lzma.open,
+    ".bz2": bz2.open,
+    ".zst": _open_zstd,
+}
+
+
+def _read_zstd(compressed: IO[bytes]) -> Iterator[bytes]:
     decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW_BYTES)
     frame: zstandard.ZstdDecompressionObj | None = None
-    with file.open("rb") as compressed:
-        while chunk := compressed.read(_CHUNK_BYTES):
-            while chunk:
-                frame = frame or decompressor.decompressobj()
-                yield frame.decompress(chunk)
-                chunk = frame.unused_data
-                if frame.eof:
-                    frame = None
+    while chunk := compressed.read(_CHUNK_BYTES):
+        while chunk:
+            frame = frame or decompressor.decompressobj()
+            yield frame.decompress(chunk)
+            chunk = frame.unused_data
+            if frame.eof:
+                frame = None
     if frame is not None:
         raise EOFError("the file ends within a zstd frame")
 
 
-def _split_lines(pieces: Iterable[str]) -> Iterator[str]:
-    rest = ""
-    for piece in pieces:
-        *lines, rest = (rest + piece).split("\n")
-        yield from (line + "\n" for line in lines)
-    if rest:
-        yield rest
-
-
-def _read_jsonl(file: Path, lines: Iterable[str]) -> Iterator[str]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise CorpusError(f"{file}, line {number}: not JSON: {error}") from error
-        text = record.get("text") if isinstance(record, dict) else None
-        if not isinstance(text, str):
-            raise CorpusError(f'{file}, line {number}: no "text" field that is a string')
-        if text.strip():
-            yield text
-
-
-def _read_text(lines: Iterable[str]) -> Iterator[str]:
-    paragraph: list[str] = []
-    for line in lines:
+def _read_jsonl(file: Path) -> Iterator[tuple[str, int]]:
+    for number, (line, position) in enumerate(_read_lines(file), start=1):
         if line.strip():
+            yield _parse_record(line, f"{file}, line {number}"), position
+
+
+def _parse_record(line: str, place: str) -> str:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise CorpusError(f"{place}: not JSON: {error}") from error
+    text = record.get("text") if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        raise CorpusError(f'{place}: no "text" field that is a string')
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise CorpusError(f"{place}: half of a surrogate pair in the text: {error}") from error
+    return text
+
+
+def _read_text(file: Path) -> Iterator[tuple[str, int]]:
+    paragraph: list[str] = []
+    size = position = 0
+    for line, position in _read_lines(file):
+        if line.strip() and size < _MAX_DOCUMENT_CHARACTERS:
             paragraph.append(line)
+            size += len(line)
         elif paragraph:
-            yield "".join(paragraph)
-            paragraph = []
+            yield "".join(paragraph), position
+            paragraph = [line] if line.strip() else []
+            size = sum(map(len, paragraph))
     if paragraph:
-        yield "".join(paragraph)
+        yield "".join(paragraph), position
+
+
+def _read_parquet(file: Path) -> Iterator[tuple[str, int]]:
+    try:
+        pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise CorpusError(f"{file}: Parquet needs pyarrow; pip install pyarrow") from error
+    try:
+        # A buffer, so that a row group is read page by page.
+        with parquet.ParquetFile(file, buffer_size=_CHUNK_BYTES, pre_buffer=False) as table:
+            _check_text_column(file, table.schema_arrow, pyarrow.types)
+            rows = _text_column(table)
+            size, num_rows = _size(file), table.metadata.num_rows
+            for number, text in enumerate(rows, start=1):
+                if text is None:
+                    raise CorpusError(f"{file}, row {number}: the text is null")
+                yield text, size * number // num_rows
+    except (*_DAMAGE, pyarrow.ArrowException) as error:
+        raise CorpusError(f"{file}: {error}; is the file complete, and Parquet?") from error
+
+
+def _check_text_column(file: Path, schema: Any, types: Any) -> None:
+    if "text" not in schema.names:
+        raise CorpusError(f'{file}: no column "text", only {", ".join(schema.names) or "none"}')
+    kind = schema.field("text").type
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
+        raise CorpusError(f'{file}: the column "text" is of type {kind}, not string')
+
+
+def _text_column(table: Any) -> Iterator[str | None]:
+    batches: Iterable[Any] = table.iter_batches(_ROWS_A_BATCH, columns=["text"], use_threads=False)
+    for batch in batches:
+        yield from batch.column(0).to_pylist()

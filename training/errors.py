@@ -5,7 +5,10 @@ TrainingError (ValueError)
 ├── VocabError       a vocabulary that cannot be trained or read
 ├── ShardError       a tokenised corpus that cannot be read or made
 ├── CheckpointError  a checkpoint that cannot be read or saved
+├── OptimizerError   optimizers or a schedule that cannot be
 ├── RunError         a run that cannot start or go on
+├── RecordError      a run's figures that cannot be read or drawn
+├── AblationError    an ablation that cannot start or go on
 └── EvaluationError  data that a checkpoint cannot be measured on
 """
 

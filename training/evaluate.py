@@ -27,20 +27,19 @@ from training.checkpoint import load_checkpoint, read_config, write_atomically
 from training.datasets import Question, read_labelled, read_squad
 from training.engine import TorchEngine
 from training.errors import TrainingError, report_errors
-from training.examples import MIN_LENGTH, Examples, build_examples
-from training.feeds import classification_scores, cut_batches, labelled_examples
-from training.heads import AlbertForTasks
-from training.losses import Tally, pretrain_scores
+from training.examples import MIN_LENGTH, ExampleSettings
+from training.feeds import Objective, classification_pass, cut_batches, labelled_examples
+from training.heads import AlbertForTasks, Task
+from training.losses import Tally
 from training.masking import NgramMasking, word_starts
 from training.options import default_device, parse_count
-from training.shards import Shards, prepare
+from training.prepare import prepare
+from training.shards import Shards
 from training.squad import evaluate_answers
+from training.validation import held_out, measure, unigram_entropy
 
-_BATCH_SIZE: Final = 32
 _TOKENS_A_BATCH: Final = 8192
 _QUESTIONS_AT_ONCE: Final = 64
-# Fixed, so that two checkpoints are asked for the same tokens.
-_MASK_SEED: Final = 12345
 _EXAMPLES: Final = r"""examples:
   python -m training.evaluate runs/base/checkpoint --pretraining wiki/validation.jsonl.xz
   python -m training.evaluate runs/tasks/checkpoint --text-classification sst2/dev.tsv \
@@ -53,37 +52,28 @@ class EvaluationError(TrainingError):
 
 
 def evaluate_pretraining(
-    model: AlbertForTasks, examples: Examples, device: torch.device
+    model: AlbertForTasks, shards: Shards, masking: NgramMasking, settings: ExampleSettings
 ) -> dict[str, float]:
-    """Masked-token loss (nats) and accuracy, and sentence-order accuracy; nan where none is asked.
+    """Masked-token loss (nats) and accuracy, and the sentence task's accuracy; nan where none is.
 
     `unigram_entropy` is the loss of always predicting with the frequencies of this very text:
     what a model reaches that has learnt nothing but how frequent tokens are.
     """
-    masked, order = Tally(), Tally()
-    indices = np.arange(len(examples))
-    batches = np.split(indices, range(_BATCH_SIZE, len(indices), _BATCH_SIZE))
-    with torch.inference_mode():
-        for batch in tqdm(batches, desc="masked tokens and sentence order", disable=None):
-            scores = pretrain_scores(model, examples.batch(batch).to(device))
-            masked.add(scores[0])
-            order.add(scores[1])
+    device = next(model.parameters()).device
+    tasks: tuple[Task, ...] = ("fill-mask", "sentence-order")
+    batches = list(held_out(shards, masking, settings))
+    tallies = measure(Objective(model, device), batches, tasks, device)
+    assert tallies is not None
+    masked, order = (tallies[task] for task in tasks)
     return {
         "masked_loss": masked.loss,
         "masked_accuracy": masked.accuracy,
         "masked_tokens": masked.count,
-        "unigram_entropy": unigram_entropy(examples.shards, model.config.vocab_size),
+        "unigram_entropy": unigram_entropy(shards, model.config.vocab_size),
         "sentence_order_loss": order.loss,
         "sentence_order_accuracy": order.accuracy,
         "sentence_order_pairs": order.count,
     }
-
-
-def unigram_entropy(shards: Shards, vocab_size: int) -> float:
-    """Entropy of the corpus' token frequencies, in nats."""
-    counts = shards.token_counts(vocab_size)
-    frequencies = counts[counts > 0] / counts.sum()
-    return float(-(frequencies * np.log(frequencies)).sum())
 
 
 def evaluate_classification(
@@ -108,7 +98,8 @@ def evaluate_classification(
     with torch.inference_mode():
         for batch in cut_batches(order, sizes, _TOKENS_A_BATCH):
             chosen = [examples[index] for index in batch]
-            total.add(classification_scores(chosen, model, device).scores["text-classification"])
+            one = classification_pass(chosen)
+            total.add(one.scores(model, device)["text-classification"])
     return {
         "text_classification_accuracy": total.accuracy,
         "text_classification_loss": total.loss,
@@ -160,9 +151,7 @@ def evaluate(options: argparse.Namespace) -> dict[str, float]:
     figures: dict[str, float] = {}
     if options.pretraining:
         _need(model, "fill-mask", "sentence-order")
-        with tempfile.TemporaryDirectory() as scratch:
-            examples = _held_out(options, model, tokenizer, Path(scratch) / "shards")
-            figures |= evaluate_pretraining(model, examples, options.device)
+        figures |= _held_out_figures(options, model, tokenizer)
     if options.text_classification:
         _need(model, "text-classification")
         names = _label_names(folder, model.tasks["text-classification"])
@@ -174,21 +163,20 @@ def evaluate(options: argparse.Namespace) -> dict[str, float]:
     return {name: figure for name, figure in figures.items() if not math.isnan(figure)}
 
 
-def _held_out(
-    options: argparse.Namespace, model: AlbertForTasks, tokenizer: AlbertTokenizer, scratch: Path
-) -> Examples:
+def _held_out_figures(
+    options: argparse.Namespace, model: AlbertForTasks, tokenizer: AlbertTokenizer
+) -> dict[str, float]:
     if not MIN_LENGTH <= options.length <= model.config.max_positions:
         raise EvaluationError(
             f"--length {options.length}: a sequence has from {MIN_LENGTH} tokens to the model's "
             f"{model.config.max_positions} positions"
         )
-    return build_examples(
-        prepare(options.pretraining, options.checkpoint / "tokenizer.json", scratch),
-        NgramMasking(word_starts=word_starts(tokenizer)),
-        length=options.length,
-        seed=_MASK_SEED,
-        epoch=0,
-    )
+    masking = NgramMasking(word_starts=word_starts(tokenizer))
+    tokenizer_file = options.checkpoint / "tokenizer.json"
+    with tempfile.TemporaryDirectory() as scratch:
+        shards = prepare(options.pretraining, tokenizer_file, Path(scratch) / "shards")
+        settings = ExampleSettings(length=options.length)
+        return evaluate_pretraining(model, shards, masking, settings)
 
 
 def _label_names(folder: Path, num_labels: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""What each task feeds to finetuning: batches, and their score.
+"""What each task feeds to training: the passes of each step, and their scores.
 
 Shape legend: B sequences, S positions, H hidden size, K outputs.
 """
@@ -6,23 +6,23 @@ Shape legend: B sequences, S positions, H hidden size, K outputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, count
+from itertools import count, islice
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from albert_serve.tokenizer import AlbertTokenizer
+from training.batches import Collator, PretrainBatch, Slicing, load_steps
 from training.datasets import LabelledText
-from training.examples import PretrainBatch, build_examples, epoch_order
 from training.heads import AlbertForTasks, Task
-from training.losses import Score, pretrain_scores, score
-from training.masking import NgramMasking
+from training.losses import PretrainSums, Score, pretrain_scores, pretrain_sums, score
 from training.model import Batch
-from training.run import RunError
-from training.shards import Shards
+from training.packing import Plan, Position
 from training.spans import SpanExample
 
 # Batches of like lengths are cut from so many batches' worth of examples at a time.
@@ -30,23 +30,152 @@ _BATCHES_SORTED_TOGETHER = 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scored:
-    """What one batch gave: the score of each head that it trains, and its real tokens."""
+class Pass:
+    """One pass through the model.
 
-    scores: Mapping[Task, Score]
+    Attributes:
+        num_tokens: real tokens in its batch.
+        counts: predictions that each head is asked for.
+        scores: puts the batch through the model, on this device.
+    """
+
     num_tokens: int
+    counts: Mapping[Task, int]
+    scores: Callable[[AlbertForTasks, torch.device], Mapping[Task, Score]]
 
 
-Scorer = Callable[[AlbertForTasks, torch.device], Scored]
+class Objective(nn.Module):
+    """A model and its losses as one module, which is what processes share their work around."""
+
+    def __init__(self, model: AlbertForTasks, device: torch.device) -> None:
+        super().__init__()
+        self.model = model
+        self.device = device
+
+    def forward(self, one: Pass) -> Mapping[Task, Score]:
+        """The scores of one pass."""
+        return one.scores(self.model, self.device)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Feed:
-    """An endless stream of batches for the heads of `tasks`, the same for the same seed."""
+class Feed(Protocol):
+    """An endless stream of steps for the heads of `tasks`, the same for the same seed."""
+
+    @property
+    def name(self) -> str:
+        """Tells it from a run's other feeds."""
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The heads that it trains."""
+
+    def step(self) -> Sequence[Pass]:
+        """The passes that this process takes in the next step."""
+
+    def state(self) -> list[int]:
+        """Where the next step begins."""
+
+    def go_to(self, state: Sequence[int]) -> None:
+        """Go on from a state; the feed must stand at its beginning, or behind it be let go."""
+
+
+@dataclass(kw_only=True)
+class BatchFeed:
+    """Steps of one pass each, from a stream of batches that can be begun anew.
+
+    Attributes:
+        stream: gives the passes from the first on.
+    """
 
     name: str
     tasks: tuple[Task, ...]
-    scorers: Iterator[Scorer]
+    stream: Callable[[], Iterator[Pass]]
+    _num_taken: int = 0
+    _passes: Iterator[Pass] | None = None
+
+    def step(self) -> Sequence[Pass]:
+        """The next pass."""
+        if self._passes is None:
+            self._passes = self.stream()
+        self._num_taken += 1
+        return [next(self._passes)]
+
+    def state(self) -> list[int]:
+        """Passes taken so far."""
+        return [self._num_taken]
+
+    def go_to(self, state: Sequence[int]) -> None:
+        """Pass over so many."""
+        (self._num_taken,) = state
+        self._passes = islice(self.stream(), self._num_taken, None)
+
+
+@dataclass(kw_only=True)
+class PretrainFeed:
+    """Masked tokens and the sentence task, over the packed rows of a plan.
+
+    Attributes:
+        num_workers: processes that make batches ahead.
+        sums: `pretrain_sums`, which may be compiled.
+    """
+
+    plan: Plan
+    collator: Collator
+    slicing: Slicing
+    num_workers: int = 0
+    sums: Callable[..., PretrainSums] = pretrain_sums
+    name: str = "pretraining"
+    _position: Position = field(default_factory=Position)
+    _steps: Iterator[tuple[list[PretrainBatch], Position]] | None = None
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The heads that it trains."""
+        if self.plan.settings.sentence_task == "none":
+            return ("fill-mask",)
+        return ("fill-mask", "sentence-order")
+
+    def step(self) -> Sequence[Pass]:
+        """The passes that this process takes in the next step.
+
+        Raises:
+            TrainingError: the corpus gives no example.
+        """
+        if self._steps is None:
+            self._steps = load_steps(
+                self.plan,
+                self.collator,
+                self.slicing,
+                self._position,
+                num_workers=self.num_workers,
+            )
+        batches, self._position = next(self._steps)
+        return [pretrain_pass(batch, self.tasks, self.sums) for batch in batches]
+
+    def state(self) -> list[int]:
+        """Epoch, window and row."""
+        return list(self._position)
+
+    def go_to(self, state: Sequence[int]) -> None:
+        """Go on from there."""
+        self._position = Position(*state)
+        self._steps = None
+
+
+def pretrain_pass(
+    batch: PretrainBatch,
+    tasks: tuple[Task, ...],
+    sums: Callable[..., PretrainSums] = pretrain_sums,
+) -> Pass:
+    """A batch of pretraining as a pass."""
+    counts: dict[Task, int] = {
+        "fill-mask": batch.num_masked,
+        "sentence-order": batch.num_pairs,
+    }
+    return Pass(
+        num_tokens=batch.num_tokens,
+        counts={task: counts[task] for task in tasks},
+        scores=lambda model, device: pretrain_scores(model, batch.to(device), sums),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,110 +189,70 @@ class LabelledExample:
 
 def classification_feed(
     examples: Sequence[LabelledExample], *, tokens_a_batch: int, seed: int
-) -> Feed:
+) -> BatchFeed:
     """Texts and their labels; cross-entropy over the pooled [CLS] row."""
     lengths = [len(example.ids) for example in examples]
-    batches = like_lengths(lengths, tokens_a_batch=tokens_a_batch, seed=seed)
-    return Feed(
+    batches = partial(like_lengths, lengths, tokens_a_batch=tokens_a_batch, seed=seed)
+    return BatchFeed(
         name="text-classification",
         tasks=("text-classification",),
-        scorers=(partial(classification_scores, [examples[i] for i in batch]) for batch in batches),
+        stream=lambda: (classification_pass([examples[i] for i in batch]) for batch in batches()),
     )
 
 
-def span_feed(examples: Sequence[SpanExample], *, tokens_a_batch: int, seed: int) -> Feed:
+def span_feed(examples: Sequence[SpanExample], *, tokens_a_batch: int, seed: int) -> BatchFeed:
     """Questions and where their answers are; cross-entropy over positions, start and end."""
     lengths = [len(example.ids) for example in examples]
-    batches = like_lengths(lengths, tokens_a_batch=tokens_a_batch, seed=seed)
-    return Feed(
+    batches = partial(like_lengths, lengths, tokens_a_batch=tokens_a_batch, seed=seed)
+    return BatchFeed(
         name="question-answering",
         tasks=("question-answering",),
-        scorers=(partial(_span_scores, [examples[i] for i in batch]) for batch in batches),
+        stream=lambda: (_span_pass([examples[i] for i in batch]) for batch in batches()),
     )
 
 
-def pretrain_feed(
-    shards: Shards, masking: NgramMasking, *, length: int, batch_size: int, seed: int
-) -> Feed:
-    """Masked tokens and sentence order.
-
-    Raises:
-        RunError: the corpus does not fill one batch.
-    """
-    batches = pretrain_batches(shards, masking, length=length, batch_size=batch_size, seed=seed)
-    first = next(batches)  # here, so that a corpus too small is told before a run begins
-    return Feed(
-        name="pretraining",
-        tasks=("fill-mask", "sentence-order"),
-        scorers=(partial(_pretrain_scores, make) for make in chain([first], batches)),
+def classification_pass(chosen: Sequence[LabelledExample]) -> Pass:
+    """One batch of labelled texts."""
+    return Pass(
+        num_tokens=sum(len(e.ids) for e in chosen),
+        counts={"text-classification": len(chosen)},
+        scores=partial(_classification_scores, chosen),
     )
 
 
-def classification_scores(
+def _classification_scores(
     chosen: Sequence[LabelledExample], model: AlbertForTasks, device: torch.device
-) -> Scored:
-    """The score of one batch of labelled texts."""
+) -> Mapping[Task, Score]:
     hidden_BSH = model(pad([(e.ids, e.types) for e in chosen]).to(device))
     logits_BK = model.logits("text-classification", hidden_BSH[:, 0])
     labels_B = torch.tensor([e.label for e in chosen], device=device)
-    return Scored(
-        scores={"text-classification": score(logits_BK, labels_B)},
+    return {"text-classification": score(logits_BK, labels_B, len(chosen))}
+
+
+def _span_pass(chosen: Sequence[SpanExample]) -> Pass:
+    return Pass(
         num_tokens=sum(len(e.ids) for e in chosen),
+        counts={"question-answering": len(chosen)},
+        scores=partial(_span_scores, chosen),
     )
 
 
 def _span_scores(
     chosen: Sequence[SpanExample], model: AlbertForTasks, device: torch.device
-) -> Scored:
+) -> Mapping[Task, Score]:
     batch = pad([(e.ids, e.types) for e in chosen]).to(device)
-    hidden_BSH = model(batch)
-    logits_BS2 = model.logits("question-answering", hidden_BSH).float()
-    assert batch.lengths is not None
-    padded_BS = torch.arange(hidden_BSH.shape[1], device=device) >= batch.lengths[:, None]
-    start_BS, end_BS = logits_BS2.masked_fill(padded_BS[..., None], -torch.inf).unbind(-1)
-    start = score(start_BS, torch.tensor([e.start for e in chosen], device=device))
-    end = score(end_BS, torch.tensor([e.end for e in chosen], device=device))
+    logits_BS2 = model.logits("question-answering", model(batch)).float()
+    masked_BS2 = logits_BS2.masked_fill(~batch.real_BS[..., None], -torch.inf)
+    start, end = (
+        score(logits_BS, torch.tensor(targets, device=device), len(chosen))
+        for logits_BS, targets in (
+            (masked_BS2[..., 0], [e.start for e in chosen]),
+            (masked_BS2[..., 1], [e.end for e in chosen]),
+        )
+    )
     # Start and end are halves of one prediction (the original's run_squad).
     loss, right = (start.loss + end.loss) / 2, (start.right + end.right) / 2
-    return Scored(
-        scores={"question-answering": Score(loss=loss, right=right, count=start.count)},
-        num_tokens=sum(len(e.ids) for e in chosen),
-    )
-
-
-def _pretrain_scores(
-    make: Callable[[], PretrainBatch], model: AlbertForTasks, device: torch.device
-) -> Scored:
-    batch = make()
-    masked, order = pretrain_scores(model, batch.to(device))
-    assert batch.tokens.lengths is not None
-    return Scored(
-        scores={"fill-mask": masked, "sentence-order": order},
-        num_tokens=int(batch.tokens.lengths.sum()),
-    )
-
-
-def pretrain_batches(
-    shards: Shards, masking: NgramMasking, *, length: int, batch_size: int, seed: int
-) -> Iterator[Callable[[], PretrainBatch]]:
-    """Batches of pretraining without end, epoch after epoch; each is made when it is called for.
-
-    Raises:
-        RunError: the corpus does not fill one batch.
-    """
-    epoch = 0
-    while True:
-        examples = build_examples(shards, masking, length=length, seed=seed, epoch=epoch)
-        num_batches = len(examples) // batch_size
-        if not num_batches:
-            raise RunError(
-                f"the corpus gives {len(examples)} examples, less than one batch of {batch_size}; "
-                "give more text or a smaller batch"
-            )
-        order = epoch_order(len(examples), seed=seed, epoch=epoch)[: num_batches * batch_size]
-        for indices in order.reshape(num_batches, batch_size):
-            yield partial(examples.batch, indices)
-        epoch += 1
+    return {"question-answering": Score(loss=loss, right=right, count=len(chosen))}
 
 
 def labelled_examples(

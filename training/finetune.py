@@ -2,8 +2,8 @@
 
 Each step trains one task, drawn by its --weights. `--pretraining` goes on with masked tokens and
 sentence order, so that fill-mask and sentence order stay good while the shared layer changes.
-Writes `checkpoint/`, `metrics.jsonl` and `state.pt` into the output folder; the same command goes
-on with a run that was stopped.
+Writes `checkpoints/`, of which `checkpoint` is the newest, `metrics.jsonl` and `tensorboard/` into
+the output folder; the same command goes on with a run that was stopped.
 """
 
 from __future__ import annotations
@@ -19,25 +19,32 @@ from tqdm import tqdm
 
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
+from training.batches import Collator, Slicing
 from training.checkpoint import cut_positions, label_keys, load_checkpoint, read_config
 from training.datasets import read_labelled, read_squad
 from training.errors import report_errors
-from training.examples import MIN_LENGTH
+from training.examples import MIN_LENGTH, ExampleSettings
 from training.feeds import (
+    BatchFeed,
     Feed,
+    Objective,
+    PretrainFeed,
     classification_feed,
     labelled_examples,
-    pretrain_feed,
     span_feed,
 )
 from training.heads import head_sizes
-from training.loop import Run, Saver, go_on, train
+from training.loop import Run, Saver, Trainer
 from training.masking import NgramMasking, word_starts
-from training.optim import Schedule, muon_with_adamw
+from training.metrics import Metrics
+from training.optim import OptimizerSettings, Schedule, build_optimizers
 from training.options import add_end, add_optimization, add_reports, parse_count, parse_positive
+from training.packing import Plan
+from training.parallel import World
+from training.prepare import prepare
 from training.provenance import file_names
 from training.run import Progress, RunError, is_known_run, record_run
-from training.shards import prepare
+from training.saving import Checkpoints
 from training.spans import span_examples
 
 _EXAMPLES: Final = r"""examples:
@@ -49,7 +56,19 @@ _EXAMPLES: Final = r"""examples:
       --weights 1 2 1 --budget 30m
 """
 # Options that do not change what a run computes.
-_NOT_RECORDED: Final = frozenset({"output", "device", "save_every", "report_every"})
+_NOT_RECORDED: Final = frozenset({"output", "device", "save_every", "report_every", "keep"})
+_DEFAULTS: Final[dict[str, float | str]] = {
+    "optimizer": "muon",
+    "lr": 5e-4,
+    "adamw_lr": 3e-4,
+    "weight_decay": 0.01,
+    "schedule": "wsd",
+    "warmup": 0.05,
+    "decay": 0.6,
+    "sentence_weight": 0.1,
+    "clip_norm": 1.0,
+    "seed": 0,
+}
 
 
 def _build(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
@@ -69,19 +88,24 @@ def _build(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
     model.to(options.device)
     run = Run(
         model=model,
-        optimizers=muon_with_adamw(
+        objective=Objective(model, options.device),
+        optimizers=build_optimizers(
             model,
-            muon_lr=options.muon_lr,
-            adamw_lr=options.adamw_lr,
-            pooled_lr=options.adamw_lr,
+            OptimizerSettings(
+                name=options.optimizer,
+                lr=options.lr,
+                adamw_lr=options.adamw_lr,
+                pooled_factor=1.0,
+                weight_decay=options.weight_decay,
+            ),
         ),
-        schedule=Schedule(warmup=options.warmup, decay=options.decay),
+        schedule=Schedule(kind=options.schedule, warmup=options.warmup, decay=options.decay),
         feeds=feeds,
         weights=_weights(options, feeds),
-        loss_weights={"sentence-order": options.sop_weight},
+        loss_weights={"sentence-order": options.sentence_weight},
         clip_norm=options.clip_norm,
         seed=options.seed,
-        device=options.device,
+        world=World(device=options.device),
         progress=progress,
     )
     kept = {key: hf[key] for key in label_keys([]) if key in hf and "text-classification" in sizes}
@@ -125,7 +149,7 @@ def _weights(options: argparse.Namespace, feeds: Sequence[Feed]) -> list[float]:
 
 def _classification(
     options: argparse.Namespace, tokenizer: AlbertTokenizer
-) -> tuple[Feed, list[str]]:
+) -> tuple[BatchFeed, list[str]]:
     texts, names = read_labelled(options.text_classification, options.labels)
     if len(names) < 2:
         raise RunError(f"all texts have the label {names[0]}; a classifier needs two or more")
@@ -140,7 +164,7 @@ def _classification(
     return feed, names
 
 
-def _question_answering(options: argparse.Namespace, tokenizer: AlbertTokenizer) -> Feed:
+def _question_answering(options: argparse.Namespace, tokenizer: AlbertTokenizer) -> BatchFeed:
     questions = read_squad(options.question_answering)
     examples = [
         example
@@ -150,14 +174,17 @@ def _question_answering(options: argparse.Namespace, tokenizer: AlbertTokenizer)
     return span_feed(examples, tokens_a_batch=options.batch_tokens, seed=options.seed)
 
 
-def _pretraining(options: argparse.Namespace, tokenizer: AlbertTokenizer) -> Feed:
+def _pretraining(options: argparse.Namespace, tokenizer: AlbertTokenizer) -> PretrainFeed:
     tokenizer_file = options.initialize_from / "tokenizer.json"
-    return pretrain_feed(
-        prepare(options.pretraining, tokenizer_file, options.output / "shards"),
-        NgramMasking(word_starts=word_starts(tokenizer)),
-        length=options.length,
-        batch_size=max(1, options.batch_tokens // options.length),
-        seed=options.seed,
+    shards = prepare(options.pretraining, tokenizer_file, options.output / "shards")
+    masking = NgramMasking(word_starts=word_starts(tokenizer))
+    num_rows = max(1, options.batch_tokens // options.length)
+    return PretrainFeed(
+        plan=Plan(
+            shards=shards, settings=ExampleSettings(length=options.length), seed=options.seed
+        ),
+        collator=Collator(shards=shards, masking=masking, length=options.length, seed=options.seed),
+        slicing=Slicing(num_rows=num_rows, rows_a_batch=num_rows),
     )
 
 
@@ -172,13 +199,13 @@ def _run(options: argparse.Namespace) -> int:
         name: str(value) for name, value in vars(options).items() if name not in _NOT_RECORDED
     }
     is_known = is_known_run(options.output, settings)
+    checkpoints = Checkpoints(folder=options.output, num_kept=options.keep)
     run, extra_config = _build(options)
-    if is_known:
-        go_on(run, options.output)
-    else:
+    if not is_known:
         record_run(options.output, settings)
     saver = Saver(
         folder=options.output,
+        checkpoints=checkpoints,
         tokenizer_from=options.initialize_from,
         every_s=options.save_every,
         program="training.finetune",
@@ -186,8 +213,16 @@ def _run(options: argparse.Namespace) -> int:
         initialized_from=options.initialize_from,
         extra_config=extra_config,
     )
-    status = train(run, saver, report_every=options.report_every)
-    batches = ", ".join(f"{count:,} of {name}" for name, count in run.num_batches.items())
+    if saver.go_on(run):
+        print(f"going on from step {run.progress.step:,}")
+    trainer = Trainer(
+        run=run,
+        saver=saver,
+        metrics=Metrics(options.output, step=run.progress.step),
+        report_every=options.report_every,
+    )
+    status = trainer.train()
+    batches = ", ".join(f"{count:,} of {name}" for name, count in run.num_steps.items())
     print(f"{options.output / 'checkpoint'}: {run.progress.step:,} steps ({batches})")
     return status
 
@@ -235,7 +270,7 @@ def _parser() -> argparse.ArgumentParser:
         default=2048,
         help="the same for classification (2048)",
     )
-    add_optimization(how, muon_lr=5e-4, adamw_lr=3e-4, warmup=0.05, decay=0.6)
+    add_optimization(how, _DEFAULTS)
     add_reports(parser)
     return parser
 

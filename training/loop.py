@@ -6,27 +6,46 @@ a run that was stopped and one that was not end with the same weights.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 from tqdm import tqdm
 
-from training.checkpoint import save_checkpoint
+from training.checkpoint import parameters, read_weights, save_checkpoint
 from training.feeds import Feed
 from training.heads import AlbertForTasks, Task
 from training.losses import Score, Tally, precision
+from training.memory import keep_freed_memory
+from training.metrics import Metrics
 from training.optim import Optimizers, Schedule
+from training.parallel import (
+    World,
+    accumulating,
+    is_sharded,
+    shard_like,
+    shard_states,
+    whole,
+)
+from training.plateau import PlateauAlarm
 from training.provenance import record_stage
-from training.run import MetricsFile, Progress, RunError, StopFlag, load_state, save_state
+from training.run import Progress, RunError, Stability, StopFlag
+from training.saving import Checkpoints, Claim, load_state, step_of
+from training.similarity import layer_similarity
+from training.validation import Validation, measure
 
 _PROGRESS_BAR: Final = "{percentage:5.1f}%|{bar}| {elapsed}<{remaining} {postfix}"
+_POSTFIX_EVERY_S: Final = 0.5
+_ECHO_S: Final = 5.0
+_STATE_VERSION: Final = 2
+_SHORT: Final[dict[str, str]] = {"fill-mask": "masked", "sentence-order": "order"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,12 +53,14 @@ class Step:
     """What one step did.
 
     Attributes:
-        num_tokens: real tokens in its batch.
-        grad_norm: norm of the gradient before it was clipped.
+        tallies: of the passes that this process took.
+        num_tokens: real tokens in its batches, in all processes together.
+        grad_norm: norm of the gradient before it was clipped; where it is not finite, the step
+            changed nothing.
         lr_factor: the part of the peak rates that it was made at.
     """
 
-    scores: Mapping[Task, Score]
+    tallies: Mapping[Task, Tally]
     num_tokens: int
     grad_norm: float
     lr_factor: float
@@ -50,14 +71,16 @@ class Run:
     """A model in training, and how far it is.
 
     Attributes:
+        objective: the model and its losses, as the processes of the world share them.
         weights: how often each feed is drawn, in the order of `feeds`.
         loss_weights: by task, where a loss does not count as 1. Sentence order has one label a
             sequence: in small batches its gradient is mostly noise and drowns the others'.
-        num_batches: batches taken so far, by the feed's name.
+        num_steps: steps made so far, by the feed's name.
         num_tokens: real tokens trained on so far.
     """
 
     model: AlbertForTasks
+    objective: nn.Module
     optimizers: Optimizers
     schedule: Schedule
     feeds: Sequence[Feed]
@@ -65,79 +88,113 @@ class Run:
     loss_weights: Mapping[Task, float]
     clip_norm: float
     seed: int
-    device: torch.device
+    world: World
     progress: Progress
-    num_batches: Counter[str] = field(default_factory=Counter)
+    stability: Stability = field(default_factory=Stability)
+    num_steps: Counter[str] = field(default_factory=Counter)
     num_tokens: int = 0
 
-    def step(self) -> Step:
-        """One update on the task that is drawn for this step.
+    def step(self, done: float) -> Step:
+        """One update on the task that is drawn for this step, `done` being the part behind it.
 
-        Raises:
-            RunError: the gradient is not finite; the weights are left as they were.
+        A gradient that is not finite leaves the weights as they are.
         """
         feed = self._draw()
-        with precision(self.device):
-            scored = next(feed.scorers)(self.model, self.device)
-        losses = [
-            self.loss_weights.get(task, 1.0) * score.mean_loss
-            for task, score in scored.scores.items()
-        ]
-        loss = torch.stack(losses).sum()
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm).item()
-        if not np.isfinite(norm):
-            raise RunError(
-                f"the gradient of step {self.progress.step:,} has norm {norm}; "
-                "start again with lower rates, the last checkpoint is whole"
-            )
-        factor = self.schedule.factor(self.progress.done)
-        self.optimizers.step(factor)
-        self.progress.step += 1
-        self.num_batches[feed.name] += 1
-        self.num_tokens += scored.num_tokens
-        return Step(
-            scores=scored.scores, num_tokens=scored.num_tokens, grad_norm=norm, lr_factor=factor
+        passes = feed.step()
+        *counts, num_tokens = self.world.sum(
+            [sum(one.counts[task] for one in passes) for task in feed.tasks]
+            + [sum(one.num_tokens for one in passes)]
         )
+        totals = dict(zip(feed.tasks, counts, strict=True))
+        tallies: dict[Task, Tally] = {task: Tally() for task in feed.tasks}
+        for number, one in enumerate(passes):
+            self._seed_dropout(number)
+            with accumulating(self.objective, is_last=number == len(passes) - 1):
+                with precision(self.world.device):
+                    scores = self.objective(one)
+                self._loss(scores, totals).backward()  # type: ignore[no-untyped-call]
+            for task, score in scores.items():
+                tallies[task].add(score)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        grad_norm = float(whole(norm))
+        factor = self._update(grad_norm, done)
+        self.num_steps[feed.name] += 1
+        self.num_tokens += int(num_tokens)
+        return Step(
+            tallies=tallies, num_tokens=int(num_tokens), grad_norm=grad_norm, lr_factor=factor
+        )
+
+    def _loss(self, scores: Mapping[Task, Score], totals: Mapping[Task, float]) -> Tensor:
+        """This pass' part of the step's loss, the mean over all predictions of all passes.
+
+        Processes' gradients are averaged, hence the factor.
+        """
+        parts = [
+            self.loss_weights.get(task, 1.0) * self.world.size / max(totals[task], 1) * score.loss
+            for task, score in scores.items()
+        ]
+        return torch.stack(parts).sum()
+
+    def _update(self, grad_norm: float, done: float) -> float:
+        """Change the weights; returns the part of the peak rates that it was done at."""
+        is_finite = bool(np.isfinite(grad_norm))
+        factor = self.schedule.factor(done) * self.stability.rate_factor
+        if is_finite:
+            self.optimizers.step(factor)
+        else:
+            self.optimizers.zero_grad()
+        self.stability.take(is_finite=is_finite)
+        self.progress.step += 1
+        return factor
 
     def _draw(self) -> Feed:
         odds = np.asarray(self.weights) / sum(self.weights)
         rng = np.random.default_rng([self.seed, self.progress.step])
         return self.feeds[int(rng.choice(len(self.feeds), p=odds))]
 
+    def _seed_dropout(self, number: int) -> None:
+        """Seed what dropout draws by the pass alone, whichever process takes it."""
+        key = [self.seed, self.progress.step, number * self.world.size + self.world.rank]
+        torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1)[0]))
+
     def state(self) -> dict[str, Any]:
-        """What `restore` needs to go on."""
+        """What `restore` needs to go on, but for the weights; all processes must call it."""
         return {
-            "model": self.model.state_dict(),
-            "optimizers": self.optimizers.state_dict(),
+            "version": _STATE_VERSION,
+            "optimizers": whole(self.optimizers.state_dict()),
             "step": self.progress.step,
             "elapsed_s": self.progress.seconds,
             "tokens": self.num_tokens,
-            "num_batches": dict(self.num_batches),
-            "random": _random_state(self.device),
+            "num_steps": dict(self.num_steps),
+            "feeds": {feed.name: feed.state() for feed in self.feeds},
+            "stability": asdict(self.stability),
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; feeds must stand at their beginning.
+    def restore(self, weights: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Go on from a state and the weights, by Hugging Face name, that were saved with it.
 
-        A state of a run with a single feed may lack `num_batches` and `random`, as early ones do.
+        Raises:
+            RunError: it is an earlier version's.
         """
-        self.model.load_state_dict(state["model"])
+        if state.get("version") != _STATE_VERSION:
+            raise RunError("the run is an earlier version's; give another --output")
+        with torch.no_grad():
+            for name, parameter in parameters(self.model).items():
+                parameter.copy_(shard_like(weights[name], parameter))
         self.optimizers.load_state_dict(state["optimizers"])
-        self.progress.step = state["step"]
-        self.progress.elapsed_s = state["elapsed_s"]
+        for part in self.optimizers.parts:
+            shard_states(part)
+        self.progress.go_to(step=state["step"], elapsed_s=state["elapsed_s"])
         self.num_tokens = state["tokens"]
-        self.num_batches = Counter(state.get("num_batches", {self.feeds[0].name: state["step"]}))
+        self.num_steps = Counter(state["num_steps"])
+        self.stability = Stability(**state["stability"])
         for feed in self.feeds:
-            num_taken = self.num_batches[feed.name]
-            next(islice(feed.scorers, num_taken, num_taken), None)
-        if "random" in state:
-            _set_random_state(state["random"], self.device)
+            feed.go_to(state["feeds"][feed.name])
 
 
 @dataclass(kw_only=True)
 class Saver:
-    """Writes a run's checkpoint and state into its folder.
+    """Writes a run's checkpoints into its folder.
 
     Attributes:
         program: what trains, such as `training.pretrain`.
@@ -147,6 +204,7 @@ class Saver:
     """
 
     folder: Path
+    checkpoints: Checkpoints
     tokenizer_from: Path
     every_s: float
     program: str
@@ -154,17 +212,32 @@ class Saver:
     initialized_from: Path | None = None
     extra_config: Mapping[str, Any] = field(default_factory=dict)
     _saved_at: float = field(default_factory=time.monotonic)
+    _claim: Claim | None = None
 
-    def save_if_due(self, run: Run) -> None:
-        """Write when `every_s` seconds have gone since the last time."""
-        if time.monotonic() - self._saved_at > self.every_s:
-            self.save(run)
+    @property
+    def is_due(self) -> bool:
+        """Whether `every_s` seconds have gone since the last time."""
+        return time.monotonic() - self._saved_at > self.every_s
 
     def save(self, run: Run) -> None:
-        """Write."""
+        """Write a checkpoint; all processes must call it.
+
+        Raises:
+            RunError: it cannot be written; the last one stays.
+        """
+        tensors = {name: whole(tensor.detach()) for name, tensor in parameters(run.model).items()}
+        state = run.state()
+        if run.world.is_main:
+            self.checkpoints.save(
+                run.progress.step, lambda folder: self._write(run, folder, tensors), state
+            )
+        self._saved_at = time.monotonic()
+
+    def _write(self, run: Run, folder: Path, tensors: Mapping[str, Tensor]) -> None:
         save_checkpoint(
             run.model,
-            self.folder / "checkpoint",
+            folder,
+            tensors=tensors,
             tokenizer_from=self.tokenizer_from,
             extra_config=self.extra_config,
         )
@@ -173,103 +246,301 @@ class Saver:
             "tokens": run.num_tokens,
             "seconds": round(run.progress.seconds),
         }
-        record_stage(
-            self.folder / "checkpoint",
-            self.program,
-            {**self.stage, **done},
-            earlier=self.initialized_from,
-        )
-        save_state(self.folder / "state.pt", run.state())
-        self._saved_at = time.monotonic()
+        record_stage(folder, self.program, {**self.stage, **done}, earlier=self.initialized_from)
+
+    def go_on(self, run: Run) -> bool:
+        """Restore the newest checkpoint that is whole; returns whether there is one.
+
+        All processes must call it. Until `let_go` no others can train the run.
+
+        Raises:
+            RunError: there are checkpoints and none is whole, or it is an earlier version's;
+                another command trains the run; or its folder is not the same for all processes.
+        """
+        newest = self._find_newest(run.world)
+        if newest is None:
+            return False
+        run.restore(read_weights(newest), load_state(newest))
+        return True
+
+    def _find_newest(self, world: World) -> Path | None:
+        """What the main process finds; it alone tidies up."""
+        found: Path | None = None
+        if world.is_main:
+            self._claim = self._claim or Claim(self.folder)
+            found = self.checkpoints.newest()
+        (step,) = world.sum([-1 if found is None else step_of(found)] if world.is_main else [0])
+        if step < 0:
+            return None
+        newest = self.checkpoints.at(int(step))
+        if not newest.is_dir():
+            raise RunError(
+                f"process {world.rank} does not see {newest}; give an --output on a disk that all "
+                "hosts share"
+            )
+        return newest
+
+    def let_go(self) -> None:
+        """Let others train the run."""
+        if self._claim is not None:
+            self._claim.let_go()
+            self._claim = None
 
 
 class Meter:
-    """Means since the last report."""
+    """Means since the last report.
 
-    def __init__(self) -> None:
+    Args:
+        flops_a_token: of training; with `peak_flops`, what the hardware could do in a second, it
+            tells the part of it that is used.
+    """
+
+    def __init__(self, *, flops_a_token: float = 0.0, peak_flops: float = 0.0) -> None:
         self._started = time.monotonic()
+        self._use_a_token = flops_a_token / peak_flops if peak_flops else 0.0
         self._tallies: dict[Task, Tally] = {}
-        self._num_steps = self._num_tokens = 0
-        self._norms = self._factor = 0.0
+        self._num_tokens = 0
+        self._norms: list[float] = []
+        self._factor = 0.0
 
     def add(self, step: Step) -> None:
-        """Take one step in."""
-        for task, score in step.scores.items():
-            self._tallies.setdefault(task, Tally()).add(score)
-        self._num_steps += 1
+        """Take one step in; of one that was left out, the tokens alone."""
         self._num_tokens += step.num_tokens
-        self._norms += step.grad_norm
         self._factor = step.lr_factor
+        if not np.isfinite(step.grad_norm):
+            return
+        self._norms.append(step.grad_norm)
+        for task, tally in step.tallies.items():
+            self._tallies.setdefault(task, Tally()).merge(tally)
 
-    def figures(self) -> dict[str, float]:
-        """Loss and accuracy of each task that was trained, gradient norm, rate and speed."""
-        counted = {task: tally for task, tally in self._tallies.items() if tally.count}
-        return {
-            **{f"{task}/loss": tally.loss for task, tally in counted.items()},
-            **{f"{task}/accuracy": tally.accuracy for task, tally in counted.items()},
-            "grad_norm": self._norms / self._num_steps,
-            "lr_factor": self._factor,
-            "tokens_per_s": self._speed,
-        }
+    def figures(self, world: World) -> dict[str, float]:
+        """Loss and accuracy of each task that was trained, gradient norm, rate and speed.
 
-    @property
-    def _speed(self) -> float:
-        return self._num_tokens / max(time.monotonic() - self._started, 1e-9)
+        All processes of the world must call it.
+        """
+        found: dict[str, float] = {}
+        for task, tally in self._tallies.items():
+            loss, right, count = world.sum(tally.sums)
+            if count:
+                found |= {f"{task}/loss": loss / count, f"{task}/accuracy": right / count}
+        if self._norms:
+            found["grad_norm"] = float(np.mean(self._norms))
+        speed = self._num_tokens / max(time.monotonic() - self._started, 1e-9)
+        found |= {"lr_factor": self._factor, "tokens_per_s": speed}
+        if self._use_a_token:
+            found["mfu"] = speed * self._use_a_token / world.size
+        return found
 
-    def __str__(self) -> str:
-        tasks = [f"{task} {tally}" for task, tally in self._tallies.items()]
-        return ", ".join([*tasks, f"{self._speed:,.0f} tokens/s"])
+
+def describe(figures: Mapping[str, float]) -> str:
+    """Figures in a few words, for the progress bar."""
+    words = [
+        f"{_SHORT.get(task, task)} {figures[name]:.3f} {figures[f'{task}/accuracy']:.1%}"
+        for name in figures
+        for task in [name.removesuffix("/loss")]
+        if task != name
+    ]
+    words.append(f"{figures['tokens_per_s']:,.0f} tokens/s")
+    if "mfu" in figures:
+        words.append(f"MFU {figures['mfu']:.0%}")
+    return ", ".join(words)
 
 
-def go_on(run: Run, folder: Path) -> None:
-    """Restore what the folder's state holds, if there is one.
+class Decision(NamedTuple):
+    """What all processes do next, so that none waits for another that has stopped."""
 
-    Raises:
-        RunError: the state cannot be read.
+    done: float
+    stop: int | None
+    saves: bool
+
+
+@dataclass(kw_only=True)
+class Trainer:
+    """Steps a run to its end, reports and saves.
+
+    Attributes:
+        metrics: where figures go; None in a process that does not write.
+        report_every: steps a line of metrics.
+        alarm: for a loss that stands still.
+        validation: text to measure the run on meanwhile.
+        flops_a_token: of training; 0 where it is not told.
+        peak_flops: of the device, a second.
     """
-    state = load_state(folder / "state.pt")
-    if state is not None:
-        run.restore(state)
-        print(f"going on from step {run.progress.step:,}")
 
+    run: Run
+    saver: Saver
+    metrics: Metrics | None
+    report_every: int
+    alarm: PlateauAlarm | None = None
+    validation: Validation | None = None
+    flops_a_token: float = 0.0
+    peak_flops: float = 0.0
 
-def train(run: Run, saver: Saver, *, report_every: int) -> int:
-    """Train until the run is done or stopped by a signal, and save it.
+    def train(self) -> int:
+        """Train until the run is done or stopped by a signal, and save it.
 
-    Returns the exit status: 0 for a run that is done, 128 + the signal's number for one that was
-    stopped, so that no script takes it for done.
-    """
-    metrics, meter = MetricsFile(saver.folder / "metrics.jsonl", step=run.progress.step), Meter()
-    run.model.train()
-    run.progress.start_clock()
-    with (
-        StopFlag() as stop,
-        tqdm(total=1.0, initial=run.progress.done, disable=None, bar_format=_PROGRESS_BAR) as bar,
-    ):
-        while run.progress.done < 1 and stop.signal is None:
-            meter.add(run.step())
-            bar.set_postfix_str(str(meter), refresh=False)
-            bar.update(run.progress.done - bar.n)
-            if run.progress.step % report_every == 0:
-                metrics.write(step=run.progress.step, tokens=run.num_tokens, **meter.figures())
-                meter = Meter()
-            saver.save_if_due(run)
-        saver.save(run)
-    if run.progress.done < 1 and stop.signal is not None:
-        print(f"stopped at {run.progress.done:.1%}; the same command goes on")
-        return 128 + stop.signal
-    return 0
+        Returns the exit status: 0 for a run that is done, 128 + the signal's number for one that
+        was stopped, so that no script takes it for done.
 
+        Raises:
+            RunError: a checkpoint cannot be written, the gradient stays not finite, or a process
+                that makes batches has ended.
+        """
+        run = self.run
+        if run.world.device.type == "cpu":
+            keep_freed_memory()
+        run.objective.train()
+        run.progress.start_clock()
+        # A scheduler signals torchrun, which passes it on, and its processes as well.
+        echo_s = _ECHO_S if run.world.size > 1 else 0.0
+        try:
+            with (
+                StopFlag(echo_s=echo_s) as stop,
+                tqdm(
+                    total=1.0,
+                    initial=run.progress.done,
+                    disable=None if run.world.is_main else True,
+                    bar_format=_PROGRESS_BAR,
+                ) as bar,
+            ):
+                return self._loop(stop, bar)
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise RunError(
+                f"a process that makes batches has ended: {error}; "
+                "the same command goes on from the last checkpoint"
+            ) from error
+        finally:
+            self.saver.let_go()
+            if self.metrics is not None:
+                self.metrics.close()
 
-def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
-    """The generators that dropout draws from."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
+    def _loop(self, stop: StopFlag, bar: tqdm[Any]) -> int:
+        run, meter, shown_at = self.run, self._meter(), 0.0
+        if run.progress.step == 0:
+            self.saver.save(run)  # there is something to go back to from the first step on
+        while True:
+            decision = self._decide(stop)
+            if decision.done >= 1 or decision.stop is not None:
+                break
+            # What is amidst steps that are left out may be what they come from.
+            if decision.saves and not run.stability.num_in_a_row:
+                self.saver.save(run)
+            step = run.step(decision.done)
+            meter.add(step)
+            if run.stability.num_in_a_row:
+                self._tell(bar, f"step {run.progress.step:,} left out: its gradient is not finite")
+            if run.stability.is_lost:
+                self._roll_back(bar)
+                meter = self._meter()
+                continue
+            if run.progress.step % self.report_every == 0:
+                self._report(meter, decision.done, bar)
+                meter = self._meter()
+            self._validate(stop, bar)
+            bar.update(decision.done - bar.n)
+            if run.world.size == 1 and time.monotonic() - shown_at > _POSTFIX_EVERY_S:
+                bar.set_postfix_str(describe(meter.figures(run.world)), refresh=False)
+                shown_at = time.monotonic()
+        bar.update(decision.done - bar.n)
+        self.saver.save(run)
+        if decision.stop is None or decision.done >= 1:
+            return 0
+        self._tell(bar, f"stopped at {decision.done:.1%}; the same command goes on")
+        return 128 + decision.stop
 
+    def _decide(self, stop: StopFlag) -> Decision:
+        """What to do next, by the main process' clock and any process' signal."""
+        run = self.run
+        done, saves = run.progress.done, self.saver.is_due
+        if run.world.size == 1:
+            return Decision(done, stop.signal, saves)
+        is_main = run.world.is_main
+        done, num_saves, num_stops = run.world.sum(
+            [done * is_main, saves and is_main, stop.signal is not None]
+        )
+        number = (stop.signal or signal.SIGTERM) if num_stops else None
+        return Decision(done, number, bool(num_saves))
 
-def _set_random_state(states: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states["cpu"])
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)
+    def _roll_back(self, bar: tqdm[Any]) -> None:
+        """Go back to the last checkpoint, at half the rates.
+
+        The clock is not put back: a budget is one of time that has gone. A run that ends before
+        its next checkpoint knows nothing of the return: gone on with, it comes by here again.
+        """
+        run = self.run
+        stability, seconds = run.stability, run.progress.seconds
+        stability.roll_back()
+        self.saver.go_on(run)
+        run.stability = stability
+        run.progress.go_to(step=run.progress.step, elapsed_s=seconds)
+        if self.metrics is not None:  # lines of what is undone go
+            self.metrics.close()
+            self.metrics = Metrics(self.saver.folder, step=run.progress.step)
+        self._tell(
+            bar,
+            f"back at step {run.progress.step:,} after {stability.patience} steps whose gradient "
+            f"was not finite; rates are {run.stability.rate_factor:g} of what they were",
+        )
+
+    def _report(self, meter: Meter, done: float, bar: tqdm[Any]) -> None:
+        run = self.run
+        figures = meter.figures(run.world) | run.optimizers.figures()
+        if run.stability.num_skipped:
+            figures["skipped"] = run.stability.num_skipped
+        bar.set_postfix_str(describe(figures), refresh=False)
+        if self.alarm is not None and "fill-mask/loss" in figures:
+            message = self.alarm.add(
+                step=run.progress.step,
+                progress=done,
+                loss=figures["fill-mask/loss"],
+                accuracy=figures["fill-mask/accuracy"],
+            )
+            figures["plateau"] = int(self.alarm.is_raised)
+            if message is not None:
+                self._tell(bar, message)
+        self._write(figures)
+
+    def _validate(self, stop: StopFlag, bar: tqdm[Any]) -> None:
+        """Measure the run on held-out text, where it is time to."""
+        run, validation = self.run, self.validation
+        if validation is None or run.progress.step % validation.every:
+            return
+        # A signal does not wait for the end; processes that have to agree on it do.
+        tallies = measure(
+            run.objective,
+            validation.batches,
+            run.feeds[0].tasks,
+            run.world.device,
+            should_stop=lambda: run.world.size == 1 and stop.signal is not None,
+        )
+        if tallies is None:
+            return
+        figures: dict[str, float] = {}
+        for task, tally in tallies.items():
+            figures |= {
+                f"validation/{task}/loss": tally.loss,
+                f"validation/{task}/accuracy": tally.accuracy,
+            }
+        self._write(figures)
+        if self.metrics is not None and not is_sharded(run.model):
+            layers = layer_similarity(run.model, [validation.batches[0].tokens])
+            self.metrics.write_layers(step=run.progress.step, layers=layers)
+
+    def _write(self, figures: Mapping[str, float]) -> None:
+        if self.metrics is not None:
+            run = self.run
+            self.metrics.write(
+                step=run.progress.step,
+                tokens=run.num_tokens,
+                elapsed_s=run.progress.seconds,
+                **figures,
+            )
+
+    def _meter(self) -> Meter:
+        return Meter(flops_a_token=self.flops_a_token, peak_flops=self.peak_flops)
+
+    def _tell(self, bar: tqdm[Any], message: str) -> None:
+        if self.run.world.is_main:
+            bar.write(message)

@@ -1,19 +1,23 @@
 """What each task's loss and accuracy are.
 
-Shape legend: B sequences, S positions, H hidden size, R rows gathered, K outputs.
+Shape legend: B rows, S positions, H hidden size, R rows gathered, C sequences, K outputs.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from training.examples import IGNORED, PretrainBatch
-from training.heads import AlbertForTasks
+from training.batches import PretrainBatch
+from training.examples import IGNORED
+from training.heads import AlbertForTasks, Task
+from training.model import Batch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,56 +28,103 @@ class Score:
     right: Tensor
     count: int
 
-    @property
-    def mean_loss(self) -> Tensor:
-        """Loss a prediction; 0 where there is none."""
-        return self.loss / max(self.count, 1)
-
 
 class Tally:
-    """Loss and accuracy over several batches."""
+    """Loss and accuracy over several batches; nothing is fetched from a GPU before it is asked."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._loss = self._right = 0.0
+        self._sums: Tensor | None = None
 
     def add(self, score: Score) -> None:
         """Take one batch in."""
         self.count += score.count
-        self._loss += score.loss.item()
-        self._right += score.right.item()
+        sums = torch.stack([score.loss.detach().double(), score.right.double()])
+        self._sums = sums if self._sums is None else self._sums + sums
+
+    def merge(self, other: Tally) -> None:
+        """Take in what another one has."""
+        self.count += other.count
+        if other._sums is not None:
+            self._sums = other._sums if self._sums is None else self._sums + other._sums
+
+    @property
+    def sums(self) -> tuple[float, float, float]:
+        """Loss, right answers and predictions."""
+        loss, right = (0.0, 0.0) if self._sums is None else self._sums.tolist()
+        return loss, right, float(self.count)
 
     @property
     def loss(self) -> float:
         """Loss a prediction; nan where there was none."""
-        return self._loss / self.count if self.count else math.nan
+        return self.sums[0] / self.count if self.count else math.nan
 
     @property
     def accuracy(self) -> float:
         """The part of the predictions that is right; nan where there was none."""
-        return self._right / self.count if self.count else math.nan
-
-    def __str__(self) -> str:
-        return f"{self.loss:.3f} {self.accuracy:.1%}"
+        return self.sums[1] / self.count if self.count else math.nan
 
 
-def score(logits_RK: Tensor, targets_R: Tensor) -> Score:
-    """Cross-entropy and accuracy of logits (R, K); targets of IGNORED count for nothing."""
-    kept = targets_R != IGNORED
+def score(logits_RK: Tensor, targets_R: Tensor, count: int | None = None) -> Score:
+    """Cross-entropy and accuracy of logits (R, K); targets of IGNORED count for nothing.
+
+    Args:
+        count: how many others there are, where that is known.
+    """
     return Score(
         loss=F.cross_entropy(logits_RK.float(), targets_R, ignore_index=IGNORED, reduction="sum"),
-        right=((logits_RK.argmax(-1) == targets_R) & kept).sum(),
-        count=int(kept.sum()),
+        right=(logits_RK.argmax(-1) == targets_R).sum(),
+        count=int((targets_R != IGNORED).sum()) if count is None else count,
     )
 
 
-def pretrain_scores(model: AlbertForTasks, batch: PretrainBatch) -> tuple[Score, Score]:
-    """Masked-token and sentence-order scores of one batch (paper, sections 3.1 and 4.1)."""
-    hidden_BSH = model(batch.tokens)
-    rows_RH = hidden_BSH.flatten(0, 1)[batch.rows]
-    masked = score(model.logits("fill-mask", rows_RH), batch.targets)
-    order = score(model.logits("sentence-order", hidden_BSH[:, 0]), batch.orders)
-    return masked, order
+class PretrainSums(NamedTuple):
+    """Summed loss and right answers of masked tokens and, where there is its head, of order."""
+
+    masked_loss: Tensor
+    masked_right: Tensor
+    order_loss: Tensor | None
+    order_right: Tensor | None
+
+
+def pretrain_sums(
+    model: AlbertForTasks,
+    tokens: Batch,
+    rows_R: Tensor,
+    targets_R: Tensor,
+    firsts_C: Tensor,
+    labels_C: Tensor,
+) -> PretrainSums:
+    """What `pretrain_scores` is made of, a function of tensors alone so that it can be compiled."""
+    hidden_TH = model(tokens).flatten(0, 1)
+    masked = score(model.logits("fill-mask", hidden_TH[rows_R]), targets_R, 0)
+    if "sentence-order" not in model.tasks:
+        return PretrainSums(masked.loss, masked.right, None, None)
+    order = score(model.logits("sentence-order", hidden_TH[firsts_C]), labels_C, 0)
+    return PretrainSums(masked.loss, masked.right, order.loss, order.right)
+
+
+def pretrain_scores(
+    model: AlbertForTasks,
+    batch: PretrainBatch,
+    sums: Callable[..., PretrainSums] = pretrain_sums,
+) -> dict[Task, Score]:
+    """Scores of masked tokens, and of the sentence task where the model has its head.
+
+    Paper, sections 3.1 and 4.1. Vocabulary logits are computed for masked tokens alone.
+
+    Args:
+        sums: `pretrain_sums`, which may be compiled.
+    """
+    given = (batch.rows, batch.targets, batch.firsts, batch.labels)
+    found = sums(model, batch.tokens, *given)
+    masked = Score(loss=found.masked_loss, right=found.masked_right, count=batch.num_masked)
+    scores: dict[Task, Score] = {"fill-mask": masked}
+    if found.order_loss is not None and found.order_right is not None:
+        scores["sentence-order"] = Score(
+            loss=found.order_loss, right=found.order_right, count=batch.num_pairs
+        )
+    return scores
 
 
 def precision(device: torch.device) -> torch.autocast:

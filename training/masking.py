@@ -55,24 +55,30 @@ class NgramMasking:
         begins, ends = word_bounds(ids, self.word_starts)
         if not len(begins):
             return np.zeros(0, np.int64)
-        budget = max(1, round(self.rate * len(ids)))
         odds = 1 / np.arange(1, self.max_words + 1)
-        order = rng.permutation(len(begins)).tolist()
-        wanted = rng.choice(self.max_words, len(begins), p=odds / odds.sum()).tolist()
-        taken = np.zeros(len(ids), bool)
-        for word, more in zip(order, wanted, strict=True):
-            # A span that does not fit, or would run past a special token, is tried shorter.
-            for last in range(word + more, word - 1, -1):
-                if last < len(begins) and ends[last] - begins[word] <= budget:
-                    span = slice(begins[word], ends[last])
-                    whole = ends[last] - begins[word] == (ends - begins)[word : last + 1].sum()
-                    if whole and not taken[span].any():
-                        taken[span] = True
-                        budget -= span.stop - span.start
-                        break
-            if budget <= 0:
-                break
-        return np.flatnonzero(taken)
+        order = rng.permutation(len(begins))
+        num_words = rng.choice(self.max_words, len(begins), p=odds / odds.sum()) + 1
+        # A span that would run past a special token ends before it.
+        lasts = np.minimum(order + num_words - 1, _last_neighbours(begins, ends)[order])
+        budget = max(1, round(self.rate * len(ids)))
+        begin_of, end_of, taken = begins.tolist(), ends.tolist(), bytearray(len(ids))
+        for word, last in zip(order.tolist(), lasts.tolist(), strict=True):
+            begin = begin_of[word]
+            # One over the budget is tried shorter; one that meets another is left out.
+            while last >= word and end_of[last] - begin > budget:
+                last -= 1
+            if last >= word and not any(taken[begin : end_of[last]]):
+                taken[begin : end_of[last]] = bytes([1]) * (end_of[last] - begin)
+                budget -= end_of[last] - begin
+                if not budget:
+                    break
+        return np.flatnonzero(np.frombuffer(taken, np.uint8))
+
+
+def _last_neighbours(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each word, the last one that follows it without a special token between."""
+    breaks = np.flatnonzero(begins[1:] != ends[:-1])
+    return np.append(breaks, len(begins) - 1)[np.searchsorted(breaks, np.arange(len(begins)))]
 
 
 def word_bounds(

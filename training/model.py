@@ -1,19 +1,35 @@
 """ALBERT in torch: factorised embeddings and post-LN layers applied by a visible sharing plan.
 
-Shape legend: B sequences, S positions, E embedding size, H hidden size, N heads, D = H / N,
-F feed-forward size.
+Shape legend: B rows, S positions, E embedding size, H hidden size, N heads, D = H / N, F
+feed-forward size, T = B * S tokens, C sequences. A row is one sequence, or several that are packed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.varlen import varlen_attn
+from torch.utils.checkpoint import checkpoint
 
 from albert_serve.config import AlbertConfig
+
+Record = TypeVar("Record")
+
+
+class Bounds(NamedTuple):
+    """Bounds (C + 1,) of the sequences in the flattened tokens (T,), and their greatest length."""
+
+    bounds: Tensor
+    longest: int
+
+
+# A mask that broadcasts to (B, N, S, S), True where a token is attended to; or bounds; or all.
+Seen: TypeAlias = "Tensor | Bounds | None"
 
 
 class Embeddings(nn.Module):
@@ -29,10 +45,14 @@ class Embeddings(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.project = nn.Linear(size, config.hidden_size)
 
-    def forward(self, ids_BS: Tensor, types_BS: Tensor) -> Tensor:
-        """Embed ids and types of shape (B, S); returns (B, S, H)."""
-        positions_S = torch.arange(ids_BS.shape[1], device=ids_BS.device)
-        x_BSE = self.word(ids_BS) + self.token_type(types_BS) + self.position(positions_S)
+    def forward(self, ids_BS: Tensor, types_BS: Tensor, positions_BS: Tensor | None) -> Tensor:
+        """Embed ids and types of shape (B, S); returns (B, S, H).
+
+        Without positions, each row is one sequence that begins at 0.
+        """
+        if positions_BS is None:
+            positions_BS = torch.arange(ids_BS.shape[1], device=ids_BS.device)
+        x_BSE = self.word(ids_BS) + self.token_type(types_BS) + self.position(positions_BS)
         x_BSH: Tensor = self.project(self.dropout(self.norm(x_BSE)))
         return x_BSH
 
@@ -52,15 +72,15 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
 
-    def forward(self, x_BSH: Tensor, mask_B11S: Tensor | None) -> Tensor:
-        """Attend over (B, S, H), to positions where the mask is True; returns (B, S, H)."""
-        query_BNSD, key_BNSD, value_BNSD = (
-            part(x_BSH).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+    def forward(self, x_BSH: Tensor, seen: Seen) -> Tensor:
+        """Attend over (B, S, H), to the positions seen; returns (B, S, H)."""
+        query_BSND, key_BSND, value_BSND = (
+            part(x_BSH).unflatten(-1, (self.num_heads, -1))
             for part in (self.query, self.key, self.value)
         )
         dropout = self.attention_dropout if self.training else 0.0
-        seen_BNSD = attend(query_BNSD, key_BNSD, value_BNSD, mask_B11S, dropout)
-        out_BSH = self.output(seen_BNSD.transpose(1, 2).flatten(2))
+        read_BSND = attend(query_BSND, key_BSND, value_BSND, seen, dropout)
+        out_BSH = self.output(read_BSND.flatten(2))
         normed_BSH: Tensor = self.norm(x_BSH + self.dropout(out_BSH))
         return normed_BSH
 
@@ -84,40 +104,94 @@ class FeedForward(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The distinct attention and feed-forward blocks, and the loop that applies them."""
+    """The distinct attention and feed-forward blocks, and the loop that applies them.
+
+    Attributes:
+        recomputes: whether a layer's activations are made again in the backward pass instead of
+            kept; a third more work for a memory of one layer instead of L.
+    """
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
         self.layer_plan = config.layer_plan
+        self.recomputes = False
         self.attentions = nn.ModuleList(Attention(config) for _ in range(config.num_attentions))
         self.ffns = nn.ModuleList(FeedForward(config) for _ in range(config.num_ffns))
 
-    def forward(self, x_BSH: Tensor, mask_B11S: Tensor | None) -> Tensor:
+    def forward(self, x_BSH: Tensor, seen: Seen) -> Tensor:
         """Apply the layers in the order of the plan to (B, S, H); returns (B, S, H)."""
         for attention, ffn in self.layer_plan:
-            x_BSH = self.attentions[attention](x_BSH, mask_B11S)
-            x_BSH = self.ffns[ffn](x_BSH)
+            blocks = (self.attentions[attention], self.ffns[ffn])
+            if self.recomputes and self.training:
+                # Reentrant recomputation runs the hooks of shared weights once per use.
+                x_BSH = checkpoint(_layer, *blocks, x_BSH, seen, use_reentrant=False)
+            else:
+                x_BSH = _layer(*blocks, x_BSH, seen)
         return x_BSH
+
+
+def _layer(attention: nn.Module, ffn: nn.Module, x_BSH: Tensor, seen: Seen) -> Tensor:
+    out_BSH: Tensor = ffn(attention(x_BSH, seen))
+    return out_BSH
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packing:
+    """Several sequences in each row, none across rows.
+
+    Attributes:
+        positions: (B, S) int64, each token's position in its sequence.
+        sequences: (B, S) int64, each token's sequence within its row; -1 where padded.
+        bounds: (C + 1,) int32, where each sequence begins in the flattened tokens (T,), padding
+            counted as a sequence, and the end T; the end is repeated up to a fixed size.
+    """
+
+    positions: Tensor
+    sequences: Tensor
+    bounds: Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """Token ids of right-padded sequences.
+    """Token ids of right-padded rows.
 
     Attributes:
         ids: (B, S) int64.
         types: (B, S) int64, 0 for the first segment, 1 for the second.
-        lengths: (B,) int64, real tokens of each sequence; None where none is padded.
+        lengths: (B,) int64, real tokens of each row; None where none is padded.
+        packing: which sequences a row holds; None where it is one.
     """
 
     ids: Tensor
     types: Tensor
     lengths: Tensor | None = None
+    packing: Packing | None = None
+
+    @property
+    def real_BS(self) -> Tensor:
+        """(B, S) bool, whether a token is no padding."""
+        if self.packing is not None:
+            return self.packing.sequences >= 0
+        positions_S = torch.arange(self.ids.shape[1], device=self.ids.device)
+        if self.lengths is None:
+            return torch.ones_like(self.ids, dtype=torch.bool)
+        return positions_S < self.lengths[:, None]
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device."""
-        lengths = None if self.lengths is None else self.lengths.to(device)
-        return Batch(ids=self.ids.to(device), types=self.types.to(device), lengths=lengths)
+        return move(self, device)
+
+
+def move(record: Record, device: torch.device) -> Record:
+    """A dataclass of tensors, and of such dataclasses, on another device."""
+    moved: dict[str, object] = {}
+    for field in fields(record):  # type: ignore[arg-type]
+        value = getattr(record, field.name)
+        if isinstance(value, Tensor):
+            moved[field.name] = value.to(device, non_blocking=True)
+        elif is_dataclass(value) and not isinstance(value, type):
+            moved[field.name] = move(value, device)
+    return replace(record, **moved)  # type: ignore[type-var]
 
 
 class Albert(nn.Module):
@@ -134,40 +208,63 @@ class Albert(nn.Module):
         """Hidden states (B, S, H); those at padded positions mean nothing.
 
         Raises:
-            ValueError: the sequences are longer than the model has positions.
+            ValueError: the rows are longer than the model has positions.
         """
         length = batch.ids.shape[1]
         if length > self.config.max_positions:
             raise ValueError(
                 f"sequences of {length} tokens; the model has {self.config.max_positions} positions"
             )
-        mask_B11S = None
-        if batch.lengths is not None:
-            positions_S = torch.arange(length, device=batch.ids.device)
-            mask_B11S = (positions_S < batch.lengths[:, None])[:, None, None, :]
-        hidden_BSH: Tensor = self.encoder(self.embeddings(batch.ids, batch.types), mask_B11S)
+        positions_BS = None if batch.packing is None else batch.packing.positions
+        x_BSH = self.embeddings(batch.ids, batch.types, positions_BS)
+        hidden_BSH: Tensor = self.encoder(x_BSH, self._seen(batch))
         return hidden_BSH
+
+    def _seen(self, batch: Batch) -> Seen:
+        """What each token attends to: its own sequence."""
+        if batch.packing is None:
+            return None if batch.lengths is None else batch.real_BS[:, None, None, :]
+        drops = self.training and self.config.attention_dropout > 0
+        if batch.ids.is_cuda and torch.is_autocast_enabled("cuda") and not drops:
+            return Bounds(bounds=batch.packing.bounds, longest=batch.ids.shape[1])
+        sequences_BS = batch.packing.sequences
+        return sequences_BS[:, None, :, None] == sequences_BS[:, None, None, :]
 
 
 def attend(
-    query_BNSD: Tensor,
-    key_BNSD: Tensor,
-    value_BNSD: Tensor,
-    mask_B11S: Tensor | None,
-    dropout: float,
+    query_BSND: Tensor, key_BSND: Tensor, value_BSND: Tensor, seen: Seen, dropout: float
 ) -> Tensor:
-    """Scaled dot-product attention over the positions where the mask is True; (B, N, S, D)."""
+    """Scaled dot-product attention over what is seen; (B, S, N, D)."""
+    if isinstance(seen, Bounds):
+        return _attend_within(query_BSND, key_BSND, value_BSND, seen)
+    query_BNSD, key_BNSD, value_BNSD = (
+        part.transpose(1, 2) for part in (query_BSND, key_BSND, value_BSND)
+    )
     if query_BNSD.device.type != "cpu" or not query_BNSD.requires_grad:
         return F.scaled_dot_product_attention(
-            query_BNSD, key_BNSD, value_BNSD, attn_mask=mask_B11S, dropout_p=dropout
-        )
+            query_BNSD, key_BNSD, value_BNSD, attn_mask=seen, dropout_p=dropout
+        ).transpose(1, 2)
     # The backward pass of torch's fused CPU kernel took a third of a training step at 128
     # tokens; plain products, fused by torch.compile, made the whole step 1.4 times faster.
     scores_BNSS = query_BNSD @ key_BNSD.transpose(-1, -2) / query_BNSD.shape[-1] ** 0.5
-    if mask_B11S is not None:
-        scores_BNSS = scores_BNSS.masked_fill(~mask_B11S, float("-inf"))
+    if seen is not None:
+        scores_BNSS = scores_BNSS.masked_fill(~seen, float("-inf"))
     weights_BNSS = F.dropout(scores_BNSS.softmax(-1).to(value_BNSD.dtype), dropout)
-    return weights_BNSS @ value_BNSD
+    return (weights_BNSS @ value_BNSD).transpose(1, 2)
+
+
+def _attend_within(
+    query_BSND: Tensor, key_BSND: Tensor, value_BSND: Tensor, seen: Bounds
+) -> Tensor:
+    """The same within the bounds of each sequence, by a kernel that never sees the others."""
+    query_TND, key_TND, value_TND = (
+        part.flatten(0, 1) for part in (query_BSND, key_BSND, value_BSND)
+    )
+    read_TND = varlen_attn(
+        query_TND, key_TND, value_TND, seen.bounds, seen.bounds, seen.longest, seen.longest
+    )
+    assert isinstance(read_TND, Tensor)
+    return read_TND.reshape(query_BSND.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,17 @@
-"""Command-line options that pretraining and finetuning share."""
+"""Command-line options that several programs share, and how their values are written."""
 
 from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Mapping
+from typing import get_args
 
 import torch
 
-_SOP_WEIGHT = "of the sentence-order loss; the paper's is 1, with 4096 sequences a step"
+from training.optim import OptimizerName, ScheduleName
+
+_SENTENCE_WEIGHT = "of the sentence task's loss; the paper's is 1, with 4096 sequences a step"
 
 
 def add_end(parser: argparse.ArgumentParser) -> None:
@@ -17,35 +21,41 @@ def add_end(parser: argparse.ArgumentParser) -> None:
     end.add_argument("--budget", type=parse_duration, help="time of training, such as 25m or 2h")
 
 
-def add_optimization(
-    group: argparse._ArgumentGroup,
-    *,
-    muon_lr: float,
-    adamw_lr: float,
-    warmup: float,
-    decay: float,
-) -> None:
-    """Options of the optimizers, with these defaults."""
+def add_optimization(group: argparse._ArgumentGroup, defaults: Mapping[str, float | str]) -> None:
+    """Options of the optimizers.
+
+    Args:
+        defaults: by the options' names; what it lacks is None where it is not given.
+    """
     add = group.add_argument
-    default = "(%(default)s)"
-    add("--muon-lr", type=parse_positive, default=muon_lr, help=f"layers' matrices {default}")
-    add("--adamw-lr", type=parse_positive, default=adamw_lr, help=f"everything else {default}")
-    add("--warmup", type=parse_part, default=warmup, help=f"part of the run {default}")
-    add("--decay", type=parse_part, default=decay, help=f"last part of the run {default}")
-    add("--sop-weight", type=parse_part, default=0.1, help=f"{_SOP_WEIGHT} {default}")
-    add("--clip-norm", type=parse_positive, default=1.0, help=f"gradient norm {default}")
-    add("--seed", type=parse_seed, default=0, help="of data order, masks and dropout (0)")
-    add("--device", type=torch.device, default=default_device(), help=default)
+    add(
+        "--optimizer",
+        choices=get_args(OptimizerName),
+        help="muon leaves all but the layers' matrices to AdamW",
+    )
+    add("--lr", type=parse_positive, help="peak rate; with muon that of the layers' matrices")
+    add("--adamw-lr", type=parse_positive, help="with muon, the peak rate of everything else")
+    add("--weight-decay", type=parse_part, help="of matrices")
+    add("--schedule", choices=get_args(ScheduleName), help="of the rate, over steps or the budget")
+    add("--warmup", type=parse_part, help="first part of the run")
+    add("--decay", type=parse_part, help="last part of the run, with wsd")
+    add("--sentence-weight", type=parse_part, help=_SENTENCE_WEIGHT)
+    add("--clip-norm", type=parse_positive, help="norm that a gradient is cut to")
+    add("--seed", type=parse_seed, help="of data order, masks and dropout")
+    for action in group._group_actions:
+        if action.dest in defaults:
+            action.default = defaults[action.dest]
+            action.help = f"{action.help} (%(default)s)"
 
 
 def add_reports(parser: argparse.ArgumentParser) -> None:
-    """Options of what a run writes, which do not change what it computes."""
-    parser.add_argument(
-        "--save-every", type=parse_duration, default=300.0, help="time between checkpoints (5m)"
-    )
-    parser.add_argument(
-        "--report-every", type=parse_count, default=50, help="steps a line of metrics.jsonl (50)"
-    )
+    """Options of where a run computes and what it writes, which do not change what it computes."""
+    group = parser.add_argument_group("where it runs, and what it writes")
+    add = group.add_argument
+    add("--device", type=torch.device, default=default_device(), help="(%(default)s)")
+    add("--save-every", type=parse_duration, default=300.0, help="time between checkpoints (5m)")
+    add("--keep", type=parse_count, default=2, help="checkpoints that stay (2)")
+    add("--report-every", type=parse_count, default=50, help="steps a line of metrics (50)")
 
 
 def default_device() -> torch.device:

@@ -1,15 +1,17 @@
 """Pretraining from text: masked n-grams and sentence order (Lan et al. 2019, section 3.1).
 
-Writes `checkpoint/` (a Hugging Face directory), `metrics.jsonl` and `state.pt` into the output
-folder. The same command goes on with a run that was stopped.
+Writes into the output folder: `checkpoints/`, of which `checkpoint` is the newest (Hugging Face
+directories), `metrics.jsonl`, `layers.jsonl` and `tensorboard/`. The same command goes on with a
+run that was stopped, in whatever way. On several GPUs or hosts begin it with torchrun.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -17,136 +19,276 @@ import torch
 
 from albert_serve.config import PRESETS, AlbertConfig, Sharing, preset
 from albert_serve.tokenizer import AlbertTokenizer
-from training.corpus import find_files
+from training.batches import Collator, Slicing
+from training.checkpoint import grow_depth, load_checkpoint
 from training.errors import report_errors
-from training.examples import MIN_LENGTH
-from training.feeds import pretrain_feed
+from training.examples import MIN_LENGTH, ExampleSettings, SentenceTask
+from training.feeds import Objective, PretrainFeed
+from training.flops import peak_flops, train_flops_per_token
 from training.heads import AlbertForTasks, head_sizes
 from training.initialize import Start, start_local
-from training.loop import Run, Saver, go_on, train
+from training.loop import Run, Saver, Trainer
+from training.losses import pretrain_sums
 from training.masking import NgramMasking, word_starts
-from training.optim import Schedule, muon_with_adamw
-from training.options import add_end, add_optimization, add_reports, parse_count, parse_part
+from training.metrics import Metrics
+from training.optim import build_optimizers
+from training.options import (
+    add_end,
+    add_optimization,
+    add_reports,
+    parse_count,
+    parse_part,
+)
+from training.packing import Plan
+from training.parallel import Parallelism, World, join_world, share
+from training.plateau import PlateauAlarm
 from training.provenance import file_names
+from training.recipes import RECIPES, Dropout, Recipe, scaled_lr
 from training.run import Progress, RunError, is_known_run, record_run
-from training.shards import prepare
+from training.saving import Checkpoints
+from training.shards import Shards
+from training.validation import Validation, held_out, unigram_entropy
 
-# Sentence order has one label a sequence: at the embeddings' rate its head follows noise
-# (docs/decisions.md).
-_POOLED_RATE: Final = 0.1
+# Tokens of a pass through the model, where --micro-batch-size does not say it.
+_TOKENS_A_PASS: Final = {"cpu": 8192, "cuda": 65536}
+# Rows of held-out text that a run is measured on meanwhile.
+_VALIDATION_TOKENS: Final = 1 << 16
 
 _EXAMPLES: Final = r"""examples:
   python -m training.pretrain --corpus wiki/*.jsonl.xz --tokenizer vocab/ --output runs/base \
-      --steps 125000 --batch-size 256
-  python -m training.pretrain --corpus wiki/*.jsonl.xz --tokenizer vocab/ --output runs/small \
-      --hidden-size 384 --layers 6 --heads 6 --budget 2h
+      --preset base --recipe paper
+  python -m training.pretrain --shards wiki-shards/ --tokenizer vocab/ --output runs/small \
+      --preset small --recipe small --budget 2h --validation held-out.jsonl
+  torchrun --nproc-per-node 8 -m training.pretrain --shards wiki-shards/ --tokenizer vocab/ \
+      --output runs/xxlarge --preset xxlarge --recipe paper --parallel fsdp --recompute
+  python -m training.pretrain --initialize-from runs/3-layers/checkpoint --layers 12 \
+      --shards wiki-shards/ --tokenizer vocab/ --output runs/12-layers --budget 2h
 """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """Everything that decides what a run computes, but the corpus and the model's sizes."""
+class Job:
+    """One pretraining, ready to be built.
 
-    length: int
-    batch_size: int
-    num_steps: int | None
-    budget_s: float | None
-    muon_lr: float
-    adamw_lr: float
-    warmup: float
-    decay: float
-    mask_rate: float
-    clip_norm: float
-    sop_weight: float
-    start: Start
-    seed: int
+    Attributes:
+        tokenizer: folder that `training.vocab` wrote.
+        initialize_from: a checkpoint's folder, where the weights do not begin anew.
+        micro_batch_size: rows that go through the model together; None for as many as suit the
+            device. It changes sums in their last digits alone.
+        compiles: whether the model and its losses are compiled.
+        recomputes: whether activations are computed twice to save memory.
+        num_workers: processes that make batches; None for as many as suit the device.
+    """
+
+    config: AlbertConfig
+    recipe: Recipe
+    progress: Progress
+    shards: Shards
+    tokenizer: Path
+    world: World
+    initialize_from: Path | None = None
+    micro_batch_size: int | None = None
+    compiles: bool = True
+    recomputes: bool = False
+    parallelism: Parallelism = "ddp"
+    num_workers: int | None = None
+
+    @property
+    def example_settings(self) -> ExampleSettings:
+        """How examples are cut."""
+        return ExampleSettings(
+            length=self.recipe.length,
+            sentence_task=self.recipe.sentence_task,
+            short_rate=self.recipe.short_rate,
+        )
+
+    @property
+    def masking(self) -> NgramMasking:
+        """How tokens are masked."""
+        tokenizer = AlbertTokenizer.from_file(self.tokenizer / "tokenizer.json")
+        return NgramMasking(word_starts=word_starts(tokenizer), rate=self.recipe.mask_rate)
+
+    @property
+    def slicing(self) -> Slicing:
+        """How a step's rows are divided.
+
+        Raises:
+            RunError: they do not divide.
+        """
+        rows, size = self.recipe.batch_size, self.world.size
+        if rows % size:
+            raise RunError(f"--batch-size {rows} is no multiple of the {size} processes")
+        most = _TOKENS_A_PASS.get(self.world.device.type, 8192) // self.recipe.length
+        rows_a_batch = self.micro_batch_size or _largest_divisor(rows // size, max(1, most))
+        if rows % (rows_a_batch * size):
+            raise RunError(
+                f"--batch-size {rows} is no multiple of --micro-batch-size {rows_a_batch} "
+                f"times {size} processes"
+            )
+        return Slicing(
+            num_rows=rows, rows_a_batch=rows_a_batch, rank=self.world.rank, world_size=size
+        )
+
+    def feed(self) -> PretrainFeed:
+        """The steps of the run."""
+        recipe, on_gpu = self.recipe, self.world.device.type == "cuda"
+        default = max(1, min(8, (os.cpu_count() or 1) // self.world.size - 1)) if on_gpu else 0
+        return PretrainFeed(
+            plan=Plan(shards=self.shards, settings=self.example_settings, seed=recipe.seed),
+            collator=Collator(
+                shards=self.shards, masking=self.masking, length=recipe.length, seed=recipe.seed
+            ),
+            slicing=self.slicing,
+            num_workers=default if self.num_workers is None else self.num_workers,
+        )
+
+    def model(self, feed: PretrainFeed) -> AlbertForTasks:
+        """The model with its first weights."""
+        torch.manual_seed(self.recipe.seed)
+        sizes = head_sizes(self.config, feed.tasks)
+        if self.initialize_from is not None:
+            shallow = load_checkpoint(self.initialize_from, sizes)
+            return grow_depth(shallow, self.config.num_layers)
+        model = AlbertForTasks(self.config, sizes)
+        if self.recipe.start == "local":
+            start_local(model, self.shards.token_counts(self.config.vocab_size))
+        return model
+
+    def build(self) -> Run:
+        """The run at its beginning.
+
+        Raises:
+            RunError: the batch does not divide, or the optimizer cannot be sharded.
+        """
+        if self.parallelism == "fsdp" and self.recipe.optimizer == "muon":
+            raise RunError("muon needs whole matrices; with --parallel fsdp take lamb or adamw")
+        feed = self.feed()
+        model = self.model(feed).to(self.world.device)
+        model.albert.encoder.recomputes = self.recomputes
+        if self.compiles:
+            feed.sums = torch.compile(pretrain_sums)
+        objective = share(Objective(model, self.world.device), model, self.world, self.parallelism)
+        return Run(
+            model=model,
+            objective=objective,
+            optimizers=build_optimizers(model, self.recipe.optimizer_settings),
+            schedule=self.recipe.rate_schedule,
+            feeds=[feed],
+            weights=[1.0],
+            loss_weights={"sentence-order": self.recipe.sentence_weight},
+            clip_norm=self.recipe.clip_norm,
+            seed=self.recipe.seed,
+            world=self.world,
+            progress=self.progress,
+        )
 
 
-def _build(
-    options: argparse.Namespace,
-    settings: Settings,
-    config: AlbertConfig,
-    tokenizer: AlbertTokenizer,
-) -> Run:
-    progress = Progress(num_steps=settings.num_steps, budget_s=settings.budget_s)
-    shards = prepare(
-        options.corpus, options.tokenizer / "tokenizer.json", options.output / "shards"
-    )
-    feed = pretrain_feed(
-        shards,
-        NgramMasking(word_starts=word_starts(tokenizer), rate=settings.mask_rate),
-        length=settings.length,
-        batch_size=settings.batch_size,
-        seed=settings.seed,
-    )
-    torch.manual_seed(settings.seed)
-    model = AlbertForTasks(config, head_sizes(config, feed.tasks))
-    if settings.start == "local":
-        start_local(model, shards.token_counts(config.vocab_size))
-    model.to(options.device)
-    if options.compile:
-        model.albert.compile()
-    return Run(
-        model=model,
-        optimizers=muon_with_adamw(
-            model,
-            muon_lr=settings.muon_lr,
-            adamw_lr=settings.adamw_lr,
-            pooled_lr=_POOLED_RATE * settings.adamw_lr,
-        ),
-        schedule=Schedule(warmup=settings.warmup, decay=settings.decay),
-        feeds=[feed],
-        weights=[1.0],
-        loss_weights={"sentence-order": settings.sop_weight},
-        clip_norm=settings.clip_norm,
-        seed=settings.seed,
-        device=options.device,
-        progress=progress,
-    )
+def _largest_divisor(number: int, most: int) -> int:
+    return max(size for size in range(1, min(number, most) + 1) if number % size == 0)
 
 
-def _config(options: argparse.Namespace, vocab_size: int) -> AlbertConfig:
-    sizes = {
+def _recipe(options: argparse.Namespace) -> Recipe:
+    """The recipe that is named, with what is given in its place."""
+    recipe = RECIPES[options.recipe]
+    given = {
+        field.name: getattr(options, field.name)
+        for field in fields(Recipe)
+        if getattr(options, field.name, None) is not None
+    }
+    if "batch_size" in given and "lr" not in given and "optimizer" not in given:
+        given["lr"] = scaled_lr(recipe, given["batch_size"])
+    return replace(recipe, **given)
+
+
+def _config(options: argparse.Namespace, recipe: Recipe, vocab_size: int) -> AlbertConfig:
+    given = {
         "embedding_size": options.embedding_size,
         "hidden_size": options.hidden_size,
         "num_layers": options.layers,
         "num_heads": options.heads,
         "ffn_size": options.ffn_size or (options.hidden_size and 4 * options.hidden_size),
         "num_groups": options.groups,
+        "num_inner_layers": options.inner_layers,
         "sharing": options.sharing,
         "max_positions": options.max_positions,
     }
-    given = {name: value for name, value in sizes.items() if value is not None}
-    config = preset(options.preset, vocab_size=vocab_size, **given)
-    if not MIN_LENGTH <= options.length <= config.max_positions:
+    given = {name: value for name, value in given.items() if value is not None}
+    if options.initialize_from is None:
+        config = preset(options.preset or "base", vocab_size=vocab_size, **given)
+        dropout = recipe.dropout_of(config)
+        config = replace(config, hidden_dropout=dropout, attention_dropout=dropout)
+    else:
+        config = _grown(options, given, vocab_size)
+    if not MIN_LENGTH <= recipe.length <= config.max_positions:
         raise RunError(
-            f"--length {options.length}: a sequence has from {MIN_LENGTH} tokens to the model's "
+            f"--length {recipe.length}: a sequence has from {MIN_LENGTH} tokens to the model's "
             f"{config.max_positions} positions (--max-positions)"
         )
     return config
 
 
-def _settings(options: argparse.Namespace) -> Settings:
-    return Settings(
-        length=options.length,
-        batch_size=options.batch_size,
-        num_steps=options.steps,
-        budget_s=options.budget,
-        muon_lr=options.muon_lr,
-        adamw_lr=options.adamw_lr,
-        warmup=options.warmup,
-        decay=options.decay,
-        mask_rate=options.mask_rate,
-        clip_norm=options.clip_norm,
-        sop_weight=options.sop_weight,
-        start=options.start,
-        seed=options.seed,
-    )
+def _grown(options: argparse.Namespace, given: Mapping[str, Any], vocab_size: int) -> AlbertConfig:
+    """The sizes of the checkpoint that the run begins from, and the layers that are asked for.
+
+    Raises:
+        RunError: other sizes are asked for than it has.
+    """
+    config = load_checkpoint(options.initialize_from).config
+    if options.preset is not None:
+        raise RunError("--preset goes with new weights; --initialize-from has sizes of its own")
+    if config.vocab_size != vocab_size:
+        raise RunError(
+            f"{options.initialize_from} has {config.vocab_size} tokens, --tokenizer {vocab_size}"
+        )
+    for name, value in given.items():
+        if name != "num_layers" and getattr(config, name) != value:
+            raise RunError(
+                f"{name} {value}: {options.initialize_from} has {getattr(config, name)}; "
+                "only the number of layers can grow"
+            )
+    return replace(config, num_layers=options.layers or config.num_layers)
 
 
-def _corpus(paths: Sequence[Path]) -> list[list[Any]]:
+def _shards(options: argparse.Namespace, world: World) -> Shards:
+    """The tokenised corpus; the main process makes it, where need be, while the others wait."""
+    tokenizer = options.tokenizer / "tokenizer.json"
+    if options.shards is not None:
+        return Shards.open(options.shards, tokenizer)
+    if world.is_main:
+        # A machine that trains on shards alone needs nothing of what makes them.
+        from training.prepare import prepare
+
+        prepare(options.corpus, tokenizer, options.output / "shards")
+    world.sum([0.0])
+    return Shards.open(options.output / "shards", tokenizer)
+
+
+def _corpus(options: argparse.Namespace) -> list[list[Any]]:
     """Names and sizes of the files: enough to tell another corpus by, and the same anywhere."""
-    return [[file.name, file.stat().st_size] for file in find_files(paths)]
+    if options.shards is not None:
+        return [[Shards.open(options.shards).fingerprint, 0]]
+    from training.corpus import find_files
+
+    return [[file.name, file.stat().st_size] for file in find_files(options.corpus)]
+
+
+def _validation(options: argparse.Namespace, job: Job) -> Validation | None:
+    if options.validation is None:
+        return None
+    tokenizer = job.tokenizer / "tokenizer.json"
+    if len(options.validation) == 1 and (options.validation[0] / "shards.json").is_file():
+        shards = Shards.open(options.validation[0], tokenizer)
+    else:
+        from training.prepare import prepare
+
+        if job.world.is_main:
+            prepare(options.validation, tokenizer, options.output / "validation-shards")
+        job.world.sum([0.0])
+        shards = Shards.open(options.output / "validation-shards", tokenizer)
+    max_rows = max(1, _VALIDATION_TOKENS // job.recipe.length)
+    masking = replace(job.masking, rate=RECIPES["paper"].mask_rate)
+    batches = list(held_out(shards, masking, job.example_settings, max_rows=max_rows))
+    return Validation(batches=batches, every=options.validate_every)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -157,34 +299,73 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     tokenizer = AlbertTokenizer.from_file(options.tokenizer / "tokenizer.json")
-    settings, config = _settings(options), _config(options, tokenizer.vocab_size)
+    recipe = _recipe(options)
+    steps = options.steps or (recipe.num_steps if options.budget is None else None)
     record = {
-        "settings": asdict(settings),
-        "config": config.to_hf(),
-        "corpus": _corpus(options.corpus),
+        "settings": {**asdict(recipe), "num_steps": steps, "budget_s": options.budget},
+        "config": _config(options, recipe, tokenizer.vocab_size).to_hf(),
+        "corpus": _corpus(options),
     }
-    is_known = is_known_run(options.output, record)
-    run = _build(options, settings, config, tokenizer)
-    if is_known:
-        go_on(run, options.output)
-    else:
-        record_run(options.output, record)
-    saver = Saver(
+    is_known_run(options.output, record)
+    with join_world(options.device) as world:
+        job = Job(
+            config=_config(options, recipe, tokenizer.vocab_size),
+            recipe=recipe,
+            progress=Progress(num_steps=steps, budget_s=options.budget),
+            shards=_shards(options, world),
+            tokenizer=options.tokenizer,
+            world=world,
+            initialize_from=options.initialize_from,
+            micro_batch_size=options.micro_batch_size,
+            compiles=options.compile,
+            recomputes=options.recompute,
+            parallelism=options.parallel,
+            num_workers=options.workers,
+        )
+        return _train(options, job, record)
+
+
+def _train(options: argparse.Namespace, job: Job, record: dict[str, Any]) -> int:
+    run, world = job.build(), job.world
+    saver = _saver(options, record)
+    entropy = unigram_entropy(job.shards, job.config.vocab_size)
+    if world.is_main and not is_known_run(options.output, record):
+        record_run(options.output, {**record, "unigram_entropy": round(entropy, 4)})
+    if saver.go_on(run) and world.is_main:
+        print(f"going on from step {run.progress.step:,}")
+    trainer = Trainer(
+        run=run,
+        saver=saver,
+        metrics=Metrics(options.output, step=run.progress.step) if world.is_main else None,
+        report_every=options.report_every,
+        alarm=PlateauAlarm(unigram_entropy=entropy, warmup=job.recipe.warmup),
+        validation=_validation(options, job),
+        flops_a_token=train_flops_per_token(
+            job.config, length=job.recipe.length, masked_rate=job.recipe.mask_rate
+        ),
+        peak_flops=peak_flops(world.device),
+    )
+    status = trainer.train()
+    if world.is_main:
+        print(
+            f"{options.output / 'checkpoint'}: {run.progress.step:,} steps, "
+            f"{run.num_tokens:,} tokens, {run.progress.seconds:,.0f} s"
+        )
+    return status
+
+
+def _saver(options: argparse.Namespace, record: Mapping[str, Any]) -> Saver:
+    given = [options.shards] if options.corpus is None else [Path(n) for n, _ in record["corpus"]]
+    return Saver(
         folder=options.output,
+        checkpoints=Checkpoints(folder=options.output, num_kept=options.keep),
         tokenizer_from=options.tokenizer,
         every_s=options.save_every,
         program="training.pretrain",
-        stage={
-            "settings": asdict(settings),
-            "corpus": file_names(find_files(options.corpus)),
-        },
+        stage={"settings": record["settings"], "corpus": file_names(given)},
+        initialized_from=options.initialize_from,
+        extra_config={"albert_sentence_task": record["settings"]["sentence_task"]},
     )
-    status = train(run, saver, report_every=options.report_every)
-    print(
-        f"{options.output / 'checkpoint'}: {run.progress.step:,} steps, {run.num_tokens:,} tokens, "
-        f"{run.progress.seconds:,.0f} s"
-    )
-    return status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -194,33 +375,72 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
-    add("--corpus", nargs="+", type=Path, required=True, help="text or JSONL files, or folders")
+    data = parser.add_argument_group("data")
+    corpus = data.add_mutually_exclusive_group(required=True)
+    corpus.add_argument("--corpus", nargs="+", type=Path, help="files of text, or folders")
+    corpus.add_argument("--shards", type=Path, help="folder that training.prepare wrote")
+    add = data.add_argument
     add("--tokenizer", type=Path, required=True, help="folder that training.vocab wrote")
     add("--output", type=Path, required=True, help="the run's folder")
+    add("--validation", nargs="+", type=Path, help="held-out text, or a folder of its shards")
+    add("--validate-every", type=parse_count, default=500, help="steps (500)")
+    _add_sizes(parser)
+    add_end(parser)
+    _add_recipe(parser)
+    add_reports(parser)
+    _add_machine(parser)
+    return parser
+
+
+def _add_sizes(parser: argparse.ArgumentParser) -> None:
     sizes = parser.add_argument_group("model (what is not given is the preset's)")
-    sizes.add_argument("--preset", choices=list(PRESETS), default="base")
-    for name in ("embedding-size", "hidden-size", "layers", "heads", "ffn-size", "groups"):
+    sizes.add_argument("--preset", choices=list(PRESETS), help="(base)")
+    for name in (
+        *("embedding-size", "hidden-size", "layers", "heads", "ffn-size"),
+        *("groups", "inner-layers", "max-positions"),
+    ):
         sizes.add_argument(f"--{name}", type=parse_count)
-    sizes.add_argument("--max-positions", type=parse_count)
+    sizes.add_argument("--sharing", choices=get_args(Sharing))
     sizes.add_argument(
+        "--initialize-from", type=Path, help="a checkpoint to begin from; --layers may be more"
+    )
+
+
+def _add_recipe(parser: argparse.ArgumentParser) -> None:
+    how = parser.add_argument_group("how it trains (what is not given is the recipe's)")
+    add = how.add_argument
+    add(
+        "--recipe",
+        choices=list(RECIPES),
+        default="small",
+        help="the paper's, or the best one for hours on a small machine (small)",
+    )
+    add("--length", type=parse_count, help="tokens a row")
+    add("--batch-size", type=parse_count, help="rows a step")
+    add("--mask-rate", type=parse_part, help="part of the tokens that is predicted")
+    add("--sentence-task", choices=get_args(SentenceTask), help="order, next sentence, or none")
+    add("--short-rate", type=parse_part, help="part of the documents cut into shorter examples")
+    add("--dropout", choices=get_args(Dropout), help="0.1 but in xxlarge, or none")
+    add(
         "--start",
         choices=get_args(Start),
-        default="local",
-        help="first weights: with attention to what is near, or the paper's random ones (local)",
+        help="first weights: with attention to what is near, or the paper's random ones",
     )
-    sizes.add_argument("--sharing", choices=get_args(Sharing))
-    add_end(parser)
-    how = parser.add_argument_group("how it trains")
-    how.add_argument("--length", type=parse_count, default=128, help="tokens a sequence (128)")
-    how.add_argument("--batch-size", type=parse_count, default=32, help="sequences a step (32)")
-    how.add_argument(
-        "--mask-rate", type=parse_part, default=0.15, help="part of tokens predicted (0.15)"
+    add_optimization(how, {})
+
+
+def _add_machine(parser: argparse.ArgumentParser) -> None:
+    machine = parser.add_argument_group("what suits the machine")
+    add = machine.add_argument
+    add("--micro-batch-size", type=parse_count, help="rows that go through the model together")
+    add("--parallel", choices=get_args(Parallelism), default="ddp", help="under torchrun (ddp)")
+    add(
+        "--recompute",
+        action="store_true",
+        help="compute activations twice instead of keeping them; for xlarge and xxlarge",
     )
-    add_optimization(how, muon_lr=1e-3, adamw_lr=3e-3, warmup=0.03, decay=0.3)
-    how.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
-    add_reports(parser)
-    return parser
+    add("--workers", type=int, help="processes that make batches (0 on a CPU)")
+    add("--compile", action=argparse.BooleanOptionalAction, default=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What every training run has: a folder with metrics and a state that it can go on from."""
+"""What every training run has: an end, a way to stop it, and a note of what it computes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final, TypeAlias
 
-import torch
-
-from training.checkpoint import put_in_place, write_atomically
+from training.checkpoint import write_atomically
 from training.errors import TrainingError
 
 _STOPPING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -52,6 +50,12 @@ class Progress:
         """Count seconds of training from now on."""
         self._started = time.monotonic()
 
+    def go_to(self, *, step: int, elapsed_s: float) -> None:
+        """Go on from a saved state."""
+        self.step, self.elapsed_s = step, elapsed_s
+        if self._started is not None:
+            self.start_clock()
+
     @property
     def seconds(self) -> float:
         """Seconds of training so far, over all parts of the run."""
@@ -66,11 +70,64 @@ class Progress:
         return min(1.0, max(by_steps, by_time))
 
 
-class StopFlag:
-    """Inside `with`, SIGTERM, SIGINT and SIGUSR1 only set `signal`; a second one ends at once."""
+@dataclass(kw_only=True)
+class Stability:
+    """Steps whose gradient was not finite: they are left out, and many in a row undone.
 
-    def __init__(self) -> None:
+    Attributes:
+        patience: so many in a row send the run back to its last checkpoint, at half the rate.
+        num_skipped: steps left out so far.
+        num_in_a_row: those among them since the last good one.
+        num_rollbacks: how often the run went back.
+    """
+
+    patience: int = 5
+    max_rollbacks: int = 4
+    num_skipped: int = 0
+    num_in_a_row: int = 0
+    num_rollbacks: int = 0
+
+    @property
+    def rate_factor(self) -> float:
+        """What the rates are lowered by."""
+        return 0.5**self.num_rollbacks
+
+    def take(self, *, is_finite: bool) -> None:
+        """Count one step."""
+        self.num_skipped += not is_finite
+        self.num_in_a_row = 0 if is_finite else self.num_in_a_row + 1
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the run has to go back."""
+        return self.num_in_a_row >= self.patience
+
+    def roll_back(self) -> None:
+        """Count one return to the last checkpoint.
+
+        Raises:
+            RunError: there were too many.
+        """
+        self.num_in_a_row = 0
+        self.num_rollbacks += 1
+        if self.num_rollbacks > self.max_rollbacks:
+            raise RunError(
+                f"the gradient is not finite, and was not after {self.max_rollbacks} returns to "
+                "the last checkpoint, each at half the rate; start again with lower rates"
+            )
+
+
+class StopFlag:
+    """Inside `with`, SIGTERM, SIGINT and SIGUSR1 only set `signal`; a second one ends at once.
+
+    Args:
+        echo_s: seconds after the first in which another one is taken for the same.
+    """
+
+    def __init__(self, *, echo_s: float = 0.0) -> None:
         self.signal: int | None = None
+        self._echo_s = echo_s
+        self._came_at = 0.0
         self._before: _Handlers = {}
 
     def __enter__(self) -> StopFlag:
@@ -87,39 +144,10 @@ class StopFlag:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None:
+        if self.signal is None:
+            self.signal, self._came_at = number, time.monotonic()
+        elif time.monotonic() - self._came_at >= self._echo_s:
             raise SystemExit(128 + number)
-        self.signal = number
-
-
-class MetricsFile:
-    """One JSON object a line, flushed at once.
-
-    Lines of steps after `step`, and a line cut short, were written by a part of the run that was
-    lost; they are taken out.
-    """
-
-    def __init__(self, file: Path, *, step: int) -> None:
-        kept = [line for line in _lines(file) if _step_of(line) <= step]
-        write_atomically(file, "".join(kept).encode())
-        self._file = file
-
-    def write(self, **metrics: float) -> None:
-        """Append one line; numbers are rounded to six significant digits."""
-        rounded = {name: float(f"{value:.6g}") for name, value in metrics.items()}
-        with self._file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(rounded) + "\n")
-
-
-def _lines(file: Path) -> list[str]:
-    return file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []
-
-
-def _step_of(line: str) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except ValueError:
-        return float("inf")
 
 
 def is_known_run(folder: Path, settings: Mapping[str, Any]) -> bool:
@@ -128,8 +156,13 @@ def is_known_run(folder: Path, settings: Mapping[str, Any]) -> bool:
     Settings that its `run.json` does not name are not compared.
 
     Raises:
-        RunError: the folder holds a run with other settings.
+        RunError: the folder holds a run with other settings, or an earlier version's.
     """
+    if (folder / "state.pt").is_file():
+        raise RunError(
+            f"{folder} holds a run of an earlier version; give another --output, and "
+            f"--initialize-from {folder / 'checkpoint'} to begin with its weights"
+        )
     file = folder / "run.json"
     if not file.is_file():
         return False
@@ -137,6 +170,8 @@ def is_known_run(folder: Path, settings: Mapping[str, Any]) -> bool:
         known = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RunError(f"{file} is not JSON: {error}; give another --output") from error
+    if not isinstance(known, dict):
+        raise RunError(f"{file} is not a JSON object; give another --output")
     changed = list(_differences(known, settings))
     if changed:
         raise RunError(
@@ -162,25 +197,3 @@ def record_run(folder: Path, settings: Mapping[str, Any]) -> None:
     """Make the run's folder, with the `run.json` that `is_known_run` reads."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "run.json", json.dumps(dict(settings), indent=2).encode())
-
-
-def save_state(file: Path, state: Mapping[str, Any]) -> None:
-    """Write a run's state whole or not at all."""
-    partial = file.with_name(file.name + ".partial")
-    torch.save(dict(state), partial)
-    put_in_place(partial, file)
-
-
-def load_state(file: Path) -> dict[str, Any] | None:
-    """The state that `save_state` wrote; None where there is none.
-
-    Raises:
-        RunError: the file is damaged.
-    """
-    if not file.is_file():
-        return None
-    try:
-        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises several unrelated types
-        raise RunError(f"{file} cannot be read: {error}") from error
-    return state

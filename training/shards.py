@@ -1,48 +1,54 @@
 """A tokenised corpus on disk: token ids with the bounds of sentences and documents.
 
-A folder of `tokens.npy` (uint16 or int32, all documents one after the other), `sentences.npy`
-(int64, start of each sentence in tokens, and the end), `documents.npy` (int64, start of each
-document in sentences, and the end) and `shards.json`. The arrays are memory-mapped.
+A folder of parts, `part-00000/` and on, each of three arrays that are memory-mapped:
+
+- `tokens.npy`: uint16, or int32 where the vocabulary is over 65,536; all documents, one after
+  the other, without special tokens
+- `sentences.npy`: int64, where each sentence begins in the part's tokens, and their end
+- `documents.npy`: int64, where each document begins in the part's sentences, and their end
+
+and `shards.json`, which lists them with their sizes and hashes. `training.prepare` writes it
+last, so that a folder with it is whole; until then the same list is in `partial.json`. Reading
+needs numpy alone, so that a machine that only trains needs none of what makes a corpus.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
-from tqdm import tqdm
 
-from training.corpus import find_files, read_documents, split_sentences
 from training.errors import TrainingError
 
-_ARRAYS = ("tokens", "sentences", "documents")
-_DOCUMENTS_A_CHUNK = 256
-# bincount makes int64 of what it counts, so that it is given a part at a time.
-_TOKENS_A_COUNT = 1 << 22
+ARRAYS: Final = ("tokens", "sentences", "documents")
+SHARDS_FILE: Final = "shards.json"
+PARTIAL_FILE: Final = "partial.json"
+PART_NAME: Final = re.compile(r"part-[0-9]{5,}")
+_FORMAT: Final = 2
+_TOKEN_DTYPES: Final = (np.uint16, np.int32)
+# bincount makes int64 of what it counts, so that it is given a piece at a time.
+_TOKENS_A_COUNT: Final = 1 << 22
 
 
 class ShardError(TrainingError):
     """A tokenised corpus that cannot be read or made."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shards:
-    """A tokenised corpus.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Part:
+    """Consecutive documents of a tokenised corpus, whole ones.
 
     Attributes:
-        tokens: all token ids, without special tokens.
-        sentences: bounds of sentences in `tokens`, one more than there are sentences.
-        documents: bounds of documents in `sentences`, one more than there are documents.
+        tokens: (T,) uint16 or int32, token ids without special tokens.
+        sentences: (S + 1,) int64, bounds of sentences in `tokens`, from 0 to T.
+        documents: (D + 1,) int64, bounds of documents in sentences, from 0 to S.
     """
 
     tokens: NDArray[Any]
@@ -50,113 +56,267 @@ class Shards:
     documents: NDArray[np.int64]
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens of all its documents."""
+        return len(self.tokens)
+
+    @property
+    def num_sentences(self) -> int:
+        """Sentences, none of them empty."""
+        return len(self.sentences) - 1
+
+    @property
     def num_documents(self) -> int:
-        """Documents that hold at least one sentence."""
+        """Documents, each of at least one sentence."""
         return len(self.documents) - 1
 
-    def token_counts(self, vocab_size: int) -> NDArray[np.int64]:
-        """How often each token occurs; (vocab_size,)."""
-        counts = np.zeros(vocab_size, np.int64)
-        for begin in range(0, len(self.tokens), _TOKENS_A_COUNT):
-            part = self.tokens[begin : begin + _TOKENS_A_COUNT]
-            counts += np.bincount(part, minlength=vocab_size)
-        return counts
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the three arrays."""
+        return self.tokens.nbytes + self.sentences.nbytes + self.documents.nbytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartRecord:
+    """What `shards.json` says of a part.
+
+    Attributes:
+        sha256: hash of each array's file, by the array's name.
+        end: where the corpus goes on after it: the number of whole files read, of documents of
+            the next one, and of bytes of all files, as they lie on disk.
+    """
+
+    name: str
+    num_tokens: int
+    num_sentences: int
+    num_documents: int
+    sha256: dict[str, str]
+    end: tuple[int, int, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """What `shards.json` holds.
+
+    Attributes:
+        tokenizer_sha256: hash of the `tokenizer.json` that made the tokens.
+        fingerprint: hash of everything that the tokens follow from.
+    """
+
+    tokenizer_sha256: str
+    fingerprint: str
+    parts: tuple[PartRecord, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all parts."""
+        return sum(part.num_tokens for part in self.parts)
+
+    def to_json(self) -> bytes:
+        """The file's content."""
+        return (json.dumps({"format": _FORMAT, **asdict(self)}, indent=1) + "\n").encode()
 
     @classmethod
-    def open(cls, folder: Path) -> Shards:
-        """Memory-map a folder that `prepare` wrote.
+    def read(cls, file: Path) -> Manifest:
+        """Read what `to_json` made.
 
         Raises:
-            ShardError: a file is missing or damaged.
+            ShardError: the file is missing, damaged, or of another format.
         """
         try:
-            arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
-        except (OSError, ValueError, EOFError) as error:
-            raise ShardError(
-                f"{folder} cannot be read as a tokenised corpus: {error}; delete it to make it anew"
-            ) from error
-        shards = cls(**arrays)
-        if not _are_bounds(shards.documents, len(shards.sentences) - 1):
-            raise ShardError(f"{folder}: documents and sentences contradict; delete it")
-        if not _are_bounds(shards.sentences, len(shards.tokens)):
-            raise ShardError(f"{folder}: sentences and tokens contradict; delete it")
-        return shards
+            entries = json.loads(file.read_bytes())
+            if entries.pop("format", 1) != _FORMAT:
+                raise ShardError(f"{file} is of another version of this program")
+            parts = tuple(_part_record(**part) for part in entries.pop("parts"))
+            manifest = cls(**entries, parts=parts)
+        except OSError as error:
+            raise ShardError(f"{file} cannot be read: {error.strerror}") from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            reason = error if isinstance(error, ShardError) else f"{file} is damaged: {error!r}"
+            raise ShardError(str(reason)) from error
+        for number, part in enumerate(parts):
+            if part.name != part_name(number):
+                raise ShardError(f"{file} is damaged: part {number} is called {part.name!r}")
+        return manifest
 
 
-def _are_bounds(bounds: NDArray[np.int64], end: int) -> bool:
-    """Whether they ascend from 0 to `end`."""
-    if bounds.ndim != 1 or len(bounds) < 2:
-        return False
-    return bool(bounds[0] == 0 and bounds[-1] == end and (np.diff(bounds) > 0).all())
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shards:
+    """A tokenised corpus.
+
+    Attributes:
+        parts: at least one; documents go on from part to part.
+        tokenizer_sha256: hash of the `tokenizer.json` that made the tokens.
+        fingerprint: hash of the corpus, the tokenizer and all else that the tokens follow from.
+    """
+
+    parts: tuple[Part, ...]
+    tokenizer_sha256: str
+    fingerprint: str
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all parts."""
+        return sum(part.num_tokens for part in self.parts)
+
+    @property
+    def num_sentences(self) -> int:
+        """Sentences of all parts."""
+        return sum(part.num_sentences for part in self.parts)
+
+    @property
+    def num_documents(self) -> int:
+        """Documents that hold at least one sentence."""
+        return sum(part.num_documents for part in self.parts)
+
+    def token_counts(self, vocab_size: int) -> NDArray[np.int64]:
+        """How often each token occurs; (vocab_size,) int64.
+
+        Raises:
+            ShardError: an id is not below `vocab_size`.
+        """
+        counts = np.zeros(vocab_size, np.int64)
+        for tokens in self._pieces():
+            highest = int(tokens.max())
+            if highest >= vocab_size:
+                raise ShardError(
+                    f"the corpus has token id {highest}, the vocabulary {vocab_size} tokens; "
+                    "prepare it with this vocabulary's tokenizer.json"
+                )
+            counts += np.bincount(tokens, minlength=vocab_size)
+        return counts
+
+    def _pieces(self) -> Iterator[NDArray[Any]]:
+        for part in self.parts:
+            for begin in range(0, part.num_tokens, _TOKENS_A_COUNT):
+                yield part.tokens[begin : begin + _TOKENS_A_COUNT]
+
+    @classmethod
+    def open(cls, folder: Path, tokenizer_file: Path | None = None) -> Shards:
+        """Memory-map a folder that `training.prepare` wrote, and check its parts.
+
+        Sizes and bounds are checked, hashes are not: those take as long as reading everything.
+
+        Args:
+            folder: what `training.prepare` wrote.
+            tokenizer_file: the `tokenizer.json` that the tokens must have been made with.
+
+        Raises:
+            ShardError: it is not whole, a file is missing or damaged, or the tokens were made
+                with another tokenizer.
+        """
+        manifest = _read_manifest(folder)
+        if tokenizer_file is not None:
+            _check_tokenizer(folder, manifest, tokenizer_file)
+        try:
+            parts = tuple(open_part(folder, record) for record in manifest.parts)
+        except ShardError as error:
+            raise ShardError(f"{error}; delete {folder} and prepare it again") from error
+        return cls(
+            parts=parts,
+            tokenizer_sha256=manifest.tokenizer_sha256,
+            fingerprint=manifest.fingerprint,
+        )
 
 
-def prepare(paths: Sequence[Path], tokenizer_file: Path, folder: Path) -> Shards:
-    """Tokenise a corpus into `folder`, or open what an earlier call with the same input wrote.
+def _part_record(*, end: Sequence[int], **sizes: Any) -> PartRecord:
+    num_files, num_documents, num_bytes = map(int, end)
+    return PartRecord(**sizes, end=(num_files, num_documents, num_bytes))
+
+
+def part_name(number: int) -> str:
+    """The folder of a part, counted from 0."""
+    return f"part-{number:05}"
+
+
+def open_part(folder: Path, record: PartRecord) -> Part:
+    """Memory-map a part, and check it against what is recorded of it.
 
     Raises:
-        CorpusError: a file cannot be read.
-        ShardError: the corpus holds no sentence.
+        ShardError: a file is missing or damaged; the message names it.
     """
-    files = find_files(paths)
-    fingerprint = _fingerprint(files, tokenizer_file)
-    if _read_fingerprint(folder) == fingerprint:
-        return Shards.open(folder)
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    arrays = {name: _open_array(folder / record.name / f"{name}.npy") for name in ARRAYS}
+    part = Part(**arrays)
+    if part.tokens.dtype not in _TOKEN_DTYPES or part.tokens.ndim != 1:
+        raise ShardError(f"{folder / record.name}: tokens.npy holds no token ids")
+    if not _are_bounds(part.documents, part.num_sentences):
+        raise ShardError(f"{folder / record.name}: documents.npy and sentences.npy contradict")
+    if not _are_bounds(part.sentences, part.num_tokens):
+        raise ShardError(f"{folder / record.name}: sentences.npy and tokens.npy contradict")
+    found = (part.num_tokens, part.num_sentences, part.num_documents)
+    recorded = (record.num_tokens, record.num_sentences, record.num_documents)
+    if found != recorded:
+        raise ShardError(
+            f"{folder / record.name} holds {found} tokens, sentences and documents, "
+            f"not {recorded} as recorded"
+        )
+    return part
+
+
+def is_intact(folder: Path, record: PartRecord) -> bool:
+    """Whether the files of a part have the hashes that were recorded."""
     try:
-        counts = _write(read_documents(files), Tokenizer.from_file(str(tokenizer_file)), partial)
-        (partial / "shards.json").write_text(json.dumps({"fingerprint": fingerprint, **counts}))
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return Shards.open(folder)
+        return hash_part(folder / record.name) == record.sha256
+    except OSError:
+        return False
 
 
-def _read_fingerprint(folder: Path) -> str | None:
-    """The fingerprint of the corpus that lies tokenised there; None where none does."""
+def hash_part(part: Path) -> dict[str, str]:
+    """The sha256 of each array's file, by the array's name.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    return {name: hash_file(part / f"{name}.npy") for name in ARRAYS}
+
+
+def hash_file(file: Path) -> str:
+    """The sha256 of a file's content, as hexadecimal digits.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _read_manifest(folder: Path) -> Manifest:
+    file = folder / SHARDS_FILE
+    if file.is_file():
+        try:
+            manifest = Manifest.read(file)
+        except ShardError as error:
+            raise ShardError(f"{error}; delete {folder} and prepare it again") from error
+        if not manifest.parts:
+            raise ShardError(f"{file} names no part; delete {folder} and prepare it again")
+        return manifest
+    if (folder / PARTIAL_FILE).is_file():
+        raise ShardError(f"{folder} is not whole; give the command that was preparing it again")
+    raise ShardError(f"{folder} holds no {SHARDS_FILE}; make it with python -m training.prepare")
+
+
+def _check_tokenizer(folder: Path, manifest: Manifest, tokenizer_file: Path) -> None:
     try:
-        fingerprint: str = json.loads((folder / "shards.json").read_bytes())["fingerprint"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return fingerprint
+        sha256 = hash_file(tokenizer_file)
+    except OSError as error:
+        raise ShardError(f"{tokenizer_file} cannot be read: {error.strerror}") from error
+    if sha256 != manifest.tokenizer_sha256:
+        raise ShardError(
+            f"{folder} was prepared with another tokenizer than {tokenizer_file}; "
+            "give that one, or prepare the corpus again with this one"
+        )
 
 
-def _write(documents: Iterable[str], tokenizer: Tokenizer, folder: Path) -> dict[str, int]:
-    dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.int32
-    lengths: list[int] = []
-    bounds = [0]
-    with (folder / "tokens.bin").open("wb") as stream:
-        progress = tqdm(documents, desc="tokenising", unit=" documents", disable=None)
-        for chunk in _chunks(progress, _DOCUMENTS_A_CHUNK):
-            sentences = [split_sentences(document) for document in chunk]
-            flat = [sentence for document in sentences for sentence in document]
-            ids = iter(tokenizer.encode_batch_fast(flat, add_special_tokens=False))
-            for document in sentences:
-                kept = [e.ids for e in islice(ids, len(document)) if e.ids]
-                stream.writelines(np.asarray(sentence, dtype).tobytes() for sentence in kept)
-                lengths += [len(sentence) for sentence in kept]
-                if kept:
-                    bounds.append(len(lengths))
-    if not lengths:
-        raise ShardError("the corpus holds no sentence")
-    tokens = np.memmap(folder / "tokens.bin", dtype=dtype, mode="r")
-    np.save(folder / "tokens.npy", tokens)
-    np.save(folder / "sentences.npy", np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
-    np.save(folder / "documents.npy", np.asarray(bounds, np.int64))
-    (folder / "tokens.bin").unlink()
-    return {"tokens": len(tokens), "sentences": len(lengths), "documents": len(bounds) - 1}
+def _open_array(file: Path) -> NDArray[Any]:
+    try:
+        # As a plain array: slices of np.memmap cost several times as much.
+        return np.asarray(np.load(file, mmap_mode="r"))
+    except (OSError, ValueError, EOFError) as error:
+        raise ShardError(f"{file} is missing or damaged: {error}") from error
 
 
-def _chunks(items: Iterable[str], size: int) -> Iterator[list[str]]:
-    stream = iter(items)
-    while chunk := list(islice(stream, size)):
-        yield chunk
-
-
-def _fingerprint(files: Sequence[Path], tokenizer_file: Path) -> str:
-    digest = hashlib.sha256(tokenizer_file.read_bytes())
-    for file in files:
-        digest.update(f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}\n".encode())
-    return digest.hexdigest()
+def _are_bounds(bounds: NDArray[Any], end: int) -> bool:
+    """Whether they are int64 and ascend from 0 to `end`."""
+    if bounds.dtype != np.int64 or bounds.ndim != 1 or len(bounds) < 2:
+        return False
+    return bool(bounds[0] == 0 and bounds[-1] == end and (np.diff(bounds) > 0).all())

@@ -43,6 +43,14 @@ def test_a_sound_checkpoint_is_read(tmp_path: Path) -> None:
     assert source.training == {"steps": 3}
 
 
+def test_a_head_for_the_next_sentence_is_not_one_for_order(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    change_config(tmp_path, albert_sentence_task="sop")
+    assert "sentence-order" in read_source(tmp_path).tasks
+    change_config(tmp_path, albert_sentence_task="nsp")
+    assert set(read_source(tmp_path).tasks) == set(ALL_TASKS) - {"sentence-order"}
+
+
 def test_a_range_of_the_file_is_the_weight(tmp_path: Path) -> None:
     write_checkpoint(tmp_path)
     source = read_source(tmp_path)

@@ -1,0 +1,199 @@
+"""The paper's ablations at small scale: sharing, size of the embeddings, sentence task.
+
+Every model is pretrained on the same number of tokens and measured on the same held-out text.
+Writes into the output folder: `runs/`, a folder for each; `results.json`; `ablations.md`, tables
+with the paper's figures beside; and `ablations.png`. The same command goes on with an ablation that
+was stopped, in whatever way, and repeats no run that is done; with more `--tables` or `--seeds` it
+adds to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import torch
+
+from training.ablate_report import Figures, draw, render
+from training.ablate_runs import Runs, Setup, claim
+from training.ablate_tables import Base, Table, TableName, Variant, distinct_variants
+from training.checkpoint import write_atomically
+from training.errors import report_errors
+from training.options import default_device, parse_count, parse_part
+from training.plot import save_figure
+from training.run import is_known_run, record_run
+
+_EXAMPLES: Final = r"""examples:
+  python -m training.ablate --shards wiki-shards/ --validation held-out-shards/ \
+      --tokenizer vocab/ --output runs/ablations --steps 2000
+  python -m training.ablate --shards wiki-shards/ --validation held-out-shards/ \
+      --tokenizer vocab/ --output runs/sentence --tables sentence --seeds 2 --steps 1000 \
+      --hidden-size 128 --layers 4 --length 64 --batch-size 64 --at-once 2
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    return report_errors(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    setup = _setup(options)
+    base = Base(
+        hidden_size=options.hidden_size,
+        embedding_size=options.embedding_size,
+        embedding_sizes=tuple(options.embedding_sizes),
+        num_steps=options.steps,
+        num_seeds=options.seeds,
+    )
+    tables = [base.table(name) for name in dict.fromkeys(options.tables)]
+    settings = setup.settings()
+    with claim(options.output):
+        if not is_known_run(options.output, {"ablation": settings}):
+            record_run(options.output, {"ablation": settings})
+        runs = Runs(
+            setup=setup,
+            variants=distinct_variants(tables),
+            folder=options.output / "runs",
+            num_at_once=options.at_once,
+        )
+        try:
+            status = runs.make()
+        finally:
+            _write_report(options.output, tables, runs, settings)
+    return status
+
+
+def _setup(options: argparse.Namespace) -> Setup:
+    return Setup(
+        shards=options.shards,
+        validation=options.validation,
+        tokenizer=options.tokenizer,
+        hidden_size=options.hidden_size,
+        num_layers=options.layers,
+        num_heads=options.heads,
+        length=options.length,
+        batch_size=options.batch_size,
+        sentence_weight=options.sentence_weight,
+        held_out_tokens=options.held_out_tokens,
+        compiles=options.compile,
+        device=options.device,
+    )
+
+
+def _write_report(
+    folder: Path, tables: Sequence[Table], runs: Runs, settings: dict[str, Any]
+) -> None:
+    """Write the results of all runs that are done, if there are any."""
+    found = {variant: runs.figures(variant) for variant in runs.variants}
+    results: dict[Variant, Figures] = {v: figures for v, figures in found.items() if figures}
+    if not results:
+        return
+    record = {
+        "settings": settings,
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "torch": torch.__version__,
+            "device": str(runs.setup.device),
+        },
+        "runs": {variant.name: figures for variant, figures in results.items()},
+    }
+    write_atomically(folder / "results.json", (json.dumps(record, indent=2) + "\n").encode())
+    text = render(tables, results, _heading(runs.setup, results, len(runs.variants)))
+    write_atomically(folder / "ablations.md", text.encode())
+    save_figure(draw(tables, results), folder / "ablations.png")
+    print(text)
+    print(f"{folder / 'ablations.md'}: {len(results)} of {len(runs.variants)} runs")
+
+
+def _heading(setup: Setup, results: dict[Variant, Figures], num_variants: int) -> list[str]:
+    """What was run, and on what it was measured."""
+    millions = [run["tokens"] / 1e6 for each, run in results.items() if each.num_steps > 1]
+    tokens = f", {min(millions):.2f} to {max(millions):.2f}M tokens each" if millions else ""
+    figures = next(iter(results.values()))
+    what = (
+        f"Hidden {setup.hidden_size}, {setup.num_layers} layers, {setup.num_heads} heads, "
+        f"{setup.batch_size} rows of {setup.length} tokens a step, weight of the sentence task "
+        f"{setup.sentence_weight:g}; {len(results)} of {num_variants} runs{tokens}."
+    )
+    measured_on = (
+        f"Held-out: {figures['masked_tokens']:,} masked tokens, {figures['nsp_pairs']:,.0f} NSP "
+        f"and {figures['sop_pairs']:,.0f} SOP pairs. ± is one standard error, of sampling and, "
+        "where models were trained with several seeds, of the seed."
+    )
+    return [what, "", measured_on]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m training.ablate",
+        description=__doc__,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--shards", type=Path, required=True, help="folder that training.prepare wrote")
+    add("--validation", type=Path, required=True, help="the same of held-out text")
+    add("--tokenizer", type=Path, required=True, help="folder that training.vocab wrote")
+    add("--output", type=Path, required=True, help="the ablation's folder")
+    add(
+        "--tables",
+        nargs="+",
+        choices=get_args(TableName),
+        default=["sentence", "sharing", "embedding"],
+        help="(sentence sharing embedding)",
+    )
+    add("--steps", type=parse_count, required=True, help="of each run")
+    add("--seeds", type=parse_count, default=1, help="runs of each model (1)")
+    _add_model(parser)
+    _add_machine(parser)
+    return parser
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the models")
+    add = group.add_argument
+    add("--hidden-size", type=parse_count, default=256, help="(%(default)s)")
+    add("--layers", type=parse_count, default=6, help="(%(default)s)")
+    add("--heads", type=parse_count, default=4, help="(%(default)s)")
+    add("--embedding-size", type=parse_count, default=128, help="E, but in its table (128)")
+    add(
+        "--embedding-sizes",
+        nargs="+",
+        type=parse_count,
+        default=[64, 128, 256],
+        metavar="E",
+        help="sizes of the embedding tables, beside the hidden size (64 128 256)",
+    )
+    add("--length", type=parse_count, default=128, help="tokens a row (%(default)s)")
+    add("--batch-size", type=parse_count, default=32, help="rows a step (%(default)s)")
+    add("--sentence-weight", type=parse_part, default=1.0, help="of the sentence task's loss (1)")
+    add(
+        "--held-out-tokens",
+        type=parse_count,
+        default=1 << 18,
+        help="held-out text of each form to measure on, and text to train a probe on (%(default)s)",
+    )
+
+
+def _add_machine(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the machine")
+    add = group.add_argument
+    add("--device", type=torch.device, default=default_device(), help="(%(default)s)")
+    add("--at-once", type=parse_count, default=1, help="runs at a time; they divide the cores (1)")
+    add(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="worth its minutes from some thousand steps on",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

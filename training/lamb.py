@@ -1,0 +1,138 @@
+"""LAMB (You et al. 2019, arXiv 1904.00962) as ALBERT's published code has it.
+
+That code (`lamb_optimizer.py` of google-research/ALBERT) differs from the paper: it has no bias
+correction, epsilon stands outside the root, and the ratio of the norms is not clamped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, overload
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+_Group: TypeAlias = "dict[str, Any]"
+
+
+class Lamb(Optimizer):
+    """Adam's step u of each matrix w, scaled to the length of w: w - lr * |w| / |u| * u.
+
+    Weight decay is part of u. Parameters of less than two dimensions, in ALBERT the biases and
+    the weights of norms, are stepped by lr * u with neither decay nor ratio; those are the
+    parameters that the original leaves out by name. A ratio is 1 where either norm is 0. What is
+    one tensor has one ratio: queries, keys and values must be tensors of their own.
+
+    A step makes no host wait for a device. Parameters may be sharded (`DTensor`, as
+    `fully_shard` makes them); norms are those of the whole tensor on every rank.
+
+    Args:
+        params: parameters, or groups of them with `lr`, `betas`, `eps` or `weight_decay` of
+            their own.
+        eps: is added to the root of the second moment.
+
+    Raises:
+        ValueError: a setting is out of its range.
+    """
+
+    # The ratios of the last step, a tensor for each group that has any.
+    _ratios: Sequence[Tensor] = ()
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults)
+        for group in self.param_groups:
+            _check(group)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Step every parameter that has a gradient; returns what `closure` returns.
+
+        Raises:
+            RuntimeError: a gradient is sparse.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        ratios: list[Tensor] = []
+        for group in self.param_groups:
+            stepped = [p for p in group["params"] if p.grad is not None]
+            vectors = [p for p in stepped if p.ndim < 2]
+            matrices = [p for p in stepped if p.ndim >= 2]
+            if vectors:
+                torch._foreach_add_(vectors, self._updates(vectors, group), alpha=-group["lr"])
+            if matrices:
+                ratios.append(self._step_matrices(matrices, group))
+        self._ratios = ratios
+        return loss
+
+    def trust_ratios(self) -> Tensor | None:
+        """The ratio of each matrix that the last step moved, (matrices,); None if it moved none."""
+        return torch.cat(list(self._ratios)) if self._ratios else None
+
+    def _step_matrices(self, matrices: list[Tensor], group: _Group) -> Tensor:
+        updates = self._updates(matrices, group)
+        if group["weight_decay"]:
+            torch._foreach_add_(updates, matrices, alpha=group["weight_decay"])
+        # Stacked, so that sharded norms are summed up over the ranks together.
+        weight_norms = torch.stack(torch._foreach_norm(matrices))
+        update_norms = torch.stack(torch._foreach_norm(updates))
+        has_both = (weight_norms > 0) & (update_norms > 0)
+        ratios = torch.where(has_both, weight_norms / update_norms, 1.0)
+        torch._foreach_addcmul_(matrices, updates, ratios.unbind(), value=-group["lr"])
+        return ratios
+
+    def _updates(self, params: list[Tensor], group: _Group) -> list[Tensor]:
+        """Take the gradients into the moments; the first over the root of the second."""
+        beta1, beta2 = group["betas"]
+        grads = [_dense_grad(p) for p in params]
+        means = [self._moment(p, "exp_avg") for p in params]
+        squares = [self._moment(p, "exp_avg_sq") for p in params]
+        torch._foreach_lerp_(means, grads, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, grads, grads, value=1 - beta2)
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_add_(roots, group["eps"])
+        return list(torch._foreach_div(means, roots))
+
+    def _moment(self, param: Tensor, name: str) -> Tensor:
+        state = self.state[param]
+        if name not in state:
+            state[name] = torch.zeros_like(param, memory_format=torch.preserve_format)
+        moment: Tensor = state[name]
+        return moment
+
+
+def _dense_grad(param: Tensor) -> Tensor:
+    assert param.grad is not None
+    if param.grad.is_sparse:
+        raise RuntimeError("LAMB takes no sparse gradients; make the embedding with sparse=False")
+    return param.grad
+
+
+def _check(group: _Group) -> None:
+    for name in ("lr", "weight_decay"):
+        if not 0 <= group[name] < math.inf:
+            raise ValueError(f"{name} {group[name]!r}: give a finite number from 0")
+    if not 0 < group["eps"] < math.inf:
+        raise ValueError(f"eps {group['eps']!r}: give a finite number above 0")
+    for beta in group["betas"]:
+        if not 0 <= beta < 1:
+            raise ValueError(f"betas {group['betas']!r}: give two numbers from 0 and under 1")

@@ -1,0 +1,119 @@
+"""The alarm for a run that stands still where from-scratch ALBERTs do: it learns no context.
+
+A small ALBERT learns how frequent tokens are, which takes the masked loss to the unigram entropy,
+then to copy the masked tokens that were left in place, and then may stand still. The accuracy of
+about 12 % that this gives looks like progress and is none (docs/decisions.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+# Frequencies and perfect copying explain a loss down to 0.91 of the entropy, by calculation for
+# tokens by Zipf's law of which 80 % are masked, 10 % swapped and 10 % left. What is below has
+# learnt from context. Runs that stood still copied less well, and did so at 0.93 to 1.
+_LEFT_BELOW: Final = 0.91
+_STUCK_ABOVE: Final = 0.92
+# A loss that falls faster than this part of the entropy from one half of the window to the other
+# is no plateau, however high it is.
+_FALL: Final = 0.01
+# The window is the longest of these: part of the run, steps, reports. Runs that learnt stood at the
+# entropy for a hundred steps or two first, where they started with the frequencies.
+_WINDOW: Final = 0.05
+_MIN_STEPS: Final = 300
+_MIN_REPORTS: Final = 10
+
+_ADVICE: Final = (
+    "Try attention that begins at the neighbours (--start local), less weight of the sentence "
+    "task (--sentence-weight 0.1), lower rates (--lr), or Muon (--optimizer muon); "
+    "docs/decisions.md has what was measured"
+)
+
+
+class _Report(NamedTuple):
+    step: int
+    progress: float
+    loss: float
+    accuracy: float
+
+
+class PlateauAlarm:
+    """Tells when the masked loss stands still at what needs no context to explain.
+
+    It looks at the reports after warm-up, over the last 5 % of the run, 300 steps or ten reports,
+    whichever is longest. It is raised when the mean loss of their newer half is at or above 0.92 of
+    the unigram entropy and hardly below that of the older half; it ends when it is below 0.91.
+
+    Attributes:
+        is_raised: whether the run stands on the plateau now.
+
+    Args:
+        unigram_entropy: of the corpus' tokens, in nats.
+        warmup: part of the run that warms up, from 0 to 1.
+    """
+
+    def __init__(self, *, unigram_entropy: float, warmup: float) -> None:
+        self.is_raised = False
+        self._entropy = unigram_entropy
+        self._warmup = warmup
+        self._window: deque[_Report] = deque()
+
+    def add(self, *, step: int, progress: float, loss: float, accuracy: float) -> str | None:
+        """Take in a report: mean masked loss (nats) and accuracy since the last one.
+
+        Returns what to tell when the alarm is raised; None before, while it lasts and after. A
+        report whose loss is not finite counts for nothing.
+
+        Args:
+            step: steps done.
+            progress: part of the run that is done, from 0 to 1.
+        """
+        if progress < self._warmup or not math.isfinite(loss):
+            return None
+        while self._window and self._window[-1].step >= step:  # the run went back
+            self._window.pop()
+        self._window.append(_Report(step, progress, loss, accuracy))
+        self._drop_old()
+        was_raised, self.is_raised = self.is_raised, self._is_stuck()
+        return self._message() if self.is_raised and not was_raised else None
+
+    def _drop_old(self) -> None:
+        """Drop reports that the window is long enough without."""
+        while len(self._window) > _MIN_REPORTS and self._is_long(self._window[1]):
+            self._window.popleft()
+
+    def _is_long(self, first: _Report) -> bool:
+        """Whether a window that begins with this report would be."""
+        last = self._window[-1]
+        num_steps, part = last.step - first.step, last.progress - first.progress
+        return num_steps >= _MIN_STEPS and part >= _WINDOW
+
+    def _is_stuck(self) -> bool:
+        losses = [report.loss for report in self._window]
+        half = len(losses) // 2
+        newer = _mean(losses[half:])
+        if self.is_raised:
+            return newer >= _LEFT_BELOW * self._entropy
+        if len(losses) < _MIN_REPORTS or not self._is_long(self._window[0]):
+            return False
+        is_falling = _mean(losses[:half]) - newer >= _FALL * self._entropy
+        return newer >= _STUCK_ABOVE * self._entropy and not is_falling
+
+    def _message(self) -> str:
+        first, last = self._window[0], self._window[-1]
+        loss = _mean([report.loss for report in self._window])
+        accuracy = _mean([report.accuracy for report in self._window])
+        return (
+            f"plateau: over the {last.step - first.step:,} steps to step {last.step:,} the masked "
+            f"loss has stood at {loss:.2f} and the accuracy at {accuracy:.1%}. Token frequencies "
+            f"and copying the tokens left in place explain that (unigram entropy "
+            f"{self._entropy:.2f}, ratio {loss / self._entropy:.2f}): nothing is learnt from "
+            f"context. {_ADVICE}"
+        )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,297 @@
+"""Tokenise a corpus once, for all runs that train on it.
+
+Writes parts of at most 60 MiB and `shards.json` into the output folder (training/shards.py says
+what they hold). The same command goes on with what was stopped, and leaves what is whole as it
+is. The files are the same to the byte however many processes made them and however often they
+were stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+from tqdm import tqdm
+
+from albert_serve.tokenizer import AlbertTokenizer
+from training.corpus import CorpusError, Place, find_files, read_from
+from training.errors import report_errors
+from training.shard_writer import ShardWriter, claim
+from training.shards import SHARDS_FILE, Manifest, Part, ShardError, Shards, hash_file
+from training.tokenise import Tokenised, tokenise
+
+# Parts travel between machines one by one.
+PART_BYTES: Final = 60 << 20
+_ARRAY_HEADER_BYTES: Final = 128
+_BOUND_BYTES: Final = 8
+_FINGERPRINT_BYTES: Final = 1 << 20
+_INTERRUPTED: Final = 130
+
+_EXAMPLES: Final = r"""examples:
+  python -m training.prepare --corpus wiki/*.jsonl.xz --tokenizer vocab/ --output shards/
+  python -m training.prepare --corpus books/ web.parquet --tokenizer vocab/ --output shards/ \
+      --workers 16
+"""
+
+
+def prepare(
+    paths: Sequence[Path],
+    tokenizer_file: Path,
+    folder: Path,
+    *,
+    num_workers: int = 1,
+    part_bytes: int = PART_BYTES,
+) -> Shards:
+    """Tokenise a corpus into `folder`, or open what an earlier call with the same input wrote.
+
+    The input is the same where files of the same names, sizes, first and last MiB come in the
+    same order, wherever they lie, with the same `tokenizer.json`. What an interrupted call left
+    is gone on with. Another corpus in the folder is replaced, other files in it are left alone.
+
+    Args:
+        paths: text, JSONL and Parquet files, plain or compressed, or folders of them.
+        tokenizer_file: an ALBERT's `tokenizer.json`.
+        folder: where to write.
+        num_workers: processes that tokenise; with 1 this one does. Others import the program's
+            main module, which must do nothing then (`if __name__ == "__main__"`).
+        part_bytes: the most that a part's files take; more only for a single document.
+
+    Raises:
+        CorpusError: a file cannot be read.
+        ShardError: the corpus holds no sentence, a worker died, or the folder cannot be written,
+            is being prepared by another process, or holds files but no tokenised corpus.
+        AlbertServeError: the tokenizer is none of an ALBERT.
+    """
+    return _prepare(paths, tokenizer_file, folder, num_workers, part_bytes)[0]
+
+
+def _prepare(
+    paths: Sequence[Path], tokenizer_file: Path, folder: Path, num_workers: int, part_bytes: int
+) -> tuple[Shards, int]:
+    """The corpus, and how many of its tokens were not there before."""
+    files = find_files(paths)
+    vocab_size = AlbertTokenizer.from_file(tokenizer_file).vocab_size
+    tokenizer_sha256 = hash_file(tokenizer_file)
+    fingerprint = _fingerprint(files, tokenizer_sha256, part_bytes)
+    if _is_whole(folder, fingerprint):
+        return Shards.open(folder), 0
+    with claim(folder):
+        writer = ShardWriter(folder, tokenizer_sha256=tokenizer_sha256, fingerprint=fingerprint)
+        known = writer.manifest
+        documents = read_from(files, _end(known))
+        chunks = tokenise(documents, tokenizer_file, num_workers=num_workers)
+        with closing(chunks), _Bar(files, known) as bar:
+            _fill(writer, _PartBuilder(part_bytes, _dtype(vocab_size)), bar.watch(chunks))
+    return Shards.open(folder), writer.manifest.num_tokens - known.num_tokens
+
+
+def _fill(writer: ShardWriter, builder: _PartBuilder, documents: Iterable[Tokenised]) -> None:
+    for document in documents:
+        if not builder.has_room_for(document):
+            writer.add(*builder.take())
+        builder.add(document)
+    if builder.num_documents:
+        writer.add(*builder.take())
+    if not writer.manifest.parts:
+        raise ShardError("the corpus holds no sentence")
+    writer.complete()
+
+
+class _PartBuilder:
+    """Gathers documents up to a part's size. Where a part ends follows from the documents alone."""
+
+    def __init__(self, part_bytes: int, dtype: DTypeLike) -> None:
+        self._part_bytes = part_bytes
+        self._dtype = np.dtype(dtype)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._tokens: list[NDArray[np.generic]] = []
+        self._lengths: list[NDArray[np.int32]] = []
+        self._end = Place()
+        # Each array has a header, and each of the two bounds one entry more.
+        self._num_bytes = 3 * _ARRAY_HEADER_BYTES + 2 * _BOUND_BYTES
+
+    @property
+    def num_documents(self) -> int:
+        return len(self._tokens)
+
+    def has_room_for(self, document: Tokenised) -> bool:
+        room = self._part_bytes - self._num_bytes
+        return not self._tokens or self._size(document) <= room
+
+    def add(self, document: Tokenised) -> None:
+        if len(document.lengths):
+            self._tokens.append(document.tokens.astype(self._dtype))
+            self._lengths.append(document.lengths)
+            self._end = document.end
+            self._num_bytes += self._size(document)
+
+    def take(self) -> tuple[Part, tuple[int, int, int]]:
+        """The part, and where the corpus goes on after it; begins the next part."""
+        part = Part(
+            tokens=np.concatenate(self._tokens),
+            sentences=_bounds(np.concatenate(self._lengths)),
+            documents=_bounds([len(lengths) for lengths in self._lengths]),
+        )
+        end = (self._end.num_files, self._end.num_documents, self._end.num_bytes)
+        self._clear()
+        return part, end
+
+    def _size(self, document: Tokenised) -> int:
+        num_bounds = len(document.lengths) + 1
+        return len(document.tokens) * self._dtype.itemsize + num_bounds * _BOUND_BYTES
+
+
+class _Bar:
+    """A progress bar in bytes of the files as they lie on disk; for `with`."""
+
+    def __init__(self, files: Sequence[Path], done: Manifest) -> None:
+        self._num_documents = sum(part.num_documents for part in done.parts)
+        self._num_tokens = done.num_tokens
+        self._bar = tqdm(
+            desc="tokenising",
+            total=sum(file.stat().st_size for file in files),
+            initial=_end(done).num_bytes,
+            unit="B",
+            unit_scale=True,
+            disable=None,
+        )
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()
+
+    def watch(self, chunks: Iterable[list[Tokenised]]) -> Iterator[Tokenised]:
+        """The documents one by one."""
+        for chunk in chunks:
+            yield from chunk
+            self._num_documents += sum(len(document.lengths) > 0 for document in chunk)
+            self._num_tokens += sum(len(document.tokens) for document in chunk)
+            self._bar.set_postfix_str(
+                f"{self._num_documents:,} documents, {self._num_tokens:,} tokens", refresh=False
+            )
+            self._bar.update(chunk[-1].end.num_bytes - self._bar.n)
+
+
+def _bounds(lengths: NDArray[np.int32] | list[int]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+def _dtype(vocab_size: int) -> DTypeLike:
+    return np.uint16 if vocab_size <= 1 << 16 else np.int32
+
+
+def _end(manifest: Manifest) -> Place:
+    """Where the corpus goes on after the last part."""
+    if not manifest.parts:
+        return Place()
+    num_files, num_documents, num_bytes = manifest.parts[-1].end
+    return Place(num_files=num_files, num_documents=num_documents, num_bytes=num_bytes)
+
+
+def _is_whole(folder: Path, fingerprint: str) -> bool:
+    """Whether this corpus lies tokenised in the folder."""
+    try:
+        return Manifest.read(folder / SHARDS_FILE).fingerprint == fingerprint
+    except ShardError:
+        return False
+
+
+def _fingerprint(files: Sequence[Path], tokenizer_sha256: str, part_bytes: int) -> str:
+    """A hash of all that the tokens follow from, without reading all of it."""
+    digest = hashlib.sha256(f"{tokenizer_sha256} {part_bytes}\n".encode())
+    for file in files:
+        try:
+            with file.open("rb") as stream:
+                size = os.fstat(stream.fileno()).st_size
+                ends = hashlib.sha256(stream.read(_FINGERPRINT_BYTES))
+                stream.seek(max(0, size - _FINGERPRINT_BYTES))
+                ends.update(stream.read(_FINGERPRINT_BYTES))
+        except OSError as error:
+            raise CorpusError(f"{file} cannot be read: {error.strerror}") from error
+        digest.update(f"{file.name}:{size}:{ends.hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    return report_errors(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    started = time.monotonic()
+    try:
+        shards, num_new_tokens = _prepare(
+            options.corpus,
+            options.tokenizer / "tokenizer.json",
+            options.output,
+            options.workers,
+            PART_BYTES,
+        )
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on", file=sys.stderr)
+        return _INTERRUPTED
+    rate = num_new_tokens / (time.monotonic() - started)
+    num_bytes = sum(part.num_bytes for part in shards.parts)
+    print(
+        f"{options.output}: {shards.num_documents:,} documents, "
+        f"{shards.num_sentences:,} sentences, {shards.num_tokens:,} tokens; "
+        f"parts: {len(shards.parts):,}, {num_bytes:,} bytes; "
+        + (f"{rate:,.0f} tokens/s" if num_new_tokens else "it was there already")
+    )
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m training.prepare",
+        description=__doc__,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add(
+        "--corpus",
+        nargs="+",
+        type=Path,
+        required=True,
+        help="Parquet files, or text or JSONL files, plain, .gz, .xz, .bz2 or .zst, or folders",
+    )
+    add("--tokenizer", type=Path, required=True, help="folder that training.vocab wrote")
+    add("--output", type=Path, required=True, help="folder to write into")
+    add(
+        "--workers",
+        type=_parse_workers,
+        default=_num_usable_cpus(),
+        help="processes that tokenise (%(default)s, as many as there are CPUs to use)",
+    )
+    return parser
+
+
+def _parse_workers(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+    return int(text)
+
+
+def _num_usable_cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""How a model is pretrained: the paper's way, and the one for hours on a small machine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from albert_serve.config import AlbertConfig, preset
+from training.examples import SentenceTask
+from training.initialize import Start
+from training.optim import OptimizerName, OptimizerSettings, Schedule, ScheduleName
+
+# `v1`: 0.1 everywhere but in xxlarge; `v2`: none (section 4.8 and the original's README).
+Dropout = Literal["v1", "v2"]
+# The batch that the paper's rate goes with.
+_PAPER_BATCH: Final = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """Everything that decides what a run computes, but the corpus, the model and its end.
+
+    Attributes:
+        length: tokens of a row, which is one example or several that are packed.
+        batch_size: rows of a step.
+        num_steps: of the whole run, where the recipe has an end of its own.
+        lr: peak rate; with Muon that of the layers' matrices, and `adamw_lr` that of the rest.
+        pooled_factor: on the rate of what reads the [CLS] row.
+        warmup: first part of the run.
+        decay: last part of the run (`wsd`).
+        mask_rate: part of the tokens that is predicted.
+        sentence_weight: of the sentence task's loss.
+        start: the first weights.
+    """
+
+    length: int
+    batch_size: int
+    num_steps: int | None
+    optimizer: OptimizerName
+    lr: float
+    adamw_lr: float
+    pooled_factor: float
+    weight_decay: float
+    schedule: ScheduleName
+    warmup: float
+    decay: float
+    mask_rate: float
+    sentence_task: SentenceTask
+    sentence_weight: float
+    short_rate: float
+    clip_norm: float
+    start: Start
+    dropout: Dropout
+    seed: int = 0
+
+    @property
+    def optimizer_settings(self) -> OptimizerSettings:
+        """Which optimizer, and its rates."""
+        return OptimizerSettings(
+            name=self.optimizer,
+            lr=self.lr,
+            adamw_lr=self.adamw_lr,
+            pooled_factor=self.pooled_factor,
+            weight_decay=self.weight_decay,
+        )
+
+    @property
+    def rate_schedule(self) -> Schedule:
+        """The learning rate over the run."""
+        return Schedule(kind=self.schedule, warmup=self.warmup, decay=self.decay)
+
+    def dropout_of(self, config: AlbertConfig) -> float:
+        """The dropout of hidden states and attention in a model of these sizes."""
+        is_widest = config.hidden_size >= preset("xxlarge").hidden_size
+        return 0.0 if self.dropout == "v2" or is_widest else 0.1
+
+
+RECIPES: Final[dict[str, Recipe]] = {
+    # Section 4.1 and google-research/ALBERT: 125,000 steps of 4,096 x 512 tokens, LAMB.
+    "paper": Recipe(
+        length=512,
+        batch_size=_PAPER_BATCH,
+        num_steps=125_000,
+        optimizer="lamb",
+        lr=0.00176,
+        adamw_lr=0.00176,
+        pooled_factor=1.0,
+        weight_decay=0.01,
+        schedule="linear",
+        warmup=0.025,
+        decay=1.0,
+        mask_rate=0.15,
+        sentence_task="sop",
+        sentence_weight=1.0,
+        short_rate=0.1,
+        clip_norm=1.0,
+        start="random",
+        dropout="v1",
+    ),
+    # docs/decisions.md has the measurements.
+    "small": Recipe(
+        length=128,
+        batch_size=32,
+        num_steps=None,
+        optimizer="muon",
+        lr=1e-3,
+        adamw_lr=3e-3,
+        pooled_factor=0.1,
+        weight_decay=0.01,
+        schedule="wsd",
+        warmup=0.03,
+        decay=0.3,
+        mask_rate=0.2,
+        sentence_task="sop",
+        sentence_weight=0.1,
+        short_rate=0.1,
+        clip_norm=1.0,
+        start="local",
+        dropout="v2",
+    ),
+}
+
+
+def scaled_lr(recipe: Recipe, batch_size: int) -> float:
+    """The rate for another batch: LAMB's grows as its square root (You et al. 2019)."""
+    if recipe.optimizer != "lamb":
+        return recipe.lr
+    return recipe.lr * math.sqrt(batch_size / recipe.batch_size)
