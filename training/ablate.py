@@ -19,8 +19,10 @@ from typing import Any, Final, get_args
 
 import torch
 
-from training.ablate_report import Figures, draw, render
-from training.ablate_runs import Runs, Setup, claim
+from training.ablate_findings import Result
+from training.ablate_report import draw, render
+from training.ablate_runs import Runs, claim
+from training.ablate_setup import Setup
 from training.ablate_tables import Base, Table, TableName, Variant, distinct_variants
 from training.checkpoint import write_atomically
 from training.errors import report_errors
@@ -91,8 +93,8 @@ def _write_report(
     folder: Path, tables: Sequence[Table], runs: Runs, settings: dict[str, Any]
 ) -> None:
     """Write the results of all runs that are done, if there are any."""
-    found = {variant: runs.figures(variant) for variant in runs.variants}
-    results: dict[Variant, Figures] = {v: figures for v, figures in found.items() if figures}
+    found = {variant: runs.result(variant) for variant in runs.variants}
+    results = {variant: result for variant, result in found.items() if result is not None}
     if not results:
         return
     record = {
@@ -102,7 +104,7 @@ def _write_report(
             "torch": torch.__version__,
             "device": str(runs.setup.device),
         },
-        "runs": {variant.name: figures for variant, figures in results.items()},
+        "runs": {variant.name: dict(result.figures) for variant, result in results.items()},
     }
     write_atomically(folder / "results.json", (json.dumps(record, indent=2) + "\n").encode())
     text = render(tables, results, _heading(runs.setup, results, len(runs.variants)))
@@ -112,11 +114,11 @@ def _write_report(
     print(f"{folder / 'ablations.md'}: {len(results)} of {len(runs.variants)} runs")
 
 
-def _heading(setup: Setup, results: dict[Variant, Figures], num_variants: int) -> list[str]:
+def _heading(setup: Setup, results: dict[Variant, Result], num_variants: int) -> list[str]:
     """What was run, and on what it was measured."""
-    millions = [run["tokens"] / 1e6 for each, run in results.items() if each.num_steps > 1]
+    millions = [run.figures["tokens"] / 1e6 for each, run in results.items() if each.num_steps > 1]
     tokens = f", {min(millions):.2f} to {max(millions):.2f}M tokens each" if millions else ""
-    figures = next(iter(results.values()))
+    figures = next(iter(results.values())).figures
     what = (
         f"Hidden {setup.hidden_size}, {setup.num_layers} layers, {setup.num_heads} heads, "
         f"{setup.batch_size} rows of {setup.length} tokens a step, weight of the sentence task "

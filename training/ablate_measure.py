@@ -175,7 +175,7 @@ def _read_batch(model: AlbertForTasks, batch: PretrainBatch) -> Reading:
         labels=labels_C[is_pair_C],
         guesses=guesses_C[is_pair_C],
         features=torch.cat([firsts_CH.float(), means_CH], dim=1)[is_pair_C],
-        lengths=_segment_lengths(batch.tokens.types, sequences_BS)[is_pair_C],
+        lengths=segment_lengths(batch.tokens.types, sequences_BS)[is_pair_C],
     )
 
 
@@ -193,7 +193,7 @@ def sequence_means(hidden_BSH: Tensor, sequences_BS: Tensor) -> Tensor:
     return means_CH
 
 
-def _segment_lengths(types_BS: Tensor, sequences_BS: Tensor) -> Tensor:
+def segment_lengths(types_BS: Tensor, sequences_BS: Tensor) -> Tensor:
     """Tokens (C, 2) of the first and the second segment of each sequence."""
     segments_R = 2 * _numbered(sequences_BS) + types_BS[sequences_BS >= 0]
     num_segments = 2 * (int(segments_R.max()) // 2 + 1)

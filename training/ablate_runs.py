@@ -1,12 +1,11 @@
 """The runs of an ablation: each a pretraining of its own folder and process, then measured.
 
-A run that was stopped goes on, and one that has its `figures.json` is not repeated.
+A run that was stopped goes on, and one that was measured is not repeated.
 """
 
 from __future__ import annotations
 
 import fcntl
-import io
 import json
 import multiprocessing
 import os
@@ -16,154 +15,24 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
-from albert_serve.tokenizer import AlbertTokenizer
-from training import pretrain
-from training.ablate_measure import Texts, measure_variant
+from training.ablate_findings import Result
+from training.ablate_setup import AblationError, Setup, is_done, make_run, read_result
 from training.ablate_tables import Variant
-from training.checkpoint import load_checkpoint, write_atomically
-from training.errors import TrainingError, report_errors
-from training.masking import NgramMasking, word_starts
+from training.errors import report_errors
 from training.run import StopFlag
-from training.shards import Shards
 
-_FIGURES: Final = "figures.json"
-_PREDICTIONS: Final = "predictions.npz"
 _LOG: Final = "log.txt"
 _POLL_S: Final = 0.5
-_REPORTS_A_RUN: Final = 50
 _BAR: Final = "{percentage:3.0f}%|{bar:20}| {elapsed}, {remaining} left  {postfix}"
-
-
-class AblationError(TrainingError):
-    """An ablation that cannot start or go on."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setup:
-    """What all runs of an ablation have in common; sizes are those of `training.pretrain`.
-
-    Attributes:
-        shards: folder of the corpus that is trained on.
-        validation: folder of the held-out one.
-        tokenizer: folder of the vocabulary that both were made with.
-        sentence_weight: of the sentence task's loss.
-        held_out_tokens: held-out text of each form that a model is measured on, and training
-            text of each form that a probe is trained on.
-    """
-
-    shards: Path
-    validation: Path
-    tokenizer: Path
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    length: int
-    batch_size: int
-    sentence_weight: float
-    held_out_tokens: int
-    compiles: bool
-    device: torch.device
-
-    def settings(self) -> dict[str, Any]:
-        """All that the figures follow from but the variant, as JSON has it.
-
-        Raises:
-            ShardError: a corpus cannot be read, or was made with another tokenizer.
-        """
-        found = asdict(self)
-        for name in ("tokenizer", "device", "compiles"):
-            del found[name]
-        tokenizer = self.tokenizer / "tokenizer.json"
-        for name in ("shards", "validation"):
-            found[name] = Shards.open(found[name], tokenizer).fingerprint
-        return found
-
-    def arguments(self, variant: Variant, folder: Path) -> list[str]:
-        """The command line of `training.pretrain` for a variant."""
-        return [
-            *("--shards", str(self.shards), "--tokenizer", str(self.tokenizer)),
-            *("--output", str(folder), "--preset", "small", "--recipe", "small"),
-            *("--hidden-size", str(self.hidden_size), "--layers", str(self.num_layers)),
-            *("--heads", str(self.num_heads), "--max-positions", str(self.length)),
-            *("--length", str(self.length), "--batch-size", str(self.batch_size)),
-            *("--sentence-weight", str(self.sentence_weight), "--steps", str(variant.num_steps)),
-            *("--embedding-size", str(variant.embedding_size), "--sharing", variant.sharing),
-            *("--sentence-task", variant.sentence_task, "--seed", str(variant.seed)),
-            *("--device", str(self.device), "--keep", "1", "--save-every", "2m"),
-            *("--report-every", str(_report_every(variant.num_steps))),
-            "--compile" if self.compiles else "--no-compile",
-        ]
-
-    def texts(self) -> Texts:
-        """What models are measured on."""
-        tokenizer = AlbertTokenizer.from_file(self.tokenizer / "tokenizer.json")
-        return Texts(
-            training=Shards.open(self.shards, self.tokenizer / "tokenizer.json"),
-            held_out=Shards.open(self.validation, self.tokenizer / "tokenizer.json"),
-            masking=NgramMasking(word_starts=word_starts(tokenizer)),
-            length=self.length,
-            num_tokens=self.held_out_tokens,
-        )
-
-
-def _report_every(num_steps: int) -> int:
-    """So that the last step is reported too."""
-    most = max(1, num_steps // _REPORTS_A_RUN)
-    return max(size for size in range(1, most + 1) if num_steps % size == 0)
-
-
-def read_figures(folder: Path) -> dict[str, Any] | None:
-    """The figures of a run; None where it is not done.
-
-    Raises:
-        AblationError: the file is damaged.
-    """
-    file = folder / _FIGURES
-    if not file.is_file():
-        return None
-    try:
-        found = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise AblationError(f"{file} is not JSON: {error}; delete it to measure again") from error
-    if not isinstance(found, dict) or "masked_loss" not in found:
-        raise AblationError(f"{file} holds no figures of a run; delete it to measure again")
-    return found
-
-
-def make_run(setup: Setup, variant: Variant, folder: Path) -> int:
-    """Pretrain one model, or go on with it, and measure it; returns the exit status.
-
-    Raises:
-        TrainingError: it cannot be trained or measured.
-    """
-    status = pretrain.main(setup.arguments(variant, folder))
-    if status:
-        return status
-    model = load_checkpoint(folder / "checkpoint").to(setup.device)
-    measured = measure_variant(model, variant.sentence_task, setup.texts(), setup.device)
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    last = json.loads(lines[-1])
-    record = {
-        "variant": asdict(variant),
-        "tokens": last["tokens"],
-        "training_s": last["elapsed_s"],
-        **measured.figures(),
-    }
-    predictions = io.BytesIO()
-    np.savez_compressed(predictions, **measured.predictions)  # type: ignore[arg-type]
-    write_atomically(folder / _PREDICTIONS, predictions.getvalue())
-    write_atomically(folder / _FIGURES, (json.dumps(record, indent=2) + "\n").encode())
-    return 0
 
 
 @contextmanager
@@ -233,9 +102,12 @@ class Runs:
     _began_s: float = 0.0
     _steps_before: int = 0
 
-    def figures(self, variant: Variant) -> dict[str, Any] | None:
-        """A run's figures; None where it is not done."""
-        return read_figures(self.folder / variant.name)
+    def result(self, variant: Variant) -> Result | None:
+        """What a run came to; None where it is not done."""
+        return read_result(self.folder / variant.name)
+
+    def _is_done(self, variant: Variant) -> bool:
+        return is_done(self.folder / variant.name)
 
     def make(self) -> int:
         """Make all runs that are not done; returns 0, or 128 and the number of a signal.
@@ -243,7 +115,7 @@ class Runs:
         Raises:
             AblationError: a run failed; the others are saved and ended.
         """
-        waiting = [variant for variant in self.variants if self.figures(variant) is None]
+        waiting = [variant for variant in self.variants if not self._is_done(variant)]
         self._began_s, self._steps_before = time.monotonic(), self._num_steps_done()
         with (
             StopFlag() as stop,
@@ -285,13 +157,13 @@ class Runs:
             if process.is_alive():
                 continue
             del self._active[variant]
-            if process.exitcode or self.figures(variant) is None:
+            if process.exitcode or not self._is_done(variant):
                 log = self.folder / variant.name / _LOG
                 raise AblationError(
                     f"{variant.name} ended with status {process.exitcode}; "
                     f"{log} ends with: {_last_line(log)}"
                 )
-            num_done = sum(self.figures(each) is not None for each in self.variants)
+            num_done = sum(map(self._is_done, self.variants))
             tqdm.write(f"{num_done} of {len(self.variants)} runs done{self._time_left()}")
 
     def _time_left(self) -> str:
@@ -309,7 +181,7 @@ class Runs:
     def _steps_of(self, variant: Variant) -> int:
         """By the last line of the run's metrics, where it is whole."""
         file = self.folder / variant.name / "metrics.jsonl"
-        if self.figures(variant) is not None:
+        if self._is_done(variant):
             return variant.num_steps
         if not file.is_file():
             return 0

@@ -212,6 +212,8 @@ def load_steps(
         sampler=_planned(plan, slicing, start),
         num_workers=num_workers,
         prefetch_factor=4 if num_workers else None,
+        # Forked, they share the memory-mapped corpus; anything else would copy it to each.
+        multiprocessing_context="fork" if num_workers else None,
     )
     made = iter(loader)
     while True:

@@ -295,7 +295,8 @@ def grow_depth(model: AlbertForTasks, num_layers: int) -> AlbertForTasks:
     old, new = model.albert.encoder, grown.albert.encoder
     for blocks, shallower in ((new.attentions, old.attentions), (new.ffns, old.ffns)):
         for place, block in enumerate(blocks):
-            source = place * len(shallower) // len(blocks)
+            layer, inner = divmod(place, model.config.num_inner_layers)
+            source = layer * len(shallower) // len(blocks) * model.config.num_inner_layers + inner
             block.load_state_dict(shallower[source].state_dict())
     return grown
 

@@ -27,7 +27,7 @@ from training.checkpoint import load_checkpoint, read_config, write_atomically
 from training.datasets import Question, read_labelled, read_squad
 from training.engine import TorchEngine
 from training.errors import TrainingError, report_errors
-from training.examples import MIN_LENGTH, ExampleSettings
+from training.examples import MIN_LENGTH, ExampleSettings, SentenceTask
 from training.feeds import Objective, classification_pass, cut_batches, labelled_examples
 from training.heads import AlbertForTasks, Task
 from training.losses import Tally
@@ -60,20 +60,28 @@ def evaluate_pretraining(
     what a model reaches that has learnt nothing but how frequent tokens are.
     """
     device = next(model.parameters()).device
-    tasks: tuple[Task, ...] = ("fill-mask", "sentence-order")
+    tasks: tuple[Task, ...] = ("fill-mask",)
+    if settings.sentence_task != "none":
+        tasks = ("fill-mask", "sentence-order")
     batches = list(held_out(shards, masking, settings))
     tallies = measure(Objective(model, device), batches, tasks, device)
     assert tallies is not None
-    masked, order = (tallies[task] for task in tasks)
-    return {
+    masked = tallies["fill-mask"]
+    figures = {
         "masked_loss": masked.loss,
         "masked_accuracy": masked.accuracy,
         "masked_tokens": masked.count,
         "unigram_entropy": unigram_entropy(shards, model.config.vocab_size),
-        "sentence_order_loss": order.loss,
-        "sentence_order_accuracy": order.accuracy,
-        "sentence_order_pairs": order.count,
     }
+    if "sentence-order" in tallies:
+        name = "sentence_order" if settings.sentence_task == "sop" else "next_sentence"
+        order = tallies["sentence-order"]
+        figures |= {
+            f"{name}_loss": order.loss,
+            f"{name}_accuracy": order.accuracy,
+            f"{name}_pairs": order.count,
+        }
+    return figures
 
 
 def evaluate_classification(
@@ -150,7 +158,7 @@ def evaluate(options: argparse.Namespace) -> dict[str, float]:
     tokenizer = AlbertTokenizer.from_file(folder / "tokenizer.json")
     figures: dict[str, float] = {}
     if options.pretraining:
-        _need(model, "fill-mask", "sentence-order")
+        _need(model, "fill-mask")
         figures |= _held_out_figures(options, model, tokenizer)
     if options.text_classification:
         _need(model, "text-classification")
@@ -175,8 +183,17 @@ def _held_out_figures(
     tokenizer_file = options.checkpoint / "tokenizer.json"
     with tempfile.TemporaryDirectory() as scratch:
         shards = prepare(options.pretraining, tokenizer_file, Path(scratch) / "shards")
-        settings = ExampleSettings(length=options.length)
+        settings = ExampleSettings(
+            length=options.length, sentence_task=_sentence_task(options.checkpoint, model)
+        )
         return evaluate_pretraining(model, shards, masking, settings)
+
+
+def _sentence_task(folder: Path, model: AlbertForTasks) -> SentenceTask:
+    """What the checkpoint's sentence head was trained on."""
+    if "sentence-order" not in model.tasks:
+        return "none"
+    return "nsp" if read_config(folder).get("albert_sentence_task") == "nsp" else "sop"
 
 
 def _label_names(folder: Path, num_labels: int) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, islice
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -18,12 +18,15 @@ from torch import nn
 
 from albert_serve.tokenizer import AlbertTokenizer
 from training.batches import Collator, PretrainBatch, Slicing, load_steps
-from training.datasets import LabelledText
 from training.heads import AlbertForTasks, Task
 from training.losses import PretrainSums, Score, pretrain_scores, pretrain_sums, score
 from training.model import Batch
 from training.packing import Plan, Position
-from training.spans import SpanExample
+
+if TYPE_CHECKING:
+    # These read text, which a machine that trains on shards alone has nothing for.
+    from training.datasets import LabelledText
+    from training.spans import SpanExample
 
 # Batches of like lengths are cut from so many batches' worth of examples at a time.
 _BATCHES_SORTED_TOGETHER = 50

@@ -40,7 +40,12 @@ _LARGEST: Final = 8192
 
 
 def train_flops_per_token(
-    config: AlbertConfig, *, length: float, masked_rate: float, num_sentence_outputs: int = 2
+    config: AlbertConfig,
+    *,
+    length: float,
+    masked_rate: float,
+    num_sentence_outputs: int = 2,
+    read_rate: float = 1.0,
 ) -> float:
     """Floating-point operations of the matrix products of forward and backward pass, a token.
 
@@ -50,6 +55,8 @@ def train_flops_per_token(
         E*H                          the map of embeddings to hidden states
         + n * (4H² + 2HF + 2HS)      n applications of a layer; 2HS are the attention's scores and
                                      sums over a sequence of S tokens
+        - (1 - read) * (H² + 2HF)    where the last layer, past its attention, is applied to those
+                                     tokens alone that a head reads
         + masked * (HE + EV)         fill-mask, at the masked tokens alone
         + (H² + HK) / S              pooler and sentence head of K outputs, once a sequence
 
@@ -60,10 +67,12 @@ def train_flops_per_token(
         length: S, real tokens of a sequence. For sequences of several lengths give the one that
             their tokens see on average, the sum of squares over the sum.
         masked_rate: part of the tokens that is predicted.
+        read_rate: part of the tokens whose hidden state is read; 1 where all are computed.
         num_sentence_outputs: K; 0 for a run without a sentence task, which has no pooler either.
     """
     e, h, f, v = config.embedding_size, config.hidden_size, config.ffn_size, config.vocab_size
     layers = len(config.layer_plan) * (4 * h * h + 2 * h * f + 2 * h * length)
+    layers -= (1 - read_rate) * (h * h + 2 * h * f)
     fill_mask = masked_rate * (h * e + e * v)
     sentence = (h * h + h * num_sentence_outputs) / length if num_sentence_outputs else 0.0
     return 3 * 2 * (e * h + layers + fill_mask + sentence)

@@ -122,9 +122,9 @@ class AlbertForTasks(nn.Module):
         assert self.pooler is not None
         return PooledHead(self.config, self.pooler, num_outputs)
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Hidden states (B, S, H)."""
-        hidden_BSH: Tensor = self.albert(batch)
+    def forward(self, batch: Batch, read: Tensor | None = None) -> Tensor:
+        """Hidden states (B, S, H), or those (R, H) of the tokens that are read; see `Albert`."""
+        hidden_BSH: Tensor = self.albert(batch, read)
         return hidden_BSH
 
     def logits(self, task: Task, rows_RH: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from training.checkpoint import parameters, read_weights, save_checkpoint
 from training.feeds import Feed
+from training.flops import mfu
 from training.heads import AlbertForTasks, Task
 from training.losses import Score, Tally, precision
 from training.memory import keep_freed_memory
@@ -29,7 +30,7 @@ from training.optim import Optimizers, Schedule
 from training.parallel import (
     World,
     accumulating,
-    is_sharded,
+    reshard,
     shard_like,
     shard_states,
     whole,
@@ -297,7 +298,7 @@ class Meter:
 
     def __init__(self, *, flops_a_token: float = 0.0, peak_flops: float = 0.0) -> None:
         self._started = time.monotonic()
-        self._use_a_token = flops_a_token / peak_flops if peak_flops else 0.0
+        self._flops_a_token, self._peak_flops = flops_a_token, peak_flops
         self._tallies: dict[Task, Tally] = {}
         self._num_tokens = 0
         self._norms: list[float] = []
@@ -327,8 +328,12 @@ class Meter:
             found["grad_norm"] = float(np.mean(self._norms))
         speed = self._num_tokens / max(time.monotonic() - self._started, 1e-9)
         found |= {"lr_factor": self._factor, "tokens_per_s": speed}
-        if self._use_a_token:
-            found["mfu"] = speed * self._use_a_token / world.size
+        if self._peak_flops:
+            found["mfu"] = mfu(
+                tokens_per_s=speed,
+                flops_per_token=self._flops_a_token,
+                peak_flops=self._peak_flops * world.size,
+            )
         return found
 
 
@@ -404,8 +409,8 @@ class Trainer:
                 ) as bar,
             ):
                 return self._loop(stop, bar)
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
+        except (RuntimeError, ConnectionError) as error:
+            if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
                 raise
             raise RunError(
                 f"a process that makes batches has ended: {error}; "
@@ -524,8 +529,10 @@ class Trainer:
                 f"validation/{task}/accuracy": tally.accuracy,
             }
         self._write(figures)
-        if self.metrics is not None and not is_sharded(run.model):
-            layers = layer_similarity(run.model, [validation.batches[0].tokens])
+        # All processes take part, also where one alone writes: the weights may be spread.
+        layers = layer_similarity(run.model, [validation.batches[0].tokens])
+        reshard(run.objective)
+        if self.metrics is not None:
             self.metrics.write_layers(step=run.progress.step, layers=layers)
 
     def _write(self, figures: Mapping[str, float]) -> None:

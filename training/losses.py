@@ -96,11 +96,13 @@ def pretrain_sums(
     labels_C: Tensor,
 ) -> PretrainSums:
     """What `pretrain_scores` is made of, a function of tensors alone so that it can be compiled."""
-    hidden_TH = model(tokens).flatten(0, 1)
-    masked = score(model.logits("fill-mask", hidden_TH[rows_R]), targets_R, 0)
-    if "sentence-order" not in model.tasks:
+    has_order = "sentence-order" in model.tasks
+    read_R = torch.cat([rows_R, firsts_C]) if has_order else rows_R
+    hidden_RH = model(tokens, read_R)
+    masked = score(model.logits("fill-mask", hidden_RH[: len(rows_R)]), targets_R, 0)
+    if not has_order:
         return PretrainSums(masked.loss, masked.right, None, None)
-    order = score(model.logits("sentence-order", hidden_TH[firsts_C]), labels_C, 0)
+    order = score(model.logits("sentence-order", hidden_RH[len(rows_R) :]), labels_C, 0)
     return PretrainSums(masked.loss, masked.right, order.loss, order.right)
 
 
@@ -111,7 +113,8 @@ def pretrain_scores(
 ) -> dict[Task, Score]:
     """Scores of masked tokens, and of the sentence task where the model has its head.
 
-    Paper, sections 3.1 and 4.1. Vocabulary logits are computed for masked tokens alone.
+    Paper, sections 3.1 and 4.1. Nothing is computed for tokens that are not read: neither logits
+    nor the last layer past its attention.
 
     Args:
         sums: `pretrain_sums`, which may be compiled.

@@ -2,7 +2,8 @@
 
 Spans of n words, p(n) proportional to 1/n for n up to 3, are chosen until 15 % of the tokens
 are predicted; of those 80 % become [MASK], 10 % a random piece, 10 % stay. The original draws
-random pieces from the whole vocabulary, special tokens included; here they are left out.
+random pieces from the whole vocabulary, special tokens included, and its spans can go on behind a
+[SEP]; here neither is so.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer
 
 NUM_SPECIAL: Final = len(SPECIAL_TOKENS)
 _MASK_ID: Final = SPECIAL_TOKENS.index("[MASK]")
-_LATIN: Final = frozenset(string.ascii_lowercase + string.punctuation + "▁")
+_LATIN: Final = frozenset(string.ascii_lowercase + string.punctuation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +97,8 @@ def word_bounds(
 def word_starts(tokenizer: AlbertTokenizer) -> NDArray[np.bool_]:
     """For each id, whether its piece begins a word, by the original code's rule.
 
-    A piece does when it begins with "▁", is punctuation, or holds a character other than a
-    lower-case Latin letter or punctuation.
+    A piece does when it begins with "▁" or "<", is one punctuation mark, or holds a character
+    other than a lower-case Latin letter or punctuation.
     """
     pieces = map(tokenizer.token, range(tokenizer.vocab_size))
     return np.array([_starts_word(piece) for piece in pieces])
@@ -107,5 +108,5 @@ def _starts_word(piece: str) -> bool:
     return (
         piece.startswith(("▁", "<"))
         or not _LATIN.issuperset(piece)
-        or (piece != "" and all(char in string.punctuation for char in piece))
+        or (len(piece) == 1 and piece in string.punctuation)
     )

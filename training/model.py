@@ -1,11 +1,13 @@
 """ALBERT in torch: factorised embeddings and post-LN layers applied by a visible sharing plan.
 
 Shape legend: B rows, S positions, E embedding size, H hidden size, N heads, D = H / N, F
-feed-forward size, T = B * S tokens, C sequences. A row is one sequence, or several that are packed.
+feed-forward size, T = B * S tokens, C sequences, R tokens that are read. A row is one sequence, or
+several that are packed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -72,16 +74,20 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
 
-    def forward(self, x_BSH: Tensor, seen: Seen) -> Tensor:
-        """Attend over (B, S, H), to the positions seen; returns (B, S, H)."""
+    def forward(self, x_BSH: Tensor, seen: Seen, read: Tensor | None = None) -> Tensor:
+        """Attend over (B, S, H), to the positions seen; returns (B, S, H).
+
+        With `read`, (R,) indices of tokens in the flattened (T,), it returns these alone, (R, H).
+        """
+        heads = (*x_BSH.shape[:-1], self.num_heads, -1)
         query_BSND, key_BSND, value_BSND = (
-            part(x_BSH).unflatten(-1, (self.num_heads, -1))
-            for part in (self.query, self.key, self.value)
+            project(part, x_BSH).view(heads) for part in (self.query, self.key, self.value)
         )
         dropout = self.attention_dropout if self.training else 0.0
-        read_BSND = attend(query_BSND, key_BSND, value_BSND, seen, dropout)
-        out_BSH = self.output(read_BSND.flatten(2))
-        normed_BSH: Tensor = self.norm(x_BSH + self.dropout(out_BSH))
+        found_BSH = attend(query_BSND, key_BSND, value_BSND, seen, dropout).flatten(2)
+        if read is not None:
+            x_BSH, found_BSH = (part.flatten(0, 1)[read] for part in (x_BSH, found_BSH))
+        normed_BSH: Tensor = self.norm(x_BSH + self.dropout(project(self.output, found_BSH)))
         return normed_BSH
 
 
@@ -97,8 +103,8 @@ class FeedForward(nn.Module):
         self.activation = activation(config)
 
     def forward(self, x_BSH: Tensor) -> Tensor:
-        """Transform (B, S, H) into (B, S, H)."""
-        out_BSH = self.down(self.activation(self.up(x_BSH)))
+        """Transform (..., H) into (..., H)."""
+        out_BSH = project(self.down, self.activation(project(self.up, x_BSH)))
         normed_BSH: Tensor = self.norm(x_BSH + self.dropout(out_BSH))
         return normed_BSH
 
@@ -118,20 +124,27 @@ class Encoder(nn.Module):
         self.attentions = nn.ModuleList(Attention(config) for _ in range(config.num_attentions))
         self.ffns = nn.ModuleList(FeedForward(config) for _ in range(config.num_ffns))
 
-    def forward(self, x_BSH: Tensor, seen: Seen) -> Tensor:
-        """Apply the layers in the order of the plan to (B, S, H); returns (B, S, H)."""
-        for attention, ffn in self.layer_plan:
+    def forward(self, x_BSH: Tensor, seen: Seen, read: Tensor | None = None) -> Tensor:
+        """Apply the layers in the order of the plan to (B, S, H); returns (B, S, H).
+
+        With `read`, (R,) indices of tokens in the flattened (T,), it returns these alone, (R, H):
+        past its attention, the last layer is applied to no other.
+        """
+        for number, (attention, ffn) in enumerate(self.layer_plan, start=1):
             blocks = (self.attentions[attention], self.ffns[ffn])
+            read_here = read if number == len(self.layer_plan) else None
             if self.recomputes and self.training:
                 # Reentrant recomputation runs the hooks of shared weights once per use.
-                x_BSH = checkpoint(_layer, *blocks, x_BSH, seen, use_reentrant=False)
+                x_BSH = checkpoint(_layer, *blocks, x_BSH, seen, read_here, use_reentrant=False)
             else:
-                x_BSH = _layer(*blocks, x_BSH, seen)
+                x_BSH = _layer(*blocks, x_BSH, seen, read_here)
         return x_BSH
 
 
-def _layer(attention: nn.Module, ffn: nn.Module, x_BSH: Tensor, seen: Seen) -> Tensor:
-    out_BSH: Tensor = ffn(attention(x_BSH, seen))
+def _layer(
+    attention: nn.Module, ffn: nn.Module, x_BSH: Tensor, seen: Seen, read: Tensor | None
+) -> Tensor:
+    out_BSH: Tensor = ffn(attention(x_BSH, seen, read))
     return out_BSH
 
 
@@ -204,8 +217,12 @@ class Albert(nn.Module):
         self.encoder = Encoder(config)
         self.apply(Initializer(config.initializer_range))
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch, read: Tensor | None = None) -> Tensor:
         """Hidden states (B, S, H); those at padded positions mean nothing.
+
+        Args:
+            read: (R,) indices of tokens in the flattened (T,), where these alone are wanted; the
+                hidden states are (R, H) then, and cost less.
 
         Raises:
             ValueError: the rows are longer than the model has positions.
@@ -217,7 +234,7 @@ class Albert(nn.Module):
             )
         positions_BS = None if batch.packing is None else batch.packing.positions
         x_BSH = self.embeddings(batch.ids, batch.types, positions_BS)
-        hidden_BSH: Tensor = self.encoder(x_BSH, self._seen(batch))
+        hidden_BSH: Tensor = self.encoder(x_BSH, self._seen(batch), read)
         return hidden_BSH
 
     def _seen(self, batch: Batch) -> Seen:
@@ -281,6 +298,26 @@ class Initializer:
             nn.init.zeros_(module.bias)
 
 
+def project(linear: nn.Linear, x: Tensor) -> Tensor:
+    """A linear map; compiled for a CPU, the next kernel adds the bias.
+
+    The product with a bias writes the bias to all rows first, which took as long as the product.
+    """
+    if not (torch.compiler.is_compiling() and x.device.type == "cpu"):
+        mapped: Tensor = linear(x)
+        return mapped
+    product = F.linear(x, linear.weight)
+    return product + linear.bias.to(product.dtype)
+
+
 def activation(config: AlbertConfig) -> Callable[[Tensor], Tensor]:
     """The activation that the config names."""
-    return nn.GELU(approximate="tanh" if config.activation == "gelu_tanh" else "none")
+    return gelu_tanh if config.activation == "gelu_tanh" else F.gelu
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GELU by its tanh approximation (Hendrycks and Gimpel 2016, section 2), as the original's."""
+    if not (torch.compiler.is_compiling() and x.device.type == "cpu"):
+        return F.gelu(x, approximate="tanh")
+    # (1 + tanh z) / 2 = sigmoid(2 z): the same function, and compiled code has a fast sigmoid.
+    return x * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))

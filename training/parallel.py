@@ -161,6 +161,8 @@ def shard_states(optimizer: Optimizer) -> None:
                 state[name] = shard_like(value, parameter)
 
 
-def is_sharded(model: nn.Module) -> bool:
-    """Whether the weights are spread over processes."""
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+def reshard(shared: nn.Module) -> None:
+    """Spread weights over the processes again, which a forward pass without a backward does not."""
+    for module in shared.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

@@ -8,39 +8,31 @@ run that was stopped, in whatever way. On several GPUs or hosts begin it with to
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Final, get_args
 
-import torch
-
 from albert_serve.config import PRESETS, AlbertConfig, Sharing, preset
 from albert_serve.tokenizer import AlbertTokenizer
-from training.batches import Collator, Slicing
-from training.checkpoint import grow_depth, load_checkpoint
+from training.checkpoint import load_checkpoint
 from training.errors import report_errors
-from training.examples import MIN_LENGTH, ExampleSettings, SentenceTask
-from training.feeds import Objective, PretrainFeed
+from training.examples import MIN_LENGTH, SentenceTask
 from training.flops import peak_flops, train_flops_per_token
-from training.heads import AlbertForTasks, head_sizes
-from training.initialize import Start, start_local
-from training.loop import Run, Saver, Trainer
-from training.losses import pretrain_sums
-from training.masking import NgramMasking, word_starts
+from training.initialize import Start
+from training.job import Job
+from training.loop import Saver, Trainer
 from training.metrics import Metrics
-from training.optim import build_optimizers
 from training.options import (
     add_end,
     add_optimization,
     add_reports,
     parse_count,
     parse_part,
+    parse_seed,
 )
-from training.packing import Plan
-from training.parallel import Parallelism, World, join_world, share
+from training.parallel import Parallelism, World, join_world
 from training.plateau import PlateauAlarm
 from training.provenance import file_names
 from training.recipes import RECIPES, Dropout, Recipe, scaled_lr
@@ -49,8 +41,6 @@ from training.saving import Checkpoints
 from training.shards import Shards
 from training.validation import Validation, held_out, unigram_entropy
 
-# Tokens of a pass through the model, where --micro-batch-size does not say it.
-_TOKENS_A_PASS: Final = {"cpu": 8192, "cuda": 65536}
 # Rows of held-out text that a run is measured on meanwhile.
 _VALIDATION_TOKENS: Final = 1 << 16
 
@@ -64,127 +54,6 @@ _EXAMPLES: Final = r"""examples:
   python -m training.pretrain --initialize-from runs/3-layers/checkpoint --layers 12 \
       --shards wiki-shards/ --tokenizer vocab/ --output runs/12-layers --budget 2h
 """
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """One pretraining, ready to be built.
-
-    Attributes:
-        tokenizer: folder that `training.vocab` wrote.
-        initialize_from: a checkpoint's folder, where the weights do not begin anew.
-        micro_batch_size: rows that go through the model together; None for as many as suit the
-            device. It changes sums in their last digits alone.
-        compiles: whether the model and its losses are compiled.
-        recomputes: whether activations are computed twice to save memory.
-        num_workers: processes that make batches; None for as many as suit the device.
-    """
-
-    config: AlbertConfig
-    recipe: Recipe
-    progress: Progress
-    shards: Shards
-    tokenizer: Path
-    world: World
-    initialize_from: Path | None = None
-    micro_batch_size: int | None = None
-    compiles: bool = True
-    recomputes: bool = False
-    parallelism: Parallelism = "ddp"
-    num_workers: int | None = None
-
-    @property
-    def example_settings(self) -> ExampleSettings:
-        """How examples are cut."""
-        return ExampleSettings(
-            length=self.recipe.length,
-            sentence_task=self.recipe.sentence_task,
-            short_rate=self.recipe.short_rate,
-        )
-
-    @property
-    def masking(self) -> NgramMasking:
-        """How tokens are masked."""
-        tokenizer = AlbertTokenizer.from_file(self.tokenizer / "tokenizer.json")
-        return NgramMasking(word_starts=word_starts(tokenizer), rate=self.recipe.mask_rate)
-
-    @property
-    def slicing(self) -> Slicing:
-        """How a step's rows are divided.
-
-        Raises:
-            RunError: they do not divide.
-        """
-        rows, size = self.recipe.batch_size, self.world.size
-        if rows % size:
-            raise RunError(f"--batch-size {rows} is no multiple of the {size} processes")
-        most = _TOKENS_A_PASS.get(self.world.device.type, 8192) // self.recipe.length
-        rows_a_batch = self.micro_batch_size or _largest_divisor(rows // size, max(1, most))
-        if rows % (rows_a_batch * size):
-            raise RunError(
-                f"--batch-size {rows} is no multiple of --micro-batch-size {rows_a_batch} "
-                f"times {size} processes"
-            )
-        return Slicing(
-            num_rows=rows, rows_a_batch=rows_a_batch, rank=self.world.rank, world_size=size
-        )
-
-    def feed(self) -> PretrainFeed:
-        """The steps of the run."""
-        recipe, on_gpu = self.recipe, self.world.device.type == "cuda"
-        default = max(1, min(8, (os.cpu_count() or 1) // self.world.size - 1)) if on_gpu else 0
-        return PretrainFeed(
-            plan=Plan(shards=self.shards, settings=self.example_settings, seed=recipe.seed),
-            collator=Collator(
-                shards=self.shards, masking=self.masking, length=recipe.length, seed=recipe.seed
-            ),
-            slicing=self.slicing,
-            num_workers=default if self.num_workers is None else self.num_workers,
-        )
-
-    def model(self, feed: PretrainFeed) -> AlbertForTasks:
-        """The model with its first weights."""
-        torch.manual_seed(self.recipe.seed)
-        sizes = head_sizes(self.config, feed.tasks)
-        if self.initialize_from is not None:
-            shallow = load_checkpoint(self.initialize_from, sizes)
-            return grow_depth(shallow, self.config.num_layers)
-        model = AlbertForTasks(self.config, sizes)
-        if self.recipe.start == "local":
-            start_local(model, self.shards.token_counts(self.config.vocab_size))
-        return model
-
-    def build(self) -> Run:
-        """The run at its beginning.
-
-        Raises:
-            RunError: the batch does not divide, or the optimizer cannot be sharded.
-        """
-        if self.parallelism == "fsdp" and self.recipe.optimizer == "muon":
-            raise RunError("muon needs whole matrices; with --parallel fsdp take lamb or adamw")
-        feed = self.feed()
-        model = self.model(feed).to(self.world.device)
-        model.albert.encoder.recomputes = self.recomputes
-        if self.compiles:
-            feed.sums = torch.compile(pretrain_sums)
-        objective = share(Objective(model, self.world.device), model, self.world, self.parallelism)
-        return Run(
-            model=model,
-            objective=objective,
-            optimizers=build_optimizers(model, self.recipe.optimizer_settings),
-            schedule=self.recipe.rate_schedule,
-            feeds=[feed],
-            weights=[1.0],
-            loss_weights={"sentence-order": self.recipe.sentence_weight},
-            clip_norm=self.recipe.clip_norm,
-            seed=self.recipe.seed,
-            world=self.world,
-            progress=self.progress,
-        )
-
-
-def _largest_divisor(number: int, most: int) -> int:
-    return max(size for size in range(1, min(number, most) + 1) if number % size == 0)
 
 
 def _recipe(options: argparse.Namespace) -> Recipe:
@@ -293,7 +162,7 @@ def _validation(options: argparse.Namespace, job: Job) -> Validation | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    options = _parser().parse_args(arguments)
+    options = build_parser().parse_args(arguments)
     return report_errors(lambda: _run(options))
 
 
@@ -333,6 +202,7 @@ def _train(options: argparse.Namespace, job: Job, record: dict[str, Any]) -> int
         record_run(options.output, {**record, "unigram_entropy": round(entropy, 4)})
     if saver.go_on(run) and world.is_main:
         print(f"going on from step {run.progress.step:,}")
+    length = job.recipe.length  # a little more than packed sequences have on average
     trainer = Trainer(
         run=run,
         saver=saver,
@@ -341,7 +211,11 @@ def _train(options: argparse.Namespace, job: Job, record: dict[str, Any]) -> int
         alarm=PlateauAlarm(unigram_entropy=entropy, warmup=job.recipe.warmup),
         validation=_validation(options, job),
         flops_a_token=train_flops_per_token(
-            job.config, length=job.recipe.length, masked_rate=job.recipe.mask_rate
+            job.config,
+            length=length,
+            masked_rate=job.recipe.mask_rate,
+            read_rate=job.recipe.mask_rate + 1 / length,
+            num_sentence_outputs=0 if job.recipe.sentence_task == "none" else 2,
         ),
         peak_flops=peak_flops(world.device),
     )
@@ -368,7 +242,8 @@ def _saver(options: argparse.Namespace, record: Mapping[str, Any]) -> Saver:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """The options of this command."""
     parser = argparse.ArgumentParser(
         prog="python -m training.pretrain",
         description=__doc__,
@@ -439,7 +314,7 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compute activations twice instead of keeping them; for xlarge and xxlarge",
     )
-    add("--workers", type=int, help="processes that make batches (0 on a CPU)")
+    add("--workers", type=parse_seed, help="processes that make batches (0 on a CPU)")
     add("--compile", action=argparse.BooleanOptionalAction, default=True)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 from training.checkpoint import write_atomically
 from training.errors import TrainingError
 
-_STOPPING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+STOPPING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _Handlers: TypeAlias = "dict[signal.Signals, Any]"
 
 
@@ -131,7 +131,7 @@ class StopFlag:
         self._before: _Handlers = {}
 
     def __enter__(self) -> StopFlag:
-        self._before = {number: signal.signal(number, self._handle) for number in _STOPPING}
+        self._before = {number: signal.signal(number, self._handle) for number in STOPPING}
         return self
 
     def __exit__(

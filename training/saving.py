@@ -66,9 +66,12 @@ class Checkpoints:
         Raises:
             RunError: it cannot be written; those before it are as they were.
         """
+        if not self.at(step).is_dir():
+            self._save(step, write, state)
+        self._remove_old()
+
+    def _save(self, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> None:
         final = self.at(step)
-        if final.is_dir():
-            return
         partial = final.with_name(final.name + _PARTIAL)
         try:
             shutil.rmtree(partial, ignore_errors=True)
@@ -87,7 +90,6 @@ class Checkpoints:
                 f"the checkpoint of step {step:,} could not be written: {_reason(error)}; "
                 f"{self._last()}"
             ) from error
-        self._remove_old()
 
     def newest(self) -> Path | None:
         """The newest checkpoint that is whole; None where there is none at all.

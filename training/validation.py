@@ -71,21 +71,23 @@ def measure(
         for batch in bar:
             if should_stop():
                 return None
-            for task, score in objective(pretrain_pass(batch, tasks)).items():
-                tallies[task].add(score)
+            scores = objective(pretrain_pass(batch, tasks))
+            for task, tally in tallies.items():
+                tally.add(scores[task])
     return tallies
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Inside `with`, no dropout and no gradients; code compiled for training is passed over."""
-    was_training = module.training
+    in_training = [part for part in module.modules() if part.training]
     module.eval()
     try:
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             yield
     finally:
-        module.train(was_training)
+        for part in in_training:
+            part.training = True
 
 
 def unigram_entropy(shards: Shards, vocab_size: int) -> float:

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from albert_serve.tokenizer import AlbertTokenizer
+from tests.training.processes import run_apart
 from tests.training.support import SQUAD, WIKI
 from training import finetune, pretrain
 from training.corpus import read_documents
-from training.shards import Shards, prepare
+from training.prepare import prepare
+from training.shards import Shards
 from training.vocab import build_tokenizer, train_vocab
 
 
@@ -62,7 +64,7 @@ def pretrain_options(easy_corpus: Path, vocab_dir: Path) -> list[str]:
         *("--corpus", str(easy_corpus), "--tokenizer", str(vocab_dir)),
         *("--embedding-size", "32", "--hidden-size", "32", "--layers", "2", "--heads", "2"),
         *("--max-positions", "64", "--length", "32", "--batch-size", "16", "--steps", "80"),
-        *("--muon-lr", "1e-2", "--adamw-lr", "1e-2", "--no-compile", "--device", "cpu"),
+        *("--lr", "1e-2", "--adamw-lr", "1e-2", "--no-compile", "--device", "cpu"),
         *("--report-every", "5"),
     ]
 
@@ -95,7 +97,7 @@ def finetune_options(pretrained: Path, easy_corpus: Path, labelled: Path) -> lis
         *("--text-classification", str(labelled), "--labels", "negative", "positive"),
         *("--question-answering", str(SQUAD), "--pretraining", str(easy_corpus)),
         *("--length", "64", "--batch-tokens", "256", "--classification-tokens", "256"),
-        *("--muon-lr", "5e-3", "--adamw-lr", "1e-2", "--report-every", "10", "--device", "cpu"),
+        *("--lr", "5e-3", "--adamw-lr", "1e-2", "--report-every", "10", "--device", "cpu"),
     ]
 
 
@@ -111,3 +113,27 @@ def finetuned(finetune_options: list[str], tmp_path_factory: pytest.TempPathFact
 def shards(vocab_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Shards:
     """The articles of `wiki.jsonl`."""
     return prepare([WIKI], vocab_dir / "tokenizer.json", tmp_path_factory.mktemp("s") / "shards")
+
+
+@pytest.fixture(scope="session")
+def tiny_options(
+    easy_corpus: Path, vocab_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> list[str]:
+    """A run of 8 steps of two passes each, with dropout; its folder is left to be named."""
+    folder = tmp_path_factory.mktemp("tiny") / "shards"
+    prepare([easy_corpus], vocab_dir / "tokenizer.json", folder)
+    return [
+        *("--shards", str(folder), "--tokenizer", str(vocab_dir), "--dropout", "v1"),
+        *("--embedding-size", "16", "--hidden-size", "16", "--layers", "3", "--heads", "2"),
+        *("--max-positions", "32", "--length", "32", "--batch-size", "8"),
+        *("--micro-batch-size", "4", "--steps", "8", "--report-every", "1"),
+        *("--no-compile", "--device", "cpu"),
+    ]
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of that run, never interrupted. Copy it before changing it."""
+    folder = tmp_path_factory.mktemp("tiny") / "run"
+    assert run_apart(tiny_options, folder).status == 0
+    return folder

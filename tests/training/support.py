@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from torch import Tensor, nn
 
 from albert_serve.config import AlbertConfig
+from training.checkpoint import parameters
 from training.heads import AlbertForTasks, Task
 from training.loop import Run, Step
-from training.model import Batch
+from training.masking import NUM_SPECIAL
+from training.model import Batch, Packing
+from training.shards import Part, Shards
 
 REPOSITORY: Final = Path(__file__).parents[2]
 WIKI: Final = REPOSITORY / "tests" / "data" / "wiki.jsonl"
@@ -33,6 +39,17 @@ TINY: Final = AlbertConfig(
     max_positions=16,
     classifier_dropout=0.0,
 )
+CONFIGS: Final[dict[str, AlbertConfig]] = {
+    "base": TINY,
+    "groups": replace(TINY, num_groups=3),
+    "inner": replace(TINY, num_inner_layers=2),
+    "groups and inner": replace(TINY, num_groups=2, num_inner_layers=2),
+    "E is H": replace(TINY, embedding_size=24),
+    "gelu": replace(TINY, activation="gelu"),
+    "odd": replace(TINY, num_layers=5, num_groups=2, num_heads=1, num_token_types=3),
+}
+# Rows that are full and not, of one sequence and of many, one token long and as long as can be.
+ROWS: Final = [(5, 3, 1, 7), (16,), (9, 4), (1, 1, 1, 1, 1, 1, 1), (2,)]
 # The class of `transformers` for each set of heads that it has a class for.
 HF_CLASSES: Final[dict[str, tuple[Task, ...]]] = {
     "AlbertForPreTraining": ("fill-mask", "sentence-order"),
@@ -48,6 +65,24 @@ SIZES: Final[dict[Task, int]] = {
     "question-answering": 2,
     "multiple-choice": 1,
 }
+
+
+def make_part(documents: Sequence[Sequence[int]], vocab_size: int = 1 << 20) -> Part:
+    """A part of a corpus from the lengths of each document's sentences, in tokens.
+
+    Its ids ascend from the first that is not special, over and over where the vocabulary ends.
+    """
+    lengths = [length for document in documents for length in document]
+    return Part(
+        tokens=np.arange(sum(lengths), dtype=np.int32) % (vocab_size - NUM_SPECIAL) + NUM_SPECIAL,
+        sentences=np.array([0, *accumulate(lengths)]),
+        documents=np.array([0, *accumulate(map(len, documents))]),
+    )
+
+
+def make_shards(*parts: Part) -> Shards:
+    """A corpus of these parts, as if it had been read from a disk."""
+    return Shards(parts=parts, tokenizer_sha256="", fingerprint="")
 
 
 def sizes(tasks: tuple[Task, ...]) -> dict[Task, int]:
@@ -68,6 +103,19 @@ def hf_model(config: AlbertConfig, class_name: str, seed: int = 1) -> Any:
     model = getattr(transformers, class_name)(hf_config)
     randomize(model, seed)
     return model.eval()
+
+
+def copies(config: AlbertConfig, class_name: str) -> tuple[AlbertForTasks, Any]:
+    """Our model and that of `transformers`, with the same weights in float64."""
+    ours = our_model(config, HF_CLASSES[class_name]).double()
+    theirs = hf_model(config, class_name).double()
+    given = dict(theirs.named_parameters())
+    wanted = parameters(ours)
+    assert given.keys() == wanted.keys()
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            parameter.copy_(given[name])
+    return ours, theirs
 
 
 def hf_load(class_name: str, folder: Path, **changes: Any) -> Any:
@@ -99,6 +147,47 @@ def ragged(lengths: tuple[int, ...] = (5, 16, 1, 9), seed: int = 2) -> Batch:
         types=torch.randint(0, 2, shape, generator=generator) * is_real,
         lengths=torch.tensor(lengths),
     )
+
+
+def packed(
+    rows: Sequence[Sequence[int]], length: int, seed: int = 2
+) -> tuple[Batch, list[tuple[slice, Batch]]]:
+    """Rows of sequences of these lengths; and each alone, with its place in the flattened rows.
+
+    What is padded holds other tokens than 0: no matter.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    shape = (len(rows), length)
+    ids = torch.randint(1, TINY.vocab_size, shape, generator=generator)
+    types = torch.randint(0, 2, shape, generator=generator)
+    positions, sequences = torch.zeros_like(ids), torch.full_like(ids, -1)
+    bounds: list[int] = []
+    alone: list[tuple[slice, Batch]] = []
+    for line, lengths in enumerate(rows):
+        ends = list(accumulate(lengths, initial=0))
+        for number, (begin, end) in enumerate(pairwise(ends)):
+            positions[line, begin:end] = torch.arange(end - begin)
+            sequences[line, begin:end] = number
+            one = Batch(
+                ids=ids[line : line + 1, begin:end], types=types[line : line + 1, begin:end]
+            )
+            alone.append((slice(line * length + begin, line * length + end), one))
+        bounds += [line * length + end for end in ends if end < length]
+    whole = torch.full((8 * len(rows) + 1,), ids.numel(), dtype=torch.int32)
+    whole[: len(bounds)] = torch.tensor(bounds)
+    packing = Packing(positions=positions, sequences=sequences, bounds=whole)
+    return Batch(ids=ids, types=types, packing=packing), alone
+
+
+def weighed(hidden_sh: Tensor) -> Tensor:
+    """A loss to which every number matters."""
+    return (hidden_sh.square() * torch.arange(1, 1 + hidden_sh.shape[0])[:, None]).sum()
+
+
+def gradients(model: AlbertForTasks) -> dict[str, Tensor]:
+    found = {name: p.grad for name, p in model.albert.named_parameters()}
+    assert all(gradient is not None for gradient in found.values())
+    return {name: gradient for name, gradient in found.items() if gradient is not None}
 
 
 def is_real(batch: Batch) -> Tensor:
@@ -153,12 +242,19 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in lines]
 
 
+def checkpoint_state(folder: Path) -> dict[str, Any]:
+    """What the newest checkpoint of a run holds besides the weights."""
+    state: dict[str, Any] = torch.load(folder / "checkpoint" / "state.pt", weights_only=True)
+    return state
+
+
 def same_weights(one: Path, other: Path) -> bool:
-    """Whether two runs have the same checkpoint to the bit, and the same optimizers."""
-    states = [torch.load(folder / "state.pt", weights_only=True) for folder in (one, other)]
+    """Whether two runs have the same checkpoint to the bit, and all that training goes on from."""
+    states = [checkpoint_state(folder) for folder in (one, other)]
     files = [(folder / "checkpoint" / "model.safetensors").read_bytes() for folder in (one, other)]
-    keys = ("optimizers", "random", "num_batches", "tokens", "step")
-    return files[0] == files[1] and all(equal(states[0][key], states[1][key]) for key in keys)
+    for state in states:
+        del state["elapsed_s"]
+    return files[0] == files[1] and equal(states[0], states[1])
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -166,7 +262,7 @@ def equal(one: Any, other: Any) -> bool:
         return torch.equal(one, other)
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, list):
+    if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(equal, one, other))
     return bool(one == other)
 
@@ -175,9 +271,9 @@ def stop_at(patch: pytest.MonkeyPatch, num_steps: int, number: signal.Signals) -
     """Send this process the signal during its step of that number."""
     original = Run.step
 
-    def step(run: Run) -> Step:
+    def step(run: Run, done: float) -> Step:
         if run.progress.step + 1 == num_steps:
             os.kill(os.getpid(), number)
-        return original(run)
+        return original(run, done)
 
     patch.setattr(Run, "step", step)

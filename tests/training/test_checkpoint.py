@@ -34,6 +34,7 @@ from training.checkpoint import (
     cut_positions,
     expand_for_hf,
     find_tasks,
+    grow_depth,
     load_checkpoint,
     parameters,
     put_in_place,
@@ -173,6 +174,17 @@ def test_names_that_are_given_stand_alone(tmp_path: Path) -> None:
     assert "label2id" not in config
 
 
+def test_weights_that_are_given_are_saved_in_place_of_the_model_s(tmp_path: Path) -> None:
+    """A model whose own are spread over processes."""
+    model, other = (our_model(TINY, ("fill-mask",), seed) for seed in (0, 1))
+    save_checkpoint(model, tmp_path, tensors=parameters(other))
+    for name, parameter in parameters(load_checkpoint(tmp_path)).items():
+        assert torch.equal(parameter, parameters(other)[name])
+    given = {**parameters(other), "predictions.bias": torch.full((50,), torch.nan)}
+    with pytest.raises(CheckpointError, match=r"not saved: predictions\.bias hold"):
+        save_checkpoint(model, tmp_path, tensors=given)
+
+
 def test_the_tokenizer_is_copied_along(tmp_path: Path, vocab_dir: Path) -> None:
     save_checkpoint(our_model(TINY, ()), tmp_path, tokenizer_from=vocab_dir)
     for name in ("tokenizer.json", "spiece.model"):
@@ -197,6 +209,83 @@ def test_positions_can_be_cut_off() -> None:
     torch.testing.assert_close(cut(batch), model(batch))
     with pytest.raises(CheckpointError, match="cannot be cut"):
         cut_positions(cut, 8)
+
+
+GROWING: dict[str, dict[str, int]] = {
+    "one group": {},
+    "groups": {"num_groups": 2},
+    "inner layers": {"num_inner_layers": 2},
+    "groups of inner layers": {"num_groups": 2, "num_inner_layers": 2},
+}
+each_growing = pytest.mark.parametrize("sizes", GROWING.values(), ids=GROWING)
+
+
+@each_growing
+@pytest.mark.parametrize("num_layers", [4, 6, 12])
+@torch.no_grad()
+def test_a_model_that_shares_its_layers_grows_by_applying_them_more_often(
+    tmp_path: Path, sizes: dict[str, int], num_layers: int
+) -> None:
+    """The weights are the same, and so is what `transformers` makes of them."""
+    model = our_model(replace(TINY, **sizes), ("fill-mask", "sentence-order"))  # type: ignore[arg-type]
+    grown = grow_depth(model, num_layers).eval()
+    assert grown.config == replace(model.config, num_layers=num_layers)
+    assert grown.tasks == model.tasks
+    before, after = dict(parameters(model)), dict(parameters(grown))
+    assert before.keys() == after.keys()
+    for name, parameter in after.items():
+        assert torch.equal(parameter, before[name])
+        assert parameter is not before[name]
+    save_checkpoint(model, tmp_path)
+    theirs = hf_load("AlbertForPreTraining", tmp_path, num_hidden_layers=num_layers).double()
+    assert_close(our_logits(grown.double(), ragged()), hf_logits(theirs, ragged()))
+
+
+@each_growing
+@pytest.mark.parametrize("num_layers", [4, 6, 12])
+@pytest.mark.parametrize("sharing", ["attention", "ffn", "none"])
+@torch.no_grad()
+def test_layers_of_their_own_begin_with_those_at_their_relative_depth(
+    tmp_path: Path, sharing: Sharing, sizes: dict[str, int], num_layers: int
+) -> None:
+    """Against a model of `transformers` whose groups, one a layer, are copied over by hand."""
+    config = replace(TINY, sharing=sharing, **sizes)  # type: ignore[arg-type]
+    model = our_model(config, ("fill-mask", "sentence-order"))
+    save_checkpoint(model, tmp_path / "shallow")
+    expand_for_hf(tmp_path / "shallow", tmp_path / "theirs")
+    shallow = hf_load("AlbertForPreTraining", tmp_path / "theirs")
+    deep_config = replace(config, sharing="all", num_layers=num_layers, num_groups=num_layers)
+    deep = hf_model(deep_config, "AlbertForPreTraining")
+    given = shallow.albert.encoder.albert_layer_groups
+    for layer, group in enumerate(deep.albert.encoder.albert_layer_groups):
+        group.load_state_dict(given[layer * 4 // num_layers].state_dict())
+    rest = {k: v for k, v in shallow.state_dict().items() if "albert_layer_groups" not in k}
+    deep.load_state_dict(rest, strict=False)
+    grown = grow_depth(model, num_layers).eval()
+    assert grown.config == replace(config, num_layers=num_layers)
+    assert_close(our_logits(grown.double(), ragged()), hf_logits(deep.double(), ragged()))
+
+
+def test_a_grown_model_is_saved_and_loaded_and_leaves_the_shallow_one_alone(
+    tmp_path: Path,
+) -> None:
+    model = our_model(replace(TINY, sharing="ffn"), ("fill-mask",))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    grown = grow_depth(model, 8)
+    save_checkpoint(grown, tmp_path)
+    loaded = load_checkpoint(tmp_path)
+    assert loaded.config.num_layers == 8
+    for name, parameter in parameters(loaded).items():
+        assert torch.equal(parameter, parameters(grown)[name])
+    with torch.no_grad():
+        for parameter in grown.parameters():
+            parameter.zero_()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_model_does_not_shrink() -> None:
+    with pytest.raises(CheckpointError, match="the checkpoint has 4 layers; a model of 3 cannot"):
+        grow_depth(our_model(TINY, ()), 3)
 
 
 def test_others_than_the_owner_may_read_the_weights(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,17 @@ import torch
 from albert_serve.tasks.base import EncoderInput
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import SQUAD, TINY, our_model
+from training import pretrain
 from training.checkpoint import load_checkpoint, save_checkpoint
 from training.datasets import read_labelled, read_squad
 from training.engine import TorchEngine
-from training.evaluate import evaluate_questions, main, unigram_entropy
-from training.feeds import pad
+from training.evaluate import evaluate_pretraining, evaluate_questions, main
+from training.examples import ExampleSettings, SentenceTask
+from training.feeds import Objective, pad
+from training.heads import AlbertForTasks, Task, head_sizes
+from training.masking import NgramMasking
 from training.shards import Shards
+from training.validation import held_out, measure, unigram_entropy
 
 Capture = pytest.CaptureFixture[str]
 
@@ -67,6 +73,21 @@ def test_accuracy_is_counted_as_by_hand(checkpoint: Path, labelled: Path, tmp_pa
     assert figures["text_classification_accuracy"] == right / 40
 
 
+def test_a_task_s_figures_do_not_depend_on_what_else_is_measured(
+    checkpoint: Path, easy_corpus: Path, labelled: Path, tmp_path: Path
+) -> None:
+    """The classifier has dropout, which a task before it must not turn on."""
+    asked = ["--text-classification", str(labelled)]
+    others = ["--pretraining", str(easy_corpus), "--length", "32"]
+    found = []
+    for arguments in (asked, asked + others):
+        output = tmp_path / "figures.json"
+        assert main([str(checkpoint), *arguments, "--output", str(output)]) == 0
+        found.append(json.loads(output.read_text()))
+    for name, figure in found[0].items():
+        assert found[1][name] == figure
+
+
 def test_two_checkpoints_are_asked_for_the_same_tokens(
     checkpoint: Path, pretrained: Path, easy_corpus: Path, tmp_path: Path
 ) -> None:
@@ -80,6 +101,54 @@ def test_two_checkpoints_are_asked_for_the_same_tokens(
         assert found[0][name] == found[1][name]
     assert found[0]["masked_loss"] != found[1]["masked_loss"]
     assert found[1]["masked_loss"] < found[1]["unigram_entropy"]
+
+
+@pytest.mark.parametrize(
+    ("task", "names"),
+    [
+        ("nsp", ["next_sentence_loss", "next_sentence_accuracy", "next_sentence_pairs"]),
+        ("none", []),
+    ],
+)
+def test_a_checkpoint_is_asked_what_it_was_trained_on(
+    pretrain_options: list[str], easy_corpus: Path, tmp_path: Path, task: str, names: list[str]
+) -> None:
+    """Next sentences where it learnt those, and nothing where it has no head for either."""
+    folder = tmp_path / "run"
+    more = ["--sentence-task", task, "--steps", "2", "--output", str(folder)]
+    assert pretrain.main([*pretrain_options, *more]) == 0
+    arguments = ["--pretraining", str(easy_corpus), "--length", "32"]
+    assert main([str(folder / "checkpoint"), *arguments]) == 0
+    figures = json.loads((folder / "checkpoint" / "evaluation.json").read_text())
+    masked = ["masked_loss", "masked_accuracy", "masked_tokens", "unigram_entropy"]
+    assert list(figures) == masked + names
+    assert all(math.isfinite(value) for value in figures.values())
+
+
+@pytest.mark.parametrize("task", ["sop", "nsp", "none"])
+def test_figures_are_those_of_held_out_rows(shards: Shards, task: SentenceTask) -> None:
+    """As `measure` has them, over all of the text."""
+    config = replace(TINY, vocab_size=800, max_positions=64)
+    tasks: tuple[Task, ...] = ("fill-mask", "sentence-order")
+    model = AlbertForTasks(
+        config, head_sizes(config, tasks if task != "none" else tasks[:1])
+    ).eval()
+    masking = NgramMasking(word_starts=np.ones(800, bool))
+    settings = ExampleSettings(length=64, sentence_task=task)
+    figures = evaluate_pretraining(model, shards, masking, settings)
+    device = torch.device("cpu")
+    batches = list(held_out(shards, masking, settings))
+    tallies = measure(Objective(model, device), batches, tuple(model.tasks), device)
+    assert tallies is not None
+    prefixes = {"fill-mask": "masked", "sentence-order": "sentence_order"}
+    if task == "nsp":
+        prefixes["sentence-order"] = "next_sentence"
+    for name, tally in tallies.items():
+        assert figures[f"{prefixes[name]}_loss"] == tally.loss
+        assert figures[f"{prefixes[name]}_accuracy"] == tally.accuracy
+    assert figures["masked_tokens"] == sum(batch.num_masked for batch in batches)
+    assert figures["unigram_entropy"] == unigram_entropy(shards, 800)
+    assert not model.training
 
 
 def test_text_of_single_sentences_has_no_order_figures(checkpoint: Path, tmp_path: Path) -> None:
@@ -109,15 +178,6 @@ def test_unanswerable_questions_may_be_answered_with_nothing(
     figures = evaluate_questions(model, tokenizer, [*questions, *impossible])
     assert figures["question_answering_questions"] == 8
     assert figures["question_answering_exact_match"] <= 50.0
-
-
-def test_the_entropy_of_frequencies() -> None:
-    shards = Shards(
-        tokens=np.array([7, 7, 8, 9], np.uint16),
-        sentences=np.array([0, 4]),
-        documents=np.array([0, 1]),
-    )
-    assert unigram_entropy(shards, 50) == pytest.approx(1.5 * math.log(2))
 
 
 def test_the_engine_keeps_the_order_of_ragged_inputs() -> None:

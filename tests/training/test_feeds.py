@@ -1,8 +1,9 @@
-"""Feeds give every example once an epoch, in batches of a bounded number of tokens."""
+"""Feeds give every example once an epoch, in bounded batches, and go on from any state."""
 
 from __future__ import annotations
 
-from collections import Counter
+import json
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -12,23 +13,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.support import TINY, our_model
+from tests.training.support import TINY, make_part, make_shards, our_model
+from training.batches import Collator, Slicing
 from training.datasets import LabelledText
+from training.examples import ExampleSettings, SentenceTask
 from training.feeds import (
+    Feed,
     LabelledExample,
+    Objective,
+    Pass,
+    PretrainFeed,
     classification_feed,
     cut_batches,
     labelled_examples,
     like_lengths,
     pad,
-    pretrain_batches,
-    pretrain_feed,
     span_feed,
 )
+from training.heads import AlbertForTasks, Task
 from training.losses import score
 from training.masking import NgramMasking
-from training.run import RunError
-from training.shards import Shards
+from training.packing import Plan
 from training.spans import SpanExample
 
 CPU = torch.device("cpu")
@@ -90,18 +95,24 @@ def test_padding_is_on_the_right() -> None:
     assert batch.lengths.tolist() == [3, 2]
 
 
+def next_pass(feed: Feed) -> Pass:
+    """The one pass of the next step."""
+    (one,) = feed.step()
+    return one
+
+
 def test_classification_reads_the_cls_row() -> None:
     model = our_model(TINY, ("text-classification",))
     feed = classification_feed(EXAMPLES, tokens_a_batch=40, seed=0)
     assert feed.tasks == (feed.name,) == ("text-classification",)
-    num_labels: Counter[int] = Counter()
-    total, count = 0.0, 0
+    total, count, num_tokens = 0.0, 0, 0
     while count < len(EXAMPLES):
-        scored = next(feed.scorers)(model, CPU)
-        one = scored.scores["text-classification"]
-        total, count = total + one.loss.item(), count + one.count
-        num_labels[scored.num_tokens] += 1
-    assert sum(size * n for size, n in num_labels.items()) == sum(len(e.ids) for e in EXAMPLES)
+        one = next_pass(feed)
+        got = one.scores(model, CPU)["text-classification"]
+        assert got.count == one.counts["text-classification"]
+        total, count = total + got.loss.item(), count + got.count
+        num_tokens += one.num_tokens
+    assert num_tokens == sum(len(e.ids) for e in EXAMPLES)
     expected = 0.0
     with torch.no_grad():
         for example in EXAMPLES:
@@ -113,13 +124,10 @@ def test_classification_reads_the_cls_row() -> None:
 
 def test_spans_are_scored_over_real_positions_alone() -> None:
     model = our_model(TINY, ("question-answering",))
-    together = next(span_feed(SPANS, tokens_a_batch=1000, seed=0).scorers)(model, CPU)
-    alone = [
-        next(span_feed([span], tokens_a_batch=1000, seed=0).scorers)(model, CPU) for span in SPANS
-    ]
-    got = together.scores["question-answering"]
-    parts = [one.scores["question-answering"] for one in alone]
-    assert got.count == 3
+    together = next_pass(span_feed(SPANS, tokens_a_batch=1000, seed=0))
+    alone = [next_pass(span_feed([span], tokens_a_batch=1000, seed=0)) for span in SPANS]
+    got, *parts = (one.scores(model, CPU)["question-answering"] for one in (together, *alone))
+    assert got.count == together.counts["question-answering"] == 3
     assert got.loss.item() == pytest.approx(sum(part.loss.item() for part in parts), rel=1e-4)
     assert got.right.item() == sum(part.right.item() for part in parts)
     assert together.num_tokens == sum(len(span.ids) for span in SPANS)
@@ -129,6 +137,39 @@ def test_spans_are_scored_over_real_positions_alone() -> None:
     assert parts[0].loss.item() == pytest.approx(
         -(logits[3, 0] + logits[5, 1]).item() / 2, rel=1e-4
     )
+
+
+def test_an_objective_is_the_scores_of_a_pass() -> None:
+    """Its parameters are the model's, and gradients reach them through it."""
+    model = our_model(TINY, ("text-classification",))
+    objective = Objective(model, CPU)
+    one = next_pass(classification_feed(EXAMPLES, tokens_a_batch=99, seed=0))
+    got, expected = objective(one), one.scores(model, CPU)
+    assert got.keys() == expected.keys() == {"text-classification"}
+    assert got["text-classification"].loss == expected["text-classification"].loss
+    assert set(objective.parameters()) == set(model.parameters())
+    got["text-classification"].loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 13])
+def test_a_feed_of_batches_goes_on_from_its_state(num_steps: int) -> None:
+    model = our_model(TINY, ("text-classification",))
+
+    def losses(feed: Feed, num: int) -> list[float]:
+        scores = (next_pass(feed).scores(model, CPU) for _ in range(num))
+        return [one["text-classification"].loss.item() for one in scores]
+
+    first, second = (classification_feed(EXAMPLES, tokens_a_batch=30, seed=1) for _ in range(2))
+    losses(first, num_steps)
+    state = first.state()
+    rest = losses(first, 9)
+    second.go_to(state)
+    assert second.state() == state
+    assert losses(second, 9) == rest
+    assert second.state() == first.state()
+    first.go_to(state)  # one that is further on goes back, too
+    assert losses(first, 9) == rest
 
 
 def test_texts_over_the_length_are_left_out_and_counted(tokenizer: AlbertTokenizer) -> None:
@@ -144,38 +185,112 @@ def test_texts_over_the_length_are_left_out_and_counted(tokenizer: AlbertTokeniz
     assert kept[1].types == tokenizer.encode("the", "end").types
 
 
-@pytest.fixture
-def small_shards() -> Shards:
-    """Ten documents of two sentences."""
-    return Shards(
-        tokens=np.arange(200, dtype=np.uint16) % 40 + 5,
-        sentences=np.arange(0, 201, 10),
-        documents=np.arange(0, 21, 2),
+MASKING = NgramMasking(word_starts=np.ones(50, bool))
+# Documents of two sentences, of which one fills half a row and two a whole one.
+DOCUMENTS = [[6, 7], [3, 2], [4, 9], [5, 5], [6, 1]] * 4
+
+
+def pretrain_feed(
+    *, task: SentenceTask = "sop", seed: int = 0, slicing: Slicing | None = None
+) -> PretrainFeed:
+    """Rows of 16 tokens from two parts of the documents."""
+    shards = make_shards(*[make_part(DOCUMENTS, TINY.vocab_size)] * 2)
+    settings = ExampleSettings(length=16, sentence_task=task)
+    return PretrainFeed(
+        plan=Plan(shards=shards, settings=settings, seed=seed),
+        collator=Collator(shards=shards, masking=MASKING, length=16, seed=seed),
+        slicing=slicing or Slicing(num_rows=4, rows_a_batch=4),
     )
 
 
-MASKING = NgramMasking(word_starts=np.ones(50, bool))
+def figures(feed: PretrainFeed, model: AlbertForTasks, num_steps: int) -> list[dict[str, float]]:
+    """Loss of each task and real tokens of each pass of the next steps."""
+    passes = [one for _ in range(num_steps) for one in feed.step()]
+    return [
+        {task: score.loss.item() for task, score in one.scores(model, CPU).items()}
+        | {"tokens": one.num_tokens}
+        for one in passes
+    ]
 
 
-def test_pretraining_goes_on_epoch_after_epoch(small_shards: Shards) -> None:
-    def batches() -> list[list[int]]:
-        stream = pretrain_batches(small_shards, MASKING, length=30, batch_size=4, seed=0)
-        return [make().tokens.ids.flatten().tolist() for make in islice(stream, 9)]
+@pytest.mark.parametrize(
+    ("task", "tasks"),
+    [
+        ("sop", ("fill-mask", "sentence-order")),
+        ("nsp", ("fill-mask", "sentence-order")),
+        ("none", ("fill-mask",)),
+    ],
+)
+def test_pretraining_trains_the_heads_of_its_tasks(
+    task: SentenceTask, tasks: tuple[Task, ...]
+) -> None:
+    feed, model = pretrain_feed(task=task), our_model(TINY, tasks)
+    assert feed.tasks == tasks
+    one = next_pass(feed)
+    scores = one.scores(model, CPU)
+    assert tuple(scores) == tuple(one.counts) == tasks
+    assert {name: got.count for name, got in scores.items()} == dict(one.counts)
+    assert all(count >= 4 for count in one.counts.values())
+    assert 0 < one.num_tokens <= 64
 
-    first = batches()
-    assert first == batches()
-    assert len({tuple(ids) for ids in first}) == 9
 
-
-def test_pretraining_scores_both_heads(small_shards: Shards) -> None:
+def test_a_step_of_pretraining_has_a_pass_for_each_of_its_batches() -> None:
+    """The same rows as in one batch, so that sums are the same."""
     model = our_model(TINY, ("fill-mask", "sentence-order"))
-    feed = pretrain_feed(small_shards, MASKING, length=16, batch_size=4, seed=0)
-    scored = next(feed.scorers)(model, CPU)
-    assert tuple(scored.scores) == feed.tasks == ("fill-mask", "sentence-order")
-    assert scored.scores["fill-mask"].count >= 4
-    assert 0 < scored.num_tokens <= 64
+    whole = figures(pretrain_feed(slicing=Slicing(num_rows=12, rows_a_batch=12)), model, 3)
+    parts = figures(pretrain_feed(slicing=Slicing(num_rows=12, rows_a_batch=3)), model, 3)
+    assert (len(whole), len(parts)) == (3, 12)
+    for number, total in enumerate(whole):
+        for name in total:
+            summed = sum(part[name] for part in parts[4 * number : 4 * number + 4])
+            assert summed == pytest.approx(total[name], rel=1e-5)
 
 
-def test_a_corpus_that_fills_no_batch_is_refused_at_once(small_shards: Shards) -> None:
-    with pytest.raises(RunError, match=r"gives 1\d examples, less than one batch of 99; give more"):
-        pretrain_feed(small_shards, MASKING, length=30, batch_size=99, seed=0)
+@pytest.mark.parametrize("num_steps", [0, 1, 10])
+def test_pretraining_goes_on_from_its_state(num_steps: int) -> None:
+    """Over several epochs, of which no two are alike."""
+    model = our_model(TINY, ("fill-mask", "sentence-order"))
+    first, second = pretrain_feed(), pretrain_feed()
+    before = figures(first, model, num_steps)
+    state = first.state()
+    rest = figures(first, model, 12)
+    assert first.state()[0] > 0
+    assert len({one["fill-mask"] for one in before + rest}) == num_steps + 12
+    second.go_to(state)
+    assert second.state() == state
+    assert figures(second, model, 12) == rest
+    assert second.state() == first.state()
+    first.go_to(state)
+    assert figures(first, model, 12) == rest
+    assert figures(pretrain_feed(seed=1), model, 1) != figures(pretrain_feed(), model, 1)
+
+
+def test_a_state_is_of_plain_numbers() -> None:
+    """So that it is written and read as such."""
+    feed = pretrain_feed()
+    feed.step()
+    assert [type(number) for number in feed.state()] == [int, int, int]
+    assert json.loads(json.dumps(feed.state())) == feed.state()
+
+
+def test_processes_take_the_batches_of_one() -> None:
+    model = our_model(TINY, ("fill-mask", "sentence-order"))
+    slicing = Slicing(num_rows=12, rows_a_batch=2)
+    alone = pretrain_feed(slicing=slicing)
+    ranks = [pretrain_feed(slicing=replace(slicing, rank=rank, world_size=3)) for rank in range(3)]
+    for _ in range(3):
+        whole = figures(alone, model, 1)
+        taken = [figures(feed, model, 1) for feed in ranks]
+        assert [each[place] for place in range(2) for each in taken] == whole
+        assert all(feed.state() == alone.state() for feed in ranks)
+
+
+def test_a_corpus_smaller_than_a_step_is_repeated() -> None:
+    shards = make_shards(make_part([[3, 4]], TINY.vocab_size))
+    feed = replace(
+        pretrain_feed(),
+        plan=Plan(shards=shards, settings=ExampleSettings(length=16), seed=0),
+        collator=Collator(shards=shards, masking=MASKING, length=16, seed=0),
+    )
+    assert next_pass(feed).num_tokens == 4 * 10
+    assert feed.state() == [3, 0, 1]

@@ -40,7 +40,7 @@ def test_it_predicts_the_corpus_frequencies(model: AlbertForTasks) -> None:
 def test_each_head_looks_at_one_neighbour(model: AlbertForTasks) -> None:
     """Head 0 one back, head 1 one ahead, head 2 two back, head 3 two ahead."""
     batch = ragged((32, 32, 32))
-    x_bsh = model.albert.embeddings(batch.ids, batch.types)
+    x_bsh = model.albert.embeddings(batch.ids, batch.types, None)
     for block in model.albert.encoder.attentions:
         assert isinstance(block, Attention)
         query, key = (

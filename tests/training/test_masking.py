@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from itertools import chain
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -104,17 +106,72 @@ def test_the_rate_is_that_of_all_tokens() -> None:
 
 
 def test_spans_of_n_words_are_drawn_by_one_over_n() -> None:
-    """Of the first span of each draw: a budget of three tokens is used up by a span of three."""
-    ids = np.array([2, *[11] * 400, 3], np.int64)
-    _, chosen = draw(6000, ids, rate=3 / 402)
+    """A budget of three words, each of two tokens, in a text where spans never meet.
+
+    p(3) = 2/11; 2 and 1 come from 2 first (3/11), and from 1 first, then 2 or a 3 that is cut
+    to 2 (6/11 * 5/11).
+    """
+    ids = np.array([2, *[11, 10] * 3000, 3], np.int64)
+    _, chosen = draw(3000, ids, rate=6 / 6002)
     begins, ends = word_bounds(ids, STARTS)
-    drawn = [spans(one, begins, ends) for one in chosen]
-    num_three = sum(one == [3] for one in drawn)
-    # p(3) = 2/11; the rest fill the budget with shorter spans, which seldom meet.
-    assert abs(num_three / 6000 - 2 / 11) < 0.03
-    # 2 + 1 come from 2 first (3/11) and from 1 first, then 2 or 3 cut to 2 (6/11 * 5/11).
-    num_two = sum(sorted(one) == [1, 2] for one in drawn)
-    assert abs(num_two / 6000 - (3 / 11 + 30 / 121)) < 0.03
+    drawn = Counter(tuple(sorted(spans(one, begins, ends))) for one in chosen)
+    expected = {(3,): 2 / 11, (1, 2): 3 / 11 + 30 / 121, (1, 1, 1): 36 / 121}
+    assert drawn.keys() == expected.keys()
+    chi_square = sum((drawn[k] - 3000 * p) ** 2 / (3000 * p) for k, p in expected.items())
+    assert chi_square < 13.8  # p = 0.001 at two degrees of freedom
+
+
+def mask_as_the_original(ids: Ids, rng: np.random.Generator) -> Ids:
+    """create_masked_lm_predictions of create_pretraining_data.py, for ids without a [SEP] inside.
+
+    A span over the budget is tried shorter, down to a word; one that meets another is left out.
+    """
+    begins, ends = word_bounds(ids, STARTS)
+    words = [range(begin, end) for begin, end in zip(begins, ends, strict=True)]
+    num_to_predict = max(1, round(0.15 * len(ids)))
+    covered: set[int] = set()
+    for first in rng.permutation(len(words)).tolist():
+        num_words = int(rng.choice([1, 2, 3], p=[6 / 11, 3 / 11, 2 / 11]))
+        spans = [list(chain(*words[first : first + n])) for n in range(num_words, 0, -1)]
+        span = next((s for s in spans if len(covered) + len(s) <= num_to_predict), None)
+        if span is not None and not covered.intersection(span):
+            covered.update(span)
+    return np.array(sorted(covered))
+
+
+def test_masks_are_distributed_as_the_original_s() -> None:
+    """By the lengths of what is masked in one piece, and by where it is."""
+    rng = np.random.default_rng(0)
+    is_start = rng.random((2500, 70)) < 0.7
+    texts = [np.array([2, *np.where(line, 11, 10).tolist(), 3], np.int64) for line in is_start]
+    ours = [MASKING(ids, rng)[1] for ids in texts]
+    theirs = [mask_as_the_original(ids, rng) for ids in texts]
+    by_length = [
+        np.bincount(
+            [
+                min(length, 5)
+                for ids, chosen in zip(texts, each, strict=True)
+                for length in spans(chosen, *word_bounds(ids, STARTS))
+            ],
+            minlength=6,
+        )[1:]
+        for each in (ours, theirs)
+    ]
+    assert homogeneity(*by_length) < 18.5  # p = 0.001 at four degrees of freedom
+    by_place = [np.bincount(np.concatenate(each) // 10, minlength=8) for each in (ours, theirs)]
+    assert homogeneity(*by_place) < 24.3  # p = 0.001 at seven degrees of freedom
+
+
+def homogeneity(one: Ids, other: Ids) -> float:
+    """Chi-square of two counts being of the same distribution."""
+    both = one + other
+    expected = [both * each.sum() / both.sum() for each in (one, other)]
+    return float(
+        sum(
+            ((found - wanted) ** 2 / wanted).sum()
+            for found, wanted in zip((one, other), expected, strict=True)
+        )
+    )
 
 
 def test_of_the_chosen_80_percent_are_masked_10_random_10_kept() -> None:
@@ -164,3 +221,26 @@ def test_pieces_that_begin_words(tokenizer: AlbertTokenizer, piece: str, starts:
         assert found[token_id] == starts
     assert tokenizer.token_id("ing") is not None
     assert tokenizer.token_id("(") is not None
+
+
+@pytest.mark.parametrize(
+    ("piece", "starts"),
+    [
+        *(("▁", True), ("▁the", True), ("<x", True), ("<unk>", True)),
+        *((".", True), ("(", True), ("!", True), ("€", True), ("£", True), ("–", True)),
+        *(("é", True), ("naïve", True), ("5", True), ("a1", True), ("の", True)),
+        *(("ing", False), ("n't", False), ("--", False), ("...", False), ("a-", False)),
+    ],
+)
+def test_the_original_s_rule_of_words(piece: str, starts: bool) -> None:
+    """_is_start_piece_sp of create_pretraining_data.py: several marks in one piece begin none."""
+    vocabulary = cast("AlbertTokenizer", Vocabulary([piece]))
+    assert word_starts(vocabulary).tolist() == [starts]
+
+
+class Vocabulary:
+    """What `word_starts` reads of a tokenizer."""
+
+    def __init__(self, pieces: list[str]) -> None:
+        self.token = pieces.__getitem__
+        self.vocab_size = len(pieces)

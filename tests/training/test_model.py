@@ -12,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from albert_serve.config import AlbertConfig, Sharing
+from albert_serve.config import AlbertConfig, Sharing, preset
 from albert_serve.errors import ConfigError
 from tests.training.support import (
+    CONFIGS,
     HF_CLASSES,
     SIZES,
     TINY,
     assert_close,
+    copies,
     hf_logits,
     hf_model,
     our_logits,
@@ -29,30 +31,8 @@ from training.checkpoint import parameters
 from training.heads import AlbertForTasks, FillMaskHead, PooledHead, Task, head_sizes
 from training.model import Albert, Batch, attend
 
-CONFIGS = {
-    "base": TINY,
-    "groups": replace(TINY, num_groups=3),
-    "inner": replace(TINY, num_inner_layers=2),
-    "groups and inner": replace(TINY, num_groups=2, num_inner_layers=2),
-    "E is H": replace(TINY, embedding_size=24),
-    "gelu": replace(TINY, activation="gelu"),
-    "odd": replace(TINY, num_layers=5, num_groups=2, num_heads=1, num_token_types=3),
-}
 each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 each_class = pytest.mark.parametrize("class_name", HF_CLASSES)
-
-
-def copies(config: AlbertConfig, class_name: str) -> tuple[AlbertForTasks, Any]:
-    """Our model and that of `transformers`, with the same weights in float64."""
-    ours = our_model(config, HF_CLASSES[class_name]).double()
-    theirs = hf_model(config, class_name).double()
-    given = dict(theirs.named_parameters())
-    wanted = parameters(ours)
-    assert given.keys() == wanted.keys()
-    with torch.no_grad():
-        for name, parameter in wanted.items():
-            parameter.copy_(given[name])
-    return ours, theirs
 
 
 @each_class
@@ -88,11 +68,12 @@ def test_both_ways_of_attention_agree(is_masked: bool) -> None:
     """The plain products and the fused kernel, which other devices train with."""
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]], dtype=torch.bool)[:, None, None]
     torch.manual_seed(0)
-    first = [torch.randn(2, 3, 4, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    first = [torch.randn(2, 4, 3, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     second = [tensor.detach().clone().requires_grad_() for tensor in first]
     given_mask = mask if is_masked else None
     plain = attend(first[0], first[1], first[2], given_mask, 0.0)
-    fused = F.scaled_dot_product_attention(second[0], second[1], second[2], given_mask)
+    query, key, value = (part.transpose(1, 2) for part in second)
+    fused = F.scaled_dot_product_attention(query, key, value, given_mask).transpose(1, 2)
     assert (plain - fused).abs().max() < 1e-12
     for out in (plain, fused):
         out.square().sum().backward()  # type: ignore[no-untyped-call]
@@ -211,7 +192,7 @@ def test_shapes_and_types_of_every_part(dtype: torch.dtype) -> None:
     tasks = tuple(task for task in SIZES if task != "multiple-choice")
     model = our_model(TINY, tasks).to(dtype)
     albert, batch = model.albert, ragged()
-    x = albert.embeddings(batch.ids, batch.types)
+    x = albert.embeddings(batch.ids, batch.types, None)
     mask = torch.ones(4, 1, 1, 16, dtype=torch.bool)
     states = [
         x,
@@ -266,6 +247,32 @@ def test_a_sequence_longer_than_the_positions() -> None:
 def test_heads_that_cannot_be(tasks: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         AlbertForTasks(TINY, tasks)
+
+
+@pytest.mark.parametrize(
+    ("embedding_size", "sharing", "num_millions"),
+    [
+        (128, "all", 12),
+        (128, "attention", 64),
+        (128, "ffn", 38),
+        (128, "none", 89),
+        (768, "all", 31),
+        (768, "attention", 83),
+        (768, "ffn", 57),
+        (768, "none", 108),
+    ],
+)
+def test_models_have_the_paper_s_sizes(
+    embedding_size: int, sharing: Sharing, num_millions: int
+) -> None:
+    """Table 4, of base models; within 3 %, since it has whole millions, some rounded down."""
+    config = preset("base", embedding_size=embedding_size, sharing=sharing)
+    with torch.device("meta"):
+        model = AlbertForTasks(config, head_sizes(config, ("sentence-order",)))
+    assert model.pooler is not None
+    sizes = [p.numel() for part in (model.albert, model.pooler) for p in part.parameters()]
+    assert sum(sizes) == config.num_backbone_params
+    assert sum(sizes) == pytest.approx(num_millions * 1e6, rel=0.03)
 
 
 def test_a_batch_moves_whole() -> None:

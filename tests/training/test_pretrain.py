@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -16,12 +18,19 @@ import pytest
 import torch
 import transformers
 
-from tests.training.support import REPOSITORY, hf_load, read_metrics, same_weights, stop_at
-from training.checkpoint import load_checkpoint
-from training.evaluate import unigram_entropy
-from training.loop import Run
+from tests.training.processes import before_step, die, run_apart
+from tests.training.support import (
+    REPOSITORY,
+    checkpoint_state,
+    hf_load,
+    read_metrics,
+    same_weights,
+    stop_at,
+)
+from training.checkpoint import load_checkpoint, read_weights
 from training.pretrain import main
 from training.shards import Shards
+from training.validation import unigram_entropy
 
 Capture = pytest.CaptureFixture[str]
 
@@ -68,7 +77,6 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
     monkeypatch: pytest.MonkeyPatch,
     capsys: Capture,
 ) -> None:
-    """Its model has dropout in the sentence-order head, so that random states count, too."""
     with monkeypatch.context() as patch:
         stop_at(patch, 37, signal.SIGINT)
         assert run(pretrain_options, tmp_path) == 128 + signal.SIGINT
@@ -80,71 +88,156 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
     assert [line["step"] for line in read_metrics(tmp_path)] == list(range(5, 81, 5))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_process_that_is_stopped_goes_on_to_the_same_weights(
-    pretrained: Path, pretrain_options: list[str], tmp_path: Path, number: signal.Signals
+def test_a_command_that_is_killed_anywhere_goes_on_to_the_same_weights(
+    pretrained: Path, pretrain_options: list[str], tmp_path: Path
 ) -> None:
+    """As it is given in a shell; where it is by then is left to chance."""
     command = [sys.executable, "-m", "training.pretrain", *pretrain_options]
     command += ["--output", str(tmp_path), "--save-every", "0.1s"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, cwd=REPOSITORY, env=environment) as process:
-        while not (tmp_path / "state.pt").is_file():
+        while not (tmp_path / "checkpoint").is_symlink():
             assert process.poll() is None
             time.sleep(0.01)
-        process.send_signal(number)
-    assert process.returncode == (143 if number == signal.SIGTERM else -signal.SIGKILL)
+        time.sleep(random.random() / 2)
+        process.kill()
     assert run(pretrain_options, tmp_path) == 0
     assert same_weights(tmp_path, pretrained)
     assert [line["step"] for line in read_metrics(tmp_path)] == list(range(5, 81, 5))
 
 
-def test_a_second_signal_ends_at_once(
-    pretrain_options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def step(_: Run) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise AssertionError("still there")
-
-    monkeypatch.setattr(Run, "step", step)
-    with pytest.raises(SystemExit, match="143"):
-        run(pretrain_options, tmp_path)
-
-
-def test_a_run_that_is_done_stays_as_it_is(
-    pretrained: Path, pretrain_options: list[str], tmp_path: Path
-) -> None:
-    shutil.copytree(pretrained, tmp_path / "run")
-    assert run(pretrain_options, tmp_path / "run") == 0
-    assert same_weights(tmp_path / "run", pretrained)
-    assert read_metrics(tmp_path / "run") == read_metrics(pretrained)
-
-
-def test_a_state_of_an_early_version_goes_on(
-    pretrained: Path, pretrain_options: list[str], tmp_path: Path
-) -> None:
-    """Without random state, count of batches or names of files."""
-    shutil.copytree(pretrained, tmp_path / "run")
-    file = tmp_path / "run" / "state.pt"
-    state = torch.load(file, weights_only=True)
-    early = {key: state[key] for key in ("model", "optimizers", "elapsed_s", "tokens")}
-    torch.save({**early, "step": 78}, file)
-    note = tmp_path / "run" / "run.json"
-    known = json.loads(note.read_text())
-    del known["corpus"]
-    note.write_text(json.dumps(known))
-    assert run(pretrain_options, tmp_path / "run") == 0
-    assert torch.load(file, weights_only=True)["num_batches"] == {"pretraining": 80}
-
-
 def test_a_budget_ends_a_run(pretrain_options: list[str], tmp_path: Path) -> None:
     """And its seconds are counted on over an interruption."""
     assert run(pretrain_options, tmp_path, "--budget", "0.3s") == 0
-    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    state = checkpoint_state(tmp_path)
     assert 0 < state["step"] <= 80
     assert state["step"] == 80 or state["elapsed_s"] >= 0.3
     assert run(pretrain_options, tmp_path, "--budget", "0.3s") == 0
-    assert torch.load(tmp_path / "state.pt", weights_only=True)["step"] <= state["step"] + 1
+    assert checkpoint_state(tmp_path)["step"] == state["step"]
+    hf_load("AlbertForPreTraining", tmp_path / "checkpoint")
+
+
+def test_recomputing_changes_no_bit(tiny: Path, tiny_options: list[str], tmp_path: Path) -> None:
+    """With dropout, which is drawn the same the second time."""
+    assert run(tiny_options, tmp_path, "--recompute") == 0
+    assert same_weights(tmp_path, tiny)
+
+
+def test_passes_change_last_digits_alone(tiny_options: list[str], tmp_path: Path) -> None:
+    """Without dropout, which is drawn for each pass anew."""
+    options = [*tiny_options, "--dropout", "v2", "--optimizer", "adamw", "--steps", "4"]
+    for size in (1, 8):
+        assert run(options, tmp_path / str(size), "--micro-batch-size", str(size)) == 0
+    for one, other in zip(*(read_metrics(tmp_path / str(size)) for size in (1, 8)), strict=True):
+        assert one["tokens"] == other["tokens"]
+        assert one["fill-mask/loss"] == pytest.approx(other["fill-mask/loss"], rel=1e-3)
+        # The sentence-order head has dropout in every model.
+        assert one["sentence-order/loss"] == pytest.approx(other["sentence-order/loss"], rel=0.05)
+
+
+def test_a_run_begins_with_the_weights_of_a_shallower_model(
+    tiny: Path, tiny_options: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    """And goes on, when it is stopped, with its own."""
+    sizes = ("--embedding-size", "--hidden-size", "--layers", "--heads", "--dropout")
+    pairs = zip(tiny_options[::2], tiny_options[1::2], strict=False)
+    rest = [part for pair in pairs if pair[0] not in sizes for part in pair]
+    options = [*rest, "--initialize-from", str(tiny / "checkpoint"), "--layers", "6", "--keep", "9"]
+    assert run(options, tmp_path / "whole") == 0
+    first, last = (tmp_path / "whole" / "checkpoints" / f"step-0000000{step}" for step in (0, 8))
+    weights = read_weights(tiny / "checkpoint")
+    for name, tensor in read_weights(first).items():
+        assert tensor.equal(weights[name]), name
+    assert load_checkpoint(last).config.num_layers == 6
+    assert load_checkpoint(last).config.hidden_dropout == 0.1
+    stages = json.loads((last / "training.json").read_text())["stages"]
+    assert [stage["steps"] for stage in stages] == [8, 8]
+
+    fate = partial(before_step, 3, die)
+    ended = run_apart(options, tmp_path / "run", "--save-every", "0.0001s", fate=fate)
+    assert ended.status == -signal.SIGKILL
+    assert run(options, tmp_path / "run") == 0
+    assert "going on from step 2" in capsys.readouterr().out
+    assert same_weights(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--hidden-size", "64"], "hidden_size 64: "),
+        (["--layers", "1"], "the checkpoint has 2 layers; a model of 1 cannot be grown from it"),
+        (["--preset", "base"], "--preset goes with new weights; --initialize-from has sizes"),
+        (["--initialize-from", "nowhere"], "nowhere/config.json cannot be read"),
+    ],
+)
+def test_a_start_that_does_not_fit(
+    pretrained: Path,
+    pretrain_options: list[str],
+    tmp_path: Path,
+    more: list[str],
+    message: str,
+    capsys: Capture,
+) -> None:
+    options = [*pretrain_options, "--initialize-from", str(pretrained / "checkpoint"), *more]
+    assert run(options, tmp_path / "run") == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_shards_of_another_tokenizer_are_refused(
+    tiny_options: list[str], vocab_dir: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    shutil.copytree(vocab_dir, tmp_path / "vocab")
+    with (tmp_path / "vocab" / "tokenizer.json").open("a") as stream:
+        stream.write("\n")
+    assert run([*tiny_options, "--tokenizer", str(tmp_path / "vocab")], tmp_path / "run") == 1
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    assert "was prepared with another tokenizer than" in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_text_is_held_out_as_files_or_as_shards(
+    pretrained: Path, pretrain_options: list[str], easy_corpus: Path, tmp_path: Path
+) -> None:
+    """The run ends with the same weights as without."""
+    runs = {"files": easy_corpus, "shards": pretrained / "shards"}
+    for name, given in runs.items():
+        more = ("--validation", str(given), "--validate-every", "40")
+        assert run(pretrain_options, tmp_path / name, *more) == 0
+        assert same_weights(tmp_path / name, pretrained)
+    ours, theirs = (
+        [line for line in read_metrics(tmp_path / name) if "validation/fill-mask/loss" in line]
+        for name in runs
+    )
+    assert [line["step"] for line in ours] == [40, 80]
+    for one, other in zip(ours, theirs, strict=True):
+        for name in one.keys() - {"elapsed_s"}:
+            assert one[name] == other[name]
+    assert ours[1]["validation/fill-mask/loss"] < ours[0]["validation/fill-mask/loss"]
+    layers = [json.loads(line) for line in (tmp_path / "files" / "layers.jsonl").open()]
+    assert [line["step"] for line in layers] == [40, 80]
+
+
+def test_a_run_of_an_earlier_version_is_refused_and_left_alone(
+    pretrained: Path, pretrain_options: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    """It had a folder `checkpoint` and, beside it, its state, and named its settings otherwise."""
+    folder = tmp_path / "run"
+    names = ("model.safetensors", "config.json", "tokenizer.json")
+    (folder / "checkpoint").mkdir(parents=True)
+    for name in names:
+        shutil.copy(pretrained / "checkpoint" / name, folder / "checkpoint" / name)
+    shutil.copy(pretrained / "checkpoint" / "state.pt", folder / "state.pt")
+    (folder / "run.json").write_text(json.dumps({"settings": {"muon_lr": 0.01, "seed": 1}}))
+    assert run(pretrain_options, folder) == 1
+    assert capsys.readouterr().err == (
+        f"error: {folder} holds a run of an earlier version; give another --output, and "
+        f"--initialize-from {folder}/checkpoint to begin with its weights\n"
+    )
+    assert sorted(file.name for file in folder.iterdir()) == ["checkpoint", "run.json", "state.pt"]
+    start = ["--initialize-from", str(folder / "checkpoint"), "--steps", "1"]
+    assert run([*pretrain_options, *start], tmp_path / "other") == 0
 
 
 @pytest.mark.parametrize(
@@ -159,13 +252,13 @@ def test_a_budget_ends_a_run(pretrain_options: list[str], tmp_path: Path) -> Non
 def test_other_options_on_a_run_are_refused(
     pretrained: Path, pretrain_options: list[str], changes: list[str], message: str, capsys: Capture
 ) -> None:
-    before = (pretrained / "state.pt").read_bytes()
+    before = {file: file.stat().st_mtime_ns for file in pretrained.rglob("*")}
     assert run(pretrain_options, pretrained, *changes) == 1
     assert capsys.readouterr().err == (
         f"error: {pretrained} holds a run with {message}. "
         "Give the same options to go on with it, or another --output\n"
     )
-    assert (pretrained / "state.pt").read_bytes() == before
+    assert {file: file.stat().st_mtime_ns for file in pretrained.rglob("*")} == before
 
 
 def test_another_corpus_on_a_run_is_refused_before_it_is_tokenised(
@@ -234,31 +327,6 @@ def test_an_output_that_is_a_file(
     (tmp_path / "run").write_text("")
     assert run(pretrain_options, tmp_path / "run") == 1
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
-
-
-def test_a_damaged_state_is_refused(
-    pretrained: Path, pretrain_options: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    shutil.copytree(pretrained, tmp_path / "run")
-    os.truncate(tmp_path / "run" / "state.pt", 1000)
-    assert run(pretrain_options, tmp_path / "run") == 1
-    assert f"error: {tmp_path}/run/state.pt cannot be read" in capsys.readouterr().err
-
-
-def test_a_gradient_that_is_not_finite_ends_the_run_and_keeps_the_checkpoint(
-    pretrained: Path, pretrain_options: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    shutil.copytree(pretrained, tmp_path / "run")
-    file = tmp_path / "run" / "state.pt"
-    state = torch.load(file, weights_only=True)
-    state["step"], state["num_batches"] = 70, {"pretraining": 70}
-    state["model"]["albert.embeddings.norm.weight"][0] = float("nan")
-    torch.save(state, file)
-    assert run(pretrain_options, tmp_path / "run") == 1
-    assert "error: the gradient of step 70 has norm nan" in capsys.readouterr().err
-    for kept in ("model.safetensors", "config.json"):
-        ours, theirs = (f / "checkpoint" / kept for f in (tmp_path / "run", pretrained))
-        assert ours.read_bytes() == theirs.read_bytes()
 
 
 @pytest.mark.parametrize(("sharing", "start"), [("attention", "random"), ("none", "local")])

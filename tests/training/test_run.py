@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -11,19 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from training import options
-from training.run import (
-    MetricsFile,
-    Progress,
-    RunError,
-    StopFlag,
-    is_known_run,
-    load_state,
-    record_run,
-    save_state,
-)
+from training.run import Progress, RunError, Stability, StopFlag, is_known_run, record_run
 
 
 def test_progress_is_that_of_the_nearer_end() -> None:
@@ -58,18 +47,36 @@ def test_a_signal_sets_the_flag_and_a_second_one_ends(number: signal.Signals) ->
     assert signal.getsignal(number) is before
 
 
-def test_metrics_are_lines_of_rounded_numbers(tmp_path: Path) -> None:
-    file = tmp_path / "metrics.jsonl"
-    MetricsFile(file, step=0).write(step=1, loss=1.23456789)
-    MetricsFile(file, step=1).write(step=2, loss=1e-9)
-    assert file.read_text() == '{"step": 1.0, "loss": 1.23457}\n{"step": 2.0, "loss": 1e-09}\n'
+def test_an_echo_of_a_signal_is_no_second_one() -> None:
+    """A scheduler signals torchrun, which passes it on, and its processes as well."""
+    with StopFlag(echo_s=3600) as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.signal == signal.SIGTERM
+    with StopFlag(echo_s=1e-9):
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(SystemExit, match="143"):
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_metrics_of_a_part_that_was_lost_are_taken_out(tmp_path: Path) -> None:
-    file = tmp_path / "metrics.jsonl"
-    file.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
-    MetricsFile(file, step=2).write(step=3)
-    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [1, 2, 3]
+def test_steps_left_out_in_a_row_make_a_run_lost() -> None:
+    stability = Stability(patience=2)
+    for is_finite, num_in_a_row in [(False, 1), (True, 0), (False, 1), (False, 2)]:
+        assert not stability.is_lost
+        stability.take(is_finite=is_finite)
+        assert stability.num_in_a_row == num_in_a_row
+    assert stability.is_lost
+    assert stability.num_skipped == 3
+
+
+def test_each_return_halves_the_rates_until_there_were_too_many() -> None:
+    stability = Stability(max_rollbacks=2)
+    assert stability.rate_factor == 1
+    for factor in (0.5, 0.25):
+        stability.roll_back()
+        assert stability.rate_factor == factor
+    with pytest.raises(RunError, match=r"and was not after 2 returns .*start again with lower"):
+        stability.roll_back()
 
 
 SETTINGS: dict[str, Any] = {"settings": {"seed": 0, "lr": 0.1, "budget": None}, "files": ["a"]}
@@ -87,23 +94,26 @@ def test_a_run_is_known_by_its_settings(tmp_path: Path) -> None:
         is_known_run(folder, {"settings": {**SETTINGS["settings"], "seed": 1}, "files": ["b"]})
 
 
-def test_a_damaged_note(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text("{")
-    with pytest.raises(RunError, match=r"run\.json is not JSON: .*give another --output"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"{", "is not JSON: "), (b"[]", "is not a JSON object; "), (b"\xff", "is not JSON: ")],
+)
+def test_a_damaged_note(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(RunError, match=rf"run\.json {message}.*give another --output"):
         is_known_run(tmp_path, SETTINGS)
 
 
-def test_states_are_whole_or_refused(tmp_path: Path) -> None:
-    file = tmp_path / "state.pt"
-    assert load_state(file) is None
-    save_state(file, {"step": 3, "weights": torch.arange(1000)})
-    state = load_state(file)
-    assert state is not None
-    assert state["step"] == 3
-    assert [each.name for each in tmp_path.iterdir()] == ["state.pt"]
-    os.truncate(file, file.stat().st_size // 2)
-    with pytest.raises(RunError, match=r"state\.pt cannot be read"):
-        load_state(file)
+def test_a_run_of_an_earlier_version_is_told_before_its_settings_are(tmp_path: Path) -> None:
+    """It has its state beside the checkpoint, and other names for its settings."""
+    record_run(tmp_path, {"settings": {"seed": 1, "muon_lr": 0.1}})
+    (tmp_path / "state.pt").write_bytes(b"")
+    with pytest.raises(RunError) as caught:
+        is_known_run(tmp_path, SETTINGS)
+    assert str(caught.value) == (
+        f"{tmp_path} holds a run of an earlier version; give another --output, and "
+        f"--initialize-from {tmp_path}/checkpoint to begin with its weights"
+    )
 
 
 @pytest.mark.parametrize(

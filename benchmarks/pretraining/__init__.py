@@ -1,0 +1,1 @@
+"""Pretraining with this package and with `transformers`, measured side by side."""

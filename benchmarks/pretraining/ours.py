@@ -1,0 +1,66 @@
+"""A child process that pretrains with this package: what `training.pretrain` does in its steps."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import torch
+
+from benchmarks.pretraining.jobs import Job
+from benchmarks.pretraining.stopwatch import Channel, Stopwatch
+from training import pretrain
+from training.loop import Run
+from training.memory import keep_freed_memory
+from training.parallel import World
+from training.recipes import RECIPES
+from training.run import Progress
+from training.shards import Shards
+
+# Between warm-up and decay, where the rate is the full one.
+_DONE = 0.5
+# A rate at which neither side's loss diverges.
+LR = 1e-4
+
+
+def build(job: Job) -> Run:
+    """The run, with AdamW as `transformers` has it."""
+    recipe = replace(
+        RECIPES["paper"],
+        length=job.case.length,
+        batch_size=job.case.num_rows,
+        optimizer="adamw",
+        lr=LR,
+        schedule="wsd",
+        decay=0.1,
+        dropout="v2",
+    )
+    return pretrain.Job(
+        config=job.case.config,
+        recipe=recipe,
+        progress=Progress(num_steps=sys.maxsize, budget_s=None),
+        shards=Shards.open(job.shards, job.tokenizer / "tokenizer.json"),
+        tokenizer=job.tokenizer,
+        world=World(device=torch.device(job.device)),
+        compiles=job.compiles,
+    ).build()
+
+
+def main() -> None:
+    """Train the job that the first argument is."""
+    channel = Channel()
+    job = Job.from_json(sys.argv[1])
+    torch.set_num_threads(job.num_threads)
+    run = build(job)
+    run.objective.train()
+    if run.world.device.type == "cpu":
+        keep_freed_memory()
+    watch = Stopwatch(channel, run.world.device, lambda: run.num_tokens)
+    while True:
+        run.step(_DONE)
+        if not watch.step_is_done():
+            return
+
+
+if __name__ == "__main__":
+    main()

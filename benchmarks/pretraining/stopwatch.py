@@ -1,0 +1,114 @@
+"""A child's side of the measurement: it trains when it is its turn, and waits otherwise.
+
+The parent writes the seconds of each turn as a line to the child's standard input; the child
+answers each with a line of JSON. The end of the input ends the child.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TextIO
+
+import torch
+from torch._dynamo.utils import counters
+
+from benchmarks.pretraining.jobs import Turn
+
+_NUM_WARM_UP_STEPS = 3
+_BYTES_A_KIB = 1024
+
+
+class Channel:
+    """The line to the parent. What else is printed goes to the standard error."""
+
+    def __init__(self) -> None:
+        self._answers: TextIO = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+        sys.stdout.flush()
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def ask(self) -> float | None:
+        """Wait for the next turn, and how many seconds it has; None where there is none."""
+        line = sys.stdin.readline().strip()
+        return float(line) if line else None
+
+    def tell(self, message: dict[str, float]) -> None:
+        """Answer."""
+        print(json.dumps(message), file=self._answers, flush=True)
+
+
+class Stopwatch:
+    """Times turns of whole steps; to be told after each step.
+
+    A turn in which something was compiled is begun again, so that neither side pays for a shape
+    that it meets for the first time.
+
+    Args:
+        count_tokens: real tokens trained on so far; called at the ends of turns alone, because
+            it may wait for the device.
+    """
+
+    def __init__(
+        self, channel: Channel, device: torch.device, count_tokens: Callable[[], int]
+    ) -> None:
+        self._channel, self._device, self._count_tokens = channel, device, count_tokens
+        self._created = time.perf_counter()
+        self._num_steps = 0
+        self._turn_s: float | None = None
+        self._num_graphs = 0
+
+    def step_is_done(self) -> bool:
+        """Returns whether there is another step to be made."""
+        self._num_steps += 1
+        if self._turn_s is None:
+            if self._num_steps < _NUM_WARM_UP_STEPS:
+                return True
+            self._synchronize()
+            self._channel.tell({"warm_up_s": time.perf_counter() - self._created})
+            return self._begin_next()
+        if _num_graphs() != self._num_graphs:
+            self._begin()
+        elif time.perf_counter() - self._began >= self._turn_s:
+            self._channel.tell(asdict(self._measure()))
+            return self._begin_next()
+        return True
+
+    def _begin_next(self) -> bool:
+        self._turn_s = self._channel.ask()
+        self._begin()
+        return self._turn_s is not None
+
+    def _begin(self) -> None:
+        self._synchronize()
+        self._num_graphs = _num_graphs()
+        self._first_step, self._first_token = self._num_steps, self._count_tokens()
+        self._began_cpu, self._began = time.process_time(), time.perf_counter()
+
+    def _measure(self) -> Turn:
+        self._synchronize()
+        return Turn(
+            seconds=time.perf_counter() - self._began,
+            cpu_seconds=time.process_time() - self._began_cpu,
+            num_steps=self._num_steps - self._first_step,
+            num_tokens=self._count_tokens() - self._first_token,
+            peak_bytes=self._peak_bytes(),
+        )
+
+    def _peak_bytes(self) -> int:
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES_A_KIB
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _num_graphs() -> int:
+    """Graphs that torch.compile has made so far in this process."""
+    return int(counters["stats"]["unique_graphs"])

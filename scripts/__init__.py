@@ -1,0 +1,1 @@
+"""Programs around training that are run from a checkout."""

@@ -1,0 +1,319 @@
+"""Commands of training in processes of their own, which can be killed anywhere.
+
+They are forked from a server that has torch imported, so that a run of a few steps takes a moment.
+What is to happen to one is a function of this module, which the process calls before it begins.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import count
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from threading import RLock
+from types import SimpleNamespace
+from typing import Any, Final, TypeAlias
+from unittest.mock import patch
+
+import torch
+from tqdm import tqdm
+
+from training import loop
+from training.loop import Run, Step
+
+Fate: TypeAlias = Callable[[], None]
+
+_CONTEXT: Final = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    [__name__, "training.pretrain", "training.finetune", "torch.utils.tensorboard"]
+)
+_TIMEOUT_S: Final = 120.0
+_NAMES: Final = count()
+_CHANGING: Final = frozenset({"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.symlink"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A process that has ended: its status, or the negative number of the signal, and its words."""
+
+    status: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """A process that runs."""
+
+    process: ForkServerProcess
+    out: Path
+    err: Path
+
+    def wait(self) -> Ended:
+        self.process.join(_TIMEOUT_S)
+        status = self.process.exitcode
+        if status is None:
+            self.process.kill()
+            self.process.join()
+        assert status is not None, f"still there: {self.err.read_text()}"
+        self.process.close()
+        return Ended(status=status, out=self.out.read_text(), err=self.err.read_text())
+
+    def wait_for(self, file: Path) -> None:
+        """Wait until the process has made a file."""
+        until = time.monotonic() + _TIMEOUT_S
+        while not file.exists():
+            assert self.process.is_alive(), self.err.read_text()
+            assert time.monotonic() < until, f"no {file}"
+            time.sleep(0.005)
+
+    def send(self, number: int) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+
+def start(
+    options: Sequence[str],
+    folder: Path,
+    *more: str,
+    fate: Fate | None = None,
+    program: str = "training.pretrain",
+    environment: Mapping[str, str] | None = None,
+) -> Started:
+    """Begin a command with an output folder; what it says goes to files beside that folder."""
+    out, err = (folder.with_name(f"{folder.name}.{next(_NAMES)}.{kind}") for kind in ("out", "err"))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    arguments = [*options, "--output", str(folder), *more]
+    process = _CONTEXT.Process(
+        target=_run, args=(program, arguments, out, err, dict(environment or {}), fate)
+    )
+    process.start()
+    return Started(process=process, out=out, err=err)
+
+
+def run_apart(
+    options: Sequence[str],
+    folder: Path,
+    *more: str,
+    fate: Fate | None = None,
+    program: str = "training.pretrain",
+) -> Ended:
+    """Run a command to its end, whichever that is."""
+    return start(options, folder, *more, fate=fate, program=program).wait()
+
+
+def run_world(
+    options: Sequence[str],
+    folder: Path,
+    *more: str,
+    num_processes: int = 2,
+    fates: Mapping[int, Fate] | None = None,
+    folders: Mapping[int, Path] | None = None,
+) -> list[Ended]:
+    """The same command in several processes that train together, as torchrun begins them.
+
+    Fates and other folders are by rank.
+    """
+    world = {
+        "TORCHELASTIC_RUN_ID": "test",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+        "WORLD_SIZE": str(num_processes),
+    }
+    started = [
+        start(
+            options,
+            (folders or {}).get(rank, folder),
+            *more,
+            fate=(fates or {}).get(rank),
+            environment={**world, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(num_processes)
+    ]
+    return [each.wait() for each in started]
+
+
+def _free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port: int = server.getsockname()[1]
+        return port
+
+
+def _run(
+    program: str,
+    arguments: list[str],
+    out: Path,
+    err: Path,
+    environment: dict[str, str],
+    fate: Fate | None,
+) -> None:
+    os.environ.update(environment)
+    for number, file in ((1, out), (2, err)):
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    torch.set_num_threads(1)
+    tqdm.set_lock(RLock())  # its own would outlive a process that is killed
+    patch("training.pretrain.peak_flops", lambda device: 1e12).start()  # else it is measured
+    if fate is not None:
+        fate()
+    sys.exit(import_module(program).main(arguments))
+
+
+def all_of(*fates: Fate) -> None:
+    for fate in fates:
+        fate()
+
+
+def before_step(number: int, happens: Fate) -> None:
+    """Before the step of that number, counted from 1, something happens."""
+    _before(lambda run: run.progress.step + 1 == number, happens)
+
+
+def before_attempt(number: int, happens: Fate) -> None:
+    """The same, where those that this process makes count, also those that are undone."""
+    attempts = count(1)
+    _before(lambda run: next(attempts) == number, happens)
+
+
+def _before(is_time: Callable[[Run], bool], happens: Fate) -> None:
+    original = Run.step
+
+    def step(run: Run, done: float) -> Step:
+        if is_time(run):
+            happens()
+        return original(run, done)
+
+    patch.object(Run, "step", step).start()
+
+
+def in_validation(happens: Fate) -> None:
+    """Something happens when the run begins to be measured on held-out text."""
+    original = loop.measure
+
+    def measure(*arguments: Any, **named: Any) -> Any:
+        happens()
+        return original(*arguments, **named)
+
+    patch.object(loop, "measure", measure).start()
+
+
+def spoil(attempts: Container[int]) -> None:
+    """The model computes nothing finite in these attempts at a step, counted from 1."""
+    original, numbers = Run.step, count(1)
+
+    def step(run: Run, done: float) -> Step:
+        if next(numbers) not in attempts:
+            return original(run, done)
+        hook = run.model.albert.register_forward_hook(lambda *call: call[-1] * math.inf)
+        try:
+            return original(run, done)
+        finally:
+            hook.remove()
+
+    patch.object(Run, "step", step).start()
+
+
+def count_time(step_s: float) -> None:
+    """The clock of the run stands still but for each attempt at a step, which takes so long."""
+    original, clock = Run.step, SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+
+    def step(run: Run, done: float) -> Step:
+        clock.now += step_s
+        return original(run, done)
+
+    patch("training.run.time", clock).start()
+    patch.object(Run, "step", step).start()
+
+
+def compute_in_fp32() -> None:
+    """Sums in another order differ in their last digits, and bf16 has few."""
+    patch.object(loop, "precision", lambda device: nullcontext()).start()
+
+
+def get_signals(*numbers: int) -> None:
+    for number in numbers:
+        os.kill(os.getpid(), number)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def signal_group(number: int) -> None:
+    """The process and all that it began get the signal, as from a terminal or torchrun."""
+    os.killpg(0, number)
+
+
+def die_before_change(number: int, folder: Path) -> None:
+    """The process is killed before its so manieth change to the files of a folder.
+
+    A change is a file opened to be written, made, renamed, removed or put on the disk.
+    """
+    changes = count(1)
+    sync = os.fsync
+
+    def audited_sync(descriptor: int) -> None:
+        sys.audit("os.fsync")
+        sync(descriptor)
+
+    def see(event: str, details: tuple[Any, ...]) -> None:
+        if _changes(event, details, str(folder)) and next(changes) == number:
+            die()
+
+    patch.object(os, "fsync", audited_sync).start()
+    sys.addaudithook(see)
+
+
+def _changes(event: str, details: tuple[Any, ...], folder: str) -> bool:
+    if event == "os.fsync":
+        return True
+    if event == "open":
+        path, _, flags = details
+        is_written = bool(flags & (os.O_WRONLY | os.O_RDWR))
+        return is_written and isinstance(path, str) and path.startswith(folder)
+    # What a tree is removed by names its files without their folder.
+    return event in _CHANGING and (str(details[0]).startswith(folder) or "/" not in str(details[0]))
+
+
+def write_no_file_over(num_bytes: int) -> None:
+    """As on a disk that is full: a larger file cannot be written whole."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
+
+
+def fill_disk(file: Path) -> None:
+    """Write until nothing more fits."""
+    with suppress(OSError), file.open("wb", buffering=0) as stream:
+        for size in (1 << 16, 1 << 10, 1):
+            with suppress(OSError):
+                while True:
+                    stream.write(bytes(size))
+
+
+def sleep() -> None:
+    time.sleep(_TIMEOUT_S)
+
+
+def kill_workers() -> None:
+    for worker in multiprocessing.active_children():
+        worker.kill()
+        worker.join()
+
+
+def lead_a_group() -> None:
+    """Make the process one that signals can be sent to with all that it begins."""
+    with suppress(PermissionError):
+        os.setsid()

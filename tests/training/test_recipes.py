@@ -1,0 +1,117 @@
+"""The paper's recipe is what the paper and the original code say, number by number."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from albert_serve.config import PRESETS, preset
+from training.examples import MIN_LENGTH, ExampleSettings
+from training.masking import NgramMasking
+from training.optim import OptimizerSettings, Schedule
+from training.recipes import RECIPES, scaled_lr
+
+PAPER = RECIPES["paper"]
+
+
+def test_the_paper_s_numbers() -> None:
+    """Lan et al. 2019, and the defaults of google-research/ALBERT where the paper has none."""
+    assert asdict(PAPER) == {
+        "length": 512,  # section 4.1: the maximum input length
+        "batch_size": 4096,  # section 4.1
+        "num_steps": 125_000,  # section 4.1
+        "optimizer": "lamb",  # section 4.1
+        "lr": 0.00176,  # section 4.1
+        "adamw_lr": 0.00176,  # of no effect
+        "pooled_factor": 1.0,  # one rate for all
+        "weight_decay": 0.01,  # optimization.py, create_optimizer
+        "schedule": "linear",  # optimization.py, polynomial decay of power 1 to 0
+        "warmup": 3125 / 125_000,  # run_pretraining.py, num_warmup_steps
+        "decay": 1.0,  # of no effect
+        "mask_rate": 0.15,  # create_pretraining_data.py, masked_lm_prob
+        "sentence_task": "sop",  # section 3.1
+        "sentence_weight": 1.0,  # run_pretraining.py: the sum of both losses
+        "short_rate": 0.1,  # section 4.1: 10 % of the inputs are shorter
+        "clip_norm": 1.0,  # optimization.py
+        "start": "random",  # modeling.py: truncated normal of 0.02
+        "dropout": "v1",  # Table 1's models; section 4.8 takes it away later
+        "seed": 0,
+    }
+    assert NgramMasking(word_starts=np.zeros(1, bool)).max_words == 3  # section 4.1
+
+
+def test_the_paper_s_rate_over_the_run() -> None:
+    """It falls from step 0 on, so that it is at most 0.975 of the peak (optimization.py)."""
+    schedule = PAPER.rate_schedule
+    rates = [PAPER.lr * schedule.factor(step / 125_000) for step in (0, 1, 3124, 3125, 62_500)]
+    expected = [0.0, 0.00176 / 3125, 0.00176 * 3124 / 3125, 0.001716, 0.00088]
+    assert rates == pytest.approx(expected)
+    assert schedule.factor(1.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "lr"), [(4096, 0.00176), (1024, 0.00088), (256, 0.00044), (16384, 0.00352)]
+)
+def test_lamb_s_rate_goes_with_the_root_of_the_batch(batch_size: int, lr: float) -> None:
+    """You et al. 2019, section 4: so that the variance of a step stays alike."""
+    assert scaled_lr(PAPER, batch_size) == pytest.approx(lr)
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_other_optimizers_keep_their_rate(optimizer: str) -> None:
+    recipe = replace(PAPER, optimizer=optimizer)  # type: ignore[arg-type]
+    assert scaled_lr(recipe, 64) == recipe.lr
+
+
+@pytest.mark.parametrize(
+    ("name", "v1"), [("base", 0.1), ("large", 0.1), ("xlarge", 0.1), ("xxlarge", 0.0)]
+)
+def test_dropout_of_the_released_models(name: str, v1: float) -> None:
+    """v1 has it everywhere but in xxlarge, v2 nowhere (README of google-research/ALBERT)."""
+    config = preset(name)
+    assert PAPER.dropout_of(config) == v1
+    assert replace(PAPER, dropout="v2").dropout_of(config) == 0.0
+
+
+def test_small_models_of_other_sizes_have_v1_s_dropout() -> None:
+    assert PAPER.dropout_of(preset("base", hidden_size=312, num_layers=4)) == 0.1
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_can_be_run(name: str) -> None:
+    """Its settings are accepted, with the smallest of the presets that it is for."""
+    recipe = RECIPES[name]
+    config = preset("small" if name == "small" else "base")
+    assert MIN_LENGTH <= recipe.length <= config.max_positions
+    assert ExampleSettings(length=recipe.length, sentence_task=recipe.sentence_task).room > 0
+    assert 0 <= recipe.rate_schedule.factor(0.5) <= 1
+    assert recipe.optimizer_settings.name == recipe.optimizer
+    assert 0 <= recipe.dropout_of(config) < 1
+    assert name == "small" or recipe.num_steps is not None
+
+
+def test_settings_are_handed_on() -> None:
+    """Each number in its place."""
+    recipe = replace(
+        PAPER,
+        optimizer="muon",
+        lr=0.1,
+        adamw_lr=0.2,
+        pooled_factor=0.3,
+        weight_decay=0.4,
+        schedule="wsd",
+        warmup=0.15,
+        decay=0.25,
+    )
+    assert recipe.optimizer_settings == OptimizerSettings(
+        name="muon", lr=0.1, adamw_lr=0.2, pooled_factor=0.3, weight_decay=0.4
+    )
+    assert recipe.rate_schedule == Schedule(kind="wsd", warmup=0.15, decay=0.25)
+
+
+def test_the_small_preset_is_what_the_small_recipe_is_for() -> None:
+    """And not one of the paper's, which come first."""
+    assert list(PRESETS)[:4] == ["base", "large", "xlarge", "xxlarge"]
+    assert preset("small").max_positions == RECIPES["small"].length == 128

@@ -1,0 +1,276 @@
+"""How sure an ablation's figures are, and which of the paper's directions they show.
+
+Shape legend: N predictions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, variance
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.ablate_tables import Row, Table, TableName, Variant
+
+# A difference is told from none where it exceeds so many standard errors.
+_NUM_ERRORS: Final = 2.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """What one run came to.
+
+    Attributes:
+        figures: the means, by name.
+        predictions: (N,) what each figure is the mean of; the same ones were asked for, in the
+            same order, in all runs.
+    """
+
+    figures: Mapping[str, Any]
+    predictions: Mapping[str, NDArray[np.float32]]
+
+
+Results: TypeAlias = Mapping[Variant, Result]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """A mean, over seeds where there are several, and its standard error."""
+
+    mean: float
+    error: float
+
+
+class Estimates:
+    """The figures of rows, with the error of sampling and, where it is known, of the seed.
+
+    How much a figure varies between seeds is pooled over all models that were trained with
+    several. Without such, it is not in the errors.
+    """
+
+    def __init__(self, results: Results) -> None:
+        self._results = results
+
+    def of(self, row: Row, figure: str) -> Estimate | None:
+        """A row's figure; None where no run of it has that."""
+        runs = self._runs(row, figure)
+        if not runs:
+            return None
+        return Estimate(
+            mean=fmean(run.figures[figure] for run in runs),
+            error=math.hypot(_sampling_error(_mean(runs, figure)), self._seed_error(runs, figure)),
+        )
+
+    def difference(self, row: Row, figure: str, other: Row, of_other: str) -> Estimate | None:
+        """How far a row's figure is above another's, or above another figure of the same row.
+
+        Where both were asked the same, they are compared prediction by prediction: what is hard
+        for both is no noise.
+        """
+        one, two = self._runs(row, figure), self._runs(other, of_other)
+        if not one or not two:
+            return None
+        ones, twos = _mean(one, figure), _mean(two, of_other)
+        if len(ones) == len(twos):
+            sampling = _sampling_error(ones - twos)
+        else:
+            sampling = math.hypot(_sampling_error(ones), _sampling_error(twos))
+        seeds = [self._seed_error(one, figure), self._seed_error(two, of_other)]
+        mean = float(ones.mean(dtype=np.float64) - twos.mean(dtype=np.float64))
+        return Estimate(mean=mean, error=math.hypot(sampling, *seeds))
+
+    def above_no_model(self, row: Row, accuracy: str) -> Estimate | None:
+        """How far an accuracy at a sentence task is above the best that reads no text.
+
+        That is always to give the more frequent label, or to go by the segments' lengths.
+        """
+        task, found = accuracy.split("_")[0], self.of(row, accuracy)
+        by_lengths = self.difference(row, accuracy, row, f"{task}_lengths_accuracy")
+        if found is None or by_lengths is None:
+            return None
+        majority = self._runs(row, accuracy)[0].figures[f"{task}_majority"]
+        by_label = Estimate(mean=found.mean - majority, error=found.error)
+        return min(by_lengths, by_label, key=lambda each: each.mean)
+
+    def seed_variance(self, figure: str) -> float:
+        """Of a trained run's figure; 0 where no model was trained with several seeds."""
+        groups: dict[tuple[object, ...], list[float]] = {}
+        for each, run in self._results.items():
+            if figure in run.figures and each.num_steps > 1:
+                key = (each.sharing, each.embedding_size, each.sentence_task, each.num_steps)
+                groups.setdefault(key, []).append(run.figures[figure])
+        several = [group for group in groups.values() if len(group) > 1]
+        degrees = sum(len(group) - 1 for group in several)
+        if not degrees:
+            return 0.0
+        return sum(variance(group) * (len(group) - 1) for group in several) / degrees
+
+    def _runs(self, row: Row, figure: str) -> list[Result]:
+        runs = [self._results[each] for each in row.variants if each in self._results]
+        return [run for run in runs if figure in run.predictions]
+
+    def _seed_error(self, runs: Sequence[Result], figure: str) -> float:
+        return math.sqrt(self.seed_variance(figure) / len(runs))
+
+
+def _mean(runs: Sequence[Result], figure: str) -> NDArray[np.float32]:
+    """Each prediction (N,), over runs with different seeds."""
+    mean: NDArray[np.float32] = np.mean([run.predictions[figure] for run in runs], axis=0)
+    return mean
+
+
+def _sampling_error(values: NDArray[np.float32]) -> float:
+    return float(values.std(dtype=np.float64)) / math.sqrt(len(values))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Direction:
+    """Something that the paper found: one row does better than another, or no better.
+
+    Attributes:
+        table: the name of their table.
+        better: label of the row that is better in the paper.
+        worse: label of the other one; None where the row is compared with what needs no model.
+        expects: whether the paper found a difference to speak of.
+    """
+
+    claim: str
+    table: TableName
+    figure: str
+    better: str
+    worse: str | None = None
+    expects: bool = True
+
+
+_DIRECTIONS: Final = (
+    Direction(
+        claim="SOP-trained solves SOP (86.5 % in the paper)",
+        table="sentence",
+        figure="sop_head_accuracy",
+        better="sop trained",
+    ),
+    Direction(
+        claim="NSP-trained solves NSP (90.5 %)",
+        table="sentence",
+        figure="nsp_head_accuracy",
+        better="nsp trained",
+    ),
+    Direction(
+        claim="SOP-trained solves much of NSP (78.9 %)",
+        table="sentence",
+        figure="nsp_head_accuracy",
+        better="sop trained",
+    ),
+    Direction(
+        claim="NSP-trained does not solve SOP (52.0 %)",
+        table="sentence",
+        figure="sop_head_accuracy",
+        better="nsp trained",
+        expects=False,
+    ),
+    Direction(
+        claim="SOP-trained knows more of SOP than NSP-trained, by a probe",
+        table="sentence",
+        figure="sop_probe_accuracy",
+        better="sop trained",
+        worse="nsp trained",
+    ),
+    Direction(
+        claim="NSP-trained knows more of NSP than SOP-trained, by a probe",
+        table="sentence",
+        figure="nsp_probe_accuracy",
+        better="nsp trained",
+        worse="sop trained",
+    ),
+    Direction(
+        claim="masked tokens suffer from SOP (54.0 against 54.9 %)",
+        table="sentence",
+        figure="masked_accuracy",
+        better="none trained",
+        worse="sop trained",
+    ),
+    Direction(
+        claim="sharing all costs (80.1 against 81.6)",
+        table="sharing",
+        figure="masked_loss",
+        better="nothing shared",
+        worse="all shared",
+    ),
+    Direction(
+        claim="sharing the FFN costs (80.2 against 81.6)",
+        table="sharing",
+        figure="masked_loss",
+        better="nothing shared",
+        worse="FFN shared",
+    ),
+    Direction(
+        claim="sharing attention does not cost (81.7 against 81.6)",
+        table="sharing",
+        figure="masked_loss",
+        better="nothing shared",
+        worse="attention shared",
+        expects=False,
+    ),
+    Direction(
+        claim="sharing the FFN costs more than sharing attention (80.2 against 81.7)",
+        table="sharing",
+        figure="masked_loss",
+        better="attention shared",
+        worse="FFN shared",
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """A direction as it came out here.
+
+    Attributes:
+        ahead: how far the paper's better row is ahead; negative where it is behind.
+    """
+
+    direction: Direction
+    ahead: Estimate
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        limit = _NUM_ERRORS * self.ahead.error
+        is_told = abs(self.ahead.mean) > limit
+        if not self.direction.expects:
+            return "does not reproduce" if is_told else "no difference here either"
+        if not is_told:
+            return "not told from none"
+        return "reproduces" if self.ahead.mean > 0 else "the reverse"
+
+
+def find_directions(tables: Sequence[Table], results: Results) -> list[Finding]:
+    """The paper's directions, as far as there are results."""
+    estimates = Estimates(results)
+    findings: list[Finding] = []
+    for direction in _DIRECTIONS:
+        rows = {
+            row.label: row
+            for table in tables
+            if table.name == direction.table
+            for row in table.rows
+        }
+        if not rows:
+            continue
+        ahead = _ahead(direction, rows, estimates)
+        if ahead is not None:
+            findings.append(Finding(direction=direction, ahead=ahead))
+    return findings
+
+
+def _ahead(direction: Direction, rows: Mapping[str, Row], estimates: Estimates) -> Estimate | None:
+    row, figure = rows[direction.better], direction.figure
+    if direction.worse is None:
+        return estimates.above_no_model(row, figure)
+    if figure == "masked_loss":
+        return estimates.difference(rows[direction.worse], figure, row, figure)
+    return estimates.difference(row, figure, rows[direction.worse], figure)

@@ -1,0 +1,152 @@
+"""A pretraining, from its recipe to the run that is ready to be stepped."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from albert_serve.config import AlbertConfig
+from albert_serve.tokenizer import AlbertTokenizer
+from training.batches import Collator, Slicing
+from training.checkpoint import grow_depth, load_checkpoint
+from training.examples import ExampleSettings
+from training.feeds import Objective, PretrainFeed
+from training.heads import AlbertForTasks, head_sizes
+from training.initialize import start_local
+from training.loop import Run
+from training.losses import pretrain_sums
+from training.masking import NgramMasking, word_starts
+from training.optim import build_optimizers
+from training.packing import Plan
+from training.parallel import Parallelism, World, share
+from training.recipes import Recipe
+from training.run import Progress, RunError
+from training.shards import Shards
+
+# Tokens of a pass through the model, where the job does not say it.
+_TOKENS_A_PASS: Final = {"cpu": 8192, "cuda": 65536}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One pretraining, ready to be built.
+
+    Attributes:
+        tokenizer: folder that `training.vocab` wrote.
+        initialize_from: a checkpoint's folder, where the weights do not begin anew.
+        micro_batch_size: rows that go through the model together; None for as many as suit the
+            device. It changes sums in their last digits alone.
+        compiles: whether the model and its losses are compiled.
+        recomputes: whether activations are computed twice to save memory.
+        num_workers: processes that make batches; None for as many as suit the device.
+    """
+
+    config: AlbertConfig
+    recipe: Recipe
+    progress: Progress
+    shards: Shards
+    tokenizer: Path
+    world: World
+    initialize_from: Path | None = None
+    micro_batch_size: int | None = None
+    compiles: bool = True
+    recomputes: bool = False
+    parallelism: Parallelism = "ddp"
+    num_workers: int | None = None
+
+    @property
+    def example_settings(self) -> ExampleSettings:
+        """How examples are cut."""
+        return ExampleSettings(
+            length=self.recipe.length,
+            sentence_task=self.recipe.sentence_task,
+            short_rate=self.recipe.short_rate,
+        )
+
+    @property
+    def masking(self) -> NgramMasking:
+        """How tokens are masked."""
+        tokenizer = AlbertTokenizer.from_file(self.tokenizer / "tokenizer.json")
+        return NgramMasking(word_starts=word_starts(tokenizer), rate=self.recipe.mask_rate)
+
+    @property
+    def slicing(self) -> Slicing:
+        """How a step's rows are divided.
+
+        Raises:
+            RunError: they do not divide.
+        """
+        rows, size = self.recipe.batch_size, self.world.size
+        if rows % size:
+            raise RunError(f"--batch-size {rows} is no multiple of the {size} processes")
+        most = _TOKENS_A_PASS.get(self.world.device.type, 8192) // self.recipe.length
+        rows_a_batch = self.micro_batch_size or _largest_divisor(rows // size, max(1, most))
+        if rows % (rows_a_batch * size):
+            raise RunError(
+                f"--batch-size {rows} is no multiple of --micro-batch-size {rows_a_batch} "
+                f"times {size} processes"
+            )
+        return Slicing(
+            num_rows=rows, rows_a_batch=rows_a_batch, rank=self.world.rank, world_size=size
+        )
+
+    def feed(self) -> PretrainFeed:
+        """The steps of the run."""
+        recipe, on_gpu = self.recipe, self.world.device.type == "cuda"
+        default = max(1, min(8, (os.cpu_count() or 1) // self.world.size - 1)) if on_gpu else 0
+        return PretrainFeed(
+            plan=Plan(shards=self.shards, settings=self.example_settings, seed=recipe.seed),
+            collator=Collator(
+                shards=self.shards, masking=self.masking, length=recipe.length, seed=recipe.seed
+            ),
+            slicing=self.slicing,
+            num_workers=default if self.num_workers is None else self.num_workers,
+        )
+
+    def model(self, feed: PretrainFeed) -> AlbertForTasks:
+        """The model with its first weights."""
+        torch.manual_seed(self.recipe.seed)
+        sizes = head_sizes(self.config, feed.tasks)
+        if self.initialize_from is not None:
+            shallow = load_checkpoint(self.initialize_from, sizes)
+            return grow_depth(shallow, self.config.num_layers)
+        model = AlbertForTasks(self.config, sizes)
+        if self.recipe.start == "local":
+            start_local(model, self.shards.token_counts(self.config.vocab_size))
+        return model
+
+    def build(self) -> Run:
+        """The run at its beginning.
+
+        Raises:
+            RunError: the batch does not divide, or the optimizer cannot be sharded.
+        """
+        if self.parallelism == "fsdp" and self.recipe.optimizer == "muon":
+            raise RunError("muon needs whole matrices; with --parallel fsdp take lamb or adamw")
+        feed = self.feed()
+        model = self.model(feed).to(self.world.device)
+        model.albert.encoder.recomputes = self.recomputes
+        if self.compiles:
+            feed.sums = torch.compile(pretrain_sums)
+        objective = share(Objective(model, self.world.device), model, self.world, self.parallelism)
+        return Run(
+            model=model,
+            objective=objective,
+            optimizers=build_optimizers(model, self.recipe.optimizer_settings),
+            schedule=self.recipe.rate_schedule,
+            feeds=[feed],
+            weights=[1.0],
+            loss_weights={"sentence-order": self.recipe.sentence_weight},
+            clip_norm=self.recipe.clip_norm,
+            seed=self.recipe.seed,
+            world=self.world,
+            progress=self.progress,
+        )
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    return max(size for size in range(1, min(number, most) + 1) if number % size == 0)
