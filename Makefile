@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help setup serve test test-slow check format clean
+.PHONY: help setup serve test test-slow bench-pretrain check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -37,6 +37,9 @@ test: $(VENV)/.dev  ## run the tests (but the slow ones)
 
 test-slow: $(VENV)/.dev  ## run the tests that take minutes
 	$(BIN)/python -m pytest -m slow
+
+bench-pretrain: $(VENV)/.dev  ## train with transformers and with this package, and compare
+	$(BIN)/python -m benchmarks.pretrain
 
 check: $(VENV)/.dev  ## ruff, mypy strict, import-linter
 	$(BIN)/ruff check .

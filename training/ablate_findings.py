@@ -148,25 +148,25 @@ class Direction:
 
 _DIRECTIONS: Final = (
     Direction(
-        claim="SOP-trained solves SOP (86.5 % in the paper)",
+        claim="SOP-trained can tell SOP (86.5 % in the paper)",
         table="sentence",
         figure="sop_head_accuracy",
         better="sop trained",
     ),
     Direction(
-        claim="NSP-trained solves NSP (90.5 %)",
+        claim="NSP-trained can tell NSP (90.5 %)",
         table="sentence",
         figure="nsp_head_accuracy",
         better="nsp trained",
     ),
     Direction(
-        claim="SOP-trained solves much of NSP (78.9 %)",
+        claim="SOP-trained can tell NSP (78.9 %)",
         table="sentence",
         figure="nsp_head_accuracy",
         better="sop trained",
     ),
     Direction(
-        claim="NSP-trained does not solve SOP (52.0 %)",
+        claim="NSP-trained cannot tell SOP (52.0 %)",
         table="sentence",
         figure="sop_head_accuracy",
         better="nsp trained",
@@ -240,12 +240,13 @@ class Finding:
     def verdict(self) -> str:
         """In words."""
         limit = _NUM_ERRORS * self.ahead.error
-        is_told = abs(self.ahead.mean) > limit
         if not self.direction.expects:
-            return "does not reproduce" if is_told else "no difference here either"
-        if not is_told:
-            return "not told from none"
-        return "reproduces" if self.ahead.mean > 0 else "the reverse"
+            return "does not reproduce" if self.ahead.mean > limit else "no better here either"
+        if self.ahead.mean > limit:
+            return "reproduces"
+        if self.ahead.mean < -limit and self.direction.worse is not None:
+            return "the reverse"
+        return "not seen here"
 
 
 def find_directions(tables: Sequence[Table], results: Results) -> list[Finding]:

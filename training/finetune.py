@@ -40,7 +40,7 @@ from training.metrics import Metrics
 from training.optim import OptimizerSettings, Schedule, build_optimizers
 from training.options import add_end, add_optimization, add_reports, parse_count, parse_positive
 from training.packing import Plan
-from training.parallel import World
+from training.parallel import World, join_world
 from training.prepare import prepare
 from training.provenance import file_names
 from training.run import Progress, RunError, is_known_run, record_run
@@ -195,6 +195,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    with join_world(options.device) as world:
+        if world.size > 1:
+            raise RunError("finetuning runs in one process; begin it without torchrun")
+        return _train(options)
+
+
+def _train(options: argparse.Namespace) -> int:
     settings = {
         name: str(value) for name, value in vars(options).items() if name not in _NOT_RECORDED
     }

@@ -127,6 +127,7 @@ def arguments(job: Job, settings: HfSettings, output: str) -> transformers.Train
         save_strategy="no",
         logging_strategy="no",
         logging_nan_inf_filter=False,
+        log_level="error",
         report_to="none",
         disable_tqdm=True,
     )
@@ -138,7 +139,6 @@ def main() -> None:
     job = Job.from_json(sys.argv[1])
     assert job.hf is not None
     torch.set_num_threads(job.num_threads)
-    transformers.logging.set_verbosity_error()
     collate = PadTogether(job.case.length) if job.hf.padding == "grouped" else None
     with tempfile.TemporaryDirectory() as output:
         trainer = CountingTrainer(

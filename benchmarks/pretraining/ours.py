@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.pretraining.jobs import Job
+from benchmarks.pretraining import jobs
 from benchmarks.pretraining.stopwatch import Channel, Stopwatch
-from training import pretrain
+from training.job import Job
 from training.loop import Run
 from training.memory import keep_freed_memory
 from training.parallel import World
@@ -23,7 +23,7 @@ _DONE = 0.5
 LR = 1e-4
 
 
-def build(job: Job) -> Run:
+def build(job: jobs.Job) -> Run:
     """The run, with AdamW as `transformers` has it."""
     recipe = replace(
         RECIPES["paper"],
@@ -35,7 +35,7 @@ def build(job: Job) -> Run:
         decay=0.1,
         dropout="v2",
     )
-    return pretrain.Job(
+    return Job(
         config=job.case.config,
         recipe=recipe,
         progress=Progress(num_steps=sys.maxsize, budget_s=None),
@@ -49,7 +49,7 @@ def build(job: Job) -> Run:
 def main() -> None:
     """Train the job that the first argument is."""
     channel = Channel()
-    job = Job.from_json(sys.argv[1])
+    job = jobs.Job.from_json(sys.argv[1])
     torch.set_num_threads(job.num_threads)
     run = build(job)
     run.objective.train()

@@ -116,7 +116,11 @@ class Report:
 
 
 def flops_per_token(case: Case, arrays: Arrays) -> float:
-    """Of training, over the lengths and masks that the examples have."""
+    """Of training, over the lengths and masks that the examples have.
+
+    All of the model's products are counted, for both sides; ours leaves those of the last layer
+    out that nothing reads.
+    """
     return train_flops_per_token(
         case.config, length=arrays.mean_seen, masked_rate=arrays.masked_rate
     )

@@ -6,6 +6,7 @@ What is to happen to one is a function of this module, which the process calls b
 
 from __future__ import annotations
 
+import faulthandler
 import math
 import multiprocessing
 import os
@@ -29,7 +30,7 @@ from unittest.mock import patch
 import torch
 from tqdm import tqdm
 
-from training import loop
+from training import validation
 from training.loop import Run, Step
 
 Fate: TypeAlias = Callable[[], None]
@@ -120,6 +121,7 @@ def run_world(
     num_processes: int = 2,
     fates: Mapping[int, Fate] | None = None,
     folders: Mapping[int, Path] | None = None,
+    program: str = "training.pretrain",
 ) -> list[Ended]:
     """The same command in several processes that train together, as torchrun begins them.
 
@@ -137,6 +139,7 @@ def run_world(
             (folders or {}).get(rank, folder),
             *more,
             fate=(fates or {}).get(rank),
+            program=program,
             environment={**world, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(num_processes)
@@ -164,6 +167,7 @@ def _run(
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(descriptor, number)
         os.close(descriptor)
+    faulthandler.dump_traceback_later(_TIMEOUT_S / 2, file=2)  # where it hangs, should it
     torch.set_num_threads(1)
     tqdm.set_lock(RLock())  # its own would outlive a process that is killed
     patch("training.pretrain.peak_flops", lambda device: 1e12).start()  # else it is measured
@@ -201,13 +205,12 @@ def _before(is_time: Callable[[Run], bool], happens: Fate) -> None:
 
 def in_validation(happens: Fate) -> None:
     """Something happens when the run begins to be measured on held-out text."""
-    original = loop.measure
 
     def measure(*arguments: Any, **named: Any) -> Any:
         happens()
-        return original(*arguments, **named)
+        return validation.measure(*arguments, **named)
 
-    patch.object(loop, "measure", measure).start()
+    patch("training.loop.measure", measure).start()
 
 
 def spoil(attempts: Container[int]) -> None:
@@ -228,19 +231,20 @@ def spoil(attempts: Container[int]) -> None:
 
 def count_time(step_s: float) -> None:
     """The clock of the run stands still but for each attempt at a step, which takes so long."""
-    original, clock = Run.step, SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    original, attempts = Run.step, [0]
 
     def step(run: Run, done: float) -> Step:
-        clock.now += step_s
+        attempts[0] += 1
         return original(run, done)
 
+    clock = SimpleNamespace(monotonic=lambda: attempts[0] * step_s)
     patch("training.run.time", clock).start()
     patch.object(Run, "step", step).start()
 
 
 def compute_in_fp32() -> None:
     """Sums in another order differ in their last digits, and bf16 has few."""
-    patch.object(loop, "precision", lambda device: nullcontext()).start()
+    patch("training.loop.precision", lambda device: nullcontext()).start()
 
 
 def get_signals(*numbers: int) -> None:

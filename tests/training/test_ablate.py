@@ -321,10 +321,10 @@ def test_a_direction_is_claimed_only_beyond_the_noise() -> None:
     }
     findings = find_directions(all_tables(), results_of(as_in_paper))
     verdicts = [finding.verdict for finding in findings]
-    assert verdicts == ["reproduces", "reproduces", "no difference here either", "reproduces"]
+    assert verdicts == ["reproduces", "reproduces", "no better here either", "reproduces"]
     turned = {**as_in_paper, "attention shared": 6.5, "FFN shared": 6.0}
     verdicts = [each.verdict for each in find_directions(all_tables(), results_of(turned))]
-    assert verdicts == ["reproduces", "not told from none", "does not reproduce", "the reverse"]
+    assert verdicts == ["reproduces", "not seen here", "does not reproduce", "the reverse"]
 
 
 def test_a_sentence_task_counts_as_solved_beyond_what_needs_no_text() -> None:
@@ -340,7 +340,7 @@ def test_a_sentence_task_counts_as_solved_beyond_what_needs_no_text() -> None:
     solved, not_solved = find_directions([table], results)
     assert solved.verdict == "reproduces"
     assert solved.ahead.mean == pytest.approx(good.mean() - by_lengths.mean())
-    assert not_solved.verdict == "no difference here either"
+    assert not_solved.verdict == "no better here either"
 
 
 # --- what is shown ------------------------------------------------------------------------------

@@ -5,15 +5,27 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.training.support import SQUAD, TINY, our_model, read_metrics, same_weights, stop_at
+from tests.training.processes import before_step, die, run_apart, run_world, spoil
+from tests.training.support import (
+    SQUAD,
+    TINY,
+    checkpoint_state,
+    our_model,
+    read_metrics,
+    same_weights,
+    stop_at,
+)
 from training.checkpoint import load_checkpoint, read_config, save_checkpoint
 from training.finetune import main
 
 Capture = pytest.CaptureFixture[str]
+
+PROGRAM = "training.finetune"
 
 
 def run(options: list[str], folder: Path, *more: str) -> int:
@@ -24,7 +36,7 @@ def test_a_small_data_set_is_learnt(pretrained: Path, labelled: Path, tmp_path: 
     options = [
         *("--initialize-from", str(pretrained / "checkpoint"), "--steps", "50", "--length", "64"),
         *("--text-classification", str(labelled), "--classification-tokens", "512"),
-        *("--muon-lr", "1e-2", "--adamw-lr", "1e-2", "--report-every", "10", "--device", "cpu"),
+        *("--lr", "1e-2", "--adamw-lr", "1e-2", "--report-every", "10", "--device", "cpu"),
     ]
     assert run(options, tmp_path) == 0
     first, *_, last = read_metrics(tmp_path)
@@ -68,6 +80,52 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
     assert not same_weights(tmp_path, finetuned)
     assert run(finetune_options, tmp_path, "--report-every", "10", "--save-every", "9m") == 0
     assert same_weights(tmp_path, finetuned)
+
+
+def test_a_run_that_is_killed_goes_on_to_the_same_weights(
+    finetuned: Path, finetune_options: list[str], tmp_path: Path
+) -> None:
+    """Again and again, with checkpoints between its deaths and without."""
+    for step, saving in ((4, "10h"), (9, "0.0001s"), (9, "10h"), (30, "0.0001s")):
+        fate = partial(before_step, step, die)
+        more = ("--save-every", saving)
+        ended = run_apart(finetune_options, tmp_path / "run", *more, fate=fate, program=PROGRAM)
+        assert ended.status == -signal.SIGKILL
+    assert run_apart(finetune_options, tmp_path / "run", program=PROGRAM).status == 0
+    assert same_weights(tmp_path / "run", finetuned)
+    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [10, 20, 30, 40]
+
+
+def test_steps_that_come_to_nothing_are_undone_in_all_feeds(
+    finetuned: Path, finetune_options: list[str], tmp_path: Path
+) -> None:
+    """The run goes on at half the rate, from the batches that it had not had by its checkpoint."""
+    fate = partial(spoil, range(21, 26))
+    options = [*finetune_options, "--save-every", "0.0001s"]
+    ended = run_apart(options, tmp_path / "run", fate=fate, program=PROGRAM)
+    assert ended.status == 0
+    assert "back at step 20 after 5 steps whose gradient was not finite" in ended.out
+    mine, whole = checkpoint_state(tmp_path / "run"), checkpoint_state(finetuned)
+    for name in ("step", "tokens", "num_steps", "feeds"):
+        assert mine[name] == whole[name]
+    assert mine["stability"]["num_rollbacks"] == 1
+    assert not same_weights(tmp_path / "run", finetuned)
+
+
+def test_several_processes_are_refused(finetune_options: list[str], tmp_path: Path) -> None:
+    for ended in run_world(finetune_options, tmp_path / "run", program=PROGRAM):
+        assert ended.status == 1
+        assert ended.err == ("error: finetuning runs in one process; begin it without torchrun\n")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_of_an_earlier_version_is_refused(
+    finetune_options: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "state.pt").write_bytes(b"")
+    assert run(finetune_options, tmp_path) == 1
+    assert f"error: {tmp_path} holds a run of an earlier version; " in capsys.readouterr().err
 
 
 def test_weights_say_how_often_each_task_is_drawn(

@@ -13,7 +13,7 @@ from tests.training.support import TINY, make_part, make_shards, our_model
 from training.batches import Collator, PretrainBatch
 from training.examples import IGNORED, Example
 from training.heads import AlbertForTasks, FillMaskHead, Task
-from training.losses import Score, Tally, precision, pretrain_scores, score
+from training.losses import Score, Tally, precision, pretrain_scores, pretrain_sums, score
 from training.masking import NgramMasking
 from training.model import Batch
 
@@ -148,6 +148,21 @@ def test_pretraining_s_losses_are_those_of_each_sequence_alone() -> None:
         expected = losses_by_hand(model, batch)
     for name, each in got.items():
         assert each.loss.item() == pytest.approx(expected[name], rel=1e-5)
+
+
+@pytest.mark.parametrize("tasks", [BOTH, BOTH[:1]])
+def test_sums_that_are_compiled_are_the_same(tasks: tuple[Task, ...]) -> None:
+    """Of batches of unlike numbers of predictions, in one graph each."""
+    model = our_model(TINY, tasks).double()
+    compiled = torch.compile(pretrain_sums, backend="eager", fullgraph=True)
+    for rows in (ROWS, ROWS * 16):
+        batch = make_batch(rows)
+        expected, got = pretrain_scores(model, batch), pretrain_scores(model, batch, compiled)
+        assert tuple(got) == tuple(expected) == tasks
+        for task, each in got.items():
+            assert (each.count, each.right) == (expected[task].count, expected[task].right)
+            assert each.loss.item() == pytest.approx(expected[task].loss.item(), rel=1e-5)
+    torch._dynamo.reset()
 
 
 def test_rounded_up_predictions_have_no_gradient() -> None:

@@ -111,8 +111,8 @@ def test_spans_of_n_words_are_drawn_by_one_over_n() -> None:
     p(3) = 2/11; 2 and 1 come from 2 first (3/11), and from 1 first, then 2 or a 3 that is cut
     to 2 (6/11 * 5/11).
     """
-    ids = np.array([2, *[11, 10] * 3000, 3], np.int64)
-    _, chosen = draw(3000, ids, rate=6 / 6002)
+    ids = np.array([2, *[11, 10] * 1500, 3], np.int64)
+    _, chosen = draw(3000, ids, rate=6 / 3002)
     begins, ends = word_bounds(ids, STARTS)
     drawn = Counter(tuple(sorted(spans(one, begins, ends))) for one in chosen)
     expected = {(3,): 2 / 11, (1, 2): 3 / 11 + 30 / 121, (1, 1, 1): 36 / 121}
@@ -121,14 +121,14 @@ def test_spans_of_n_words_are_drawn_by_one_over_n() -> None:
     assert chi_square < 13.8  # p = 0.001 at two degrees of freedom
 
 
-def mask_as_the_original(ids: Ids, rng: np.random.Generator) -> Ids:
+def mask_as_the_original(ids: Ids, rate: float, rng: np.random.Generator) -> Ids:
     """create_masked_lm_predictions of create_pretraining_data.py, for ids without a [SEP] inside.
 
     A span over the budget is tried shorter, down to a word; one that meets another is left out.
     """
     begins, ends = word_bounds(ids, STARTS)
     words = [range(begin, end) for begin, end in zip(begins, ends, strict=True)]
-    num_to_predict = max(1, round(0.15 * len(ids)))
+    num_to_predict = max(1, round(rate * len(ids)))
     covered: set[int] = set()
     for first in rng.permutation(len(words)).tolist():
         num_words = int(rng.choice([1, 2, 3], p=[6 / 11, 3 / 11, 2 / 11]))
@@ -139,13 +139,18 @@ def mask_as_the_original(ids: Ids, rng: np.random.Generator) -> Ids:
     return np.array(sorted(covered))
 
 
-def test_masks_are_distributed_as_the_original_s() -> None:
-    """By the lengths of what is masked in one piece, and by where it is."""
+@pytest.mark.parametrize("rate", [0.15, 0.5])
+def test_masks_are_distributed_as_the_original_s(rate: float) -> None:
+    """By the lengths of what is masked in one piece, and by where it is.
+
+    Of half the tokens many spans meet another.
+    """
+    masking = NgramMasking(word_starts=STARTS, rate=rate)
     rng = np.random.default_rng(0)
-    is_start = rng.random((2500, 70)) < 0.7
+    is_start = rng.random((1500, 70)) < 0.7
     texts = [np.array([2, *np.where(line, 11, 10).tolist(), 3], np.int64) for line in is_start]
-    ours = [MASKING(ids, rng)[1] for ids in texts]
-    theirs = [mask_as_the_original(ids, rng) for ids in texts]
+    ours = [masking(ids, rng)[1] for ids in texts]
+    theirs = [mask_as_the_original(ids, rate, rng) for ids in texts]
     by_length = [
         np.bincount(
             [

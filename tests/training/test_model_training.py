@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from albert_serve.config import AlbertConfig, Sharing
+from albert_serve.config import Activation, AlbertConfig, Sharing
 from tests.training.support import (
     CONFIGS,
     ROWS,
     TINY,
+    assert_close,
     gradients,
     our_model,
     packed,
@@ -80,13 +81,14 @@ def counted_memory() -> Iterator[dict[int, int]]:
         yield sizes
 
 
-def test_nothing_is_recomputed_where_no_gradient_is_asked_for() -> None:
-    model = our_model(TINY, ())
+@pytest.mark.parametrize(("is_training", "num_calls"), [(True, 2 * 4), (False, 4)])
+def test_layers_are_computed_again_in_training_alone(is_training: bool, num_calls: int) -> None:
+    model = our_model(TINY, ()).train(is_training)
     model.albert.encoder.recomputes = True
     calls: Counter[str] = Counter()
     model.albert.encoder.attentions[0].register_forward_hook(lambda *_: calls.update(["applied"]))
-    model(ragged())
-    assert calls["applied"] == 4
+    model(ragged()).sum().backward()
+    assert calls["applied"] == num_calls
 
 
 def test_dropout_is_where_the_original_has_it() -> None:
@@ -117,6 +119,21 @@ def test_attention_without_dropout_is_its_mean() -> None:
     dropped = attend(many[0], many[1], many[2], None, 0.5).reshape(4000, *plain.shape)
     assert not torch.allclose(dropped[0], plain)
     assert (dropped.mean(0) - plain).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("activation", get_args(Activation))
+def test_what_is_written_otherwise_for_a_compiler_is_the_same(activation: Activation) -> None:
+    """Maps, and the activation; to the rounding of double precision, gradients too."""
+    found = []
+    for is_compiled in (False, True):
+        model = our_model(replace(TINY, activation=activation), ("fill-mask",)).double().train()
+        forward = torch.compile(model, backend="eager", fullgraph=True) if is_compiled else model
+        hidden = forward(packed(ROWS, 16)[0])
+        weighed(hidden.flatten(0, 1)).backward()  # type: ignore[no-untyped-call]
+        found.append({**gradients(model), "hidden": hidden.detach()})
+    scale = max(float(tensor.abs().max()) for tensor in found[0].values())
+    assert_close(found[0], found[1], limit=1e-11 * max(scale, 1))
+    torch._dynamo.reset()
 
 
 @each_config

@@ -138,6 +138,41 @@ def test_rows_may_be_packed_in_any_way(
         assert (hidden[place] - double_model(one)[0]).abs().max() < 1e-12
 
 
+@each_config
+@each_sharing
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_tokens_that_are_read_are_those_of_all(
+    config: AlbertConfig, sharing: Sharing, recomputes: bool
+) -> None:
+    """In any order and more than once; so are the gradients that they give."""
+    batch, _ = packed(ROWS, 16)
+    read = torch.tensor([70, 0, 17, 17, 31, 5, 0])
+    found = []
+    for is_cut in (False, True):
+        model = as_double(replace(config, sharing=sharing)).train()
+        model.albert.encoder.recomputes = recomputes and is_cut
+        hidden = model(batch, read) if is_cut else model(batch).flatten(0, 1)[read]
+        weighed(hidden).backward()  # type: ignore[no-untyped-call]
+        found.append({**gradients(model), "hidden": hidden.detach()})
+    scale = max(float(tensor.abs().max()) for tensor in found[0].values())
+    assert_close(found[0], found[1], limit=1e-10 * max(scale, 1))
+
+
+@torch.no_grad()
+def test_the_last_layer_is_applied_to_tokens_that_are_read() -> None:
+    model = our_model(TINY, ())
+    shapes: list[tuple[int, ...]] = []
+    model.albert.encoder.ffns[0].register_forward_hook(
+        lambda _, given, out: shapes.append((*given[0].shape, *out.shape))
+    )
+    assert model(packed(ROWS, 16)[0], torch.tensor([3, 1])).shape == (2, 24)
+    assert shapes == [(5, 16, 24) * 2] * 3 + [(2, 24) * 2]
+
+
+def test_nothing_may_be_read() -> None:
+    assert our_model(TINY, ())(packed(ROWS, 16)[0], torch.zeros(0).long()).shape == (0, 24)
+
+
 def attend_within(
     query_tnd: Tensor,
     key_tnd: Tensor,

@@ -205,6 +205,17 @@ def test_rows_are_in_random_order(shards: Shards) -> None:
     assert [e.number for e in firsts[0]] != [e.number for e in firsts[1]]
 
 
+def test_examples_that_share_a_row_are_of_anywhere(patch: pytest.MonkeyPatch) -> None:
+    """Also where only a few are packed at a time: a third of the corpus lies between two."""
+    patch.setattr(packing, "_POOL", 32)
+    plan = make_plan([[[8, 7]] * 600], length=64)
+    distances = [
+        abs(one.number - other.number) for row in plan.epoch(0) for one, other in pairwise(row)
+    ]
+    assert len(distances) > 350
+    assert abs(np.mean(distances) / 600 - 1 / 3) < 0.06
+
+
 def test_seeds_and_epochs_differ_and_come_back() -> None:
     documents = [[[10] * 10] * 10]
     orders = [
@@ -255,12 +266,9 @@ def test_rows_of_articles_hold_next_to_no_padding(
 
 
 def test_the_best_fit_is_taken() -> None:
-    """By hand: 6 and 4 fill a row of ten, 5 goes to 5, and 3 to where 7 is."""
-    row_of = pack(np.array([4, 7, 5, 6, 3, 5]), 10).tolist()
-    assert len(set(row_of)) == 3
-    assert row_of[0] == row_of[3]
-    assert row_of[1] == row_of[4]
-    assert row_of[2] == row_of[5]
+    """By hand, the largest first: 3 fills the row of 7, though that of 5 has more room."""
+    row_of = pack(np.array([5, 3, 7, 2]), 10).tolist()
+    assert row_of[1] == row_of[2] != row_of[0] == row_of[3]
 
 
 def test_full_examples_have_a_row_to_themselves() -> None:
