@@ -5,6 +5,7 @@ Shape legend: B rows, S positions, R tokens to predict, C sequences.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -19,6 +20,7 @@ from training.examples import IGNORED, Example
 from training.masking import NgramMasking
 from training.model import Batch, Packing, move
 from training.packing import MAX_IN_ROW, Plan, Position
+from training.run import STOPPING
 from training.shards import Shards
 
 # Numbers of predictions are rounded up to it, so that compiled code meets few different shapes.
@@ -198,6 +200,12 @@ def _planned(plan: Plan, slicing: Slicing, start: Position) -> Iterator[_Planned
             yield _PlannedBatch(step.rows[begin : begin + size], step.next)
 
 
+def _leave_stopping_to_the_run(worker: int) -> None:
+    """A signal to all processes of a run ends it after its step, which needs its batch."""
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def load_steps(
     plan: Plan, collator: Collator, slicing: Slicing, start: Position, *, num_workers: int
 ) -> Iterator[tuple[list[PretrainBatch], Position]]:
@@ -212,6 +220,7 @@ def load_steps(
         sampler=_planned(plan, slicing, start),
         num_workers=num_workers,
         prefetch_factor=4 if num_workers else None,
+        worker_init_fn=_leave_stopping_to_the_run if num_workers else None,
         # Forked, they share the memory-mapped corpus; anything else would copy it to each.
         multiprocessing_context="fork" if num_workers else None,
     )

@@ -34,7 +34,7 @@ from training.feeds import (
     span_feed,
 )
 from training.heads import head_sizes
-from training.loop import Run, Saver, Trainer
+from training.loop import Saver, Trainer
 from training.masking import NgramMasking, word_starts
 from training.metrics import Metrics
 from training.optim import OptimizerSettings, Schedule, build_optimizers
@@ -46,6 +46,7 @@ from training.provenance import file_names
 from training.run import Progress, RunError, is_known_run, record_run
 from training.saving import Checkpoints
 from training.spans import span_examples
+from training.steps import Run
 
 _EXAMPLES: Final = r"""examples:
   python -m training.finetune --initialize-from runs/base/checkpoint --output runs/sentiment \

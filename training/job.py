@@ -17,7 +17,6 @@ from training.examples import ExampleSettings
 from training.feeds import Objective, PretrainFeed
 from training.heads import AlbertForTasks, head_sizes
 from training.initialize import start_local
-from training.loop import Run
 from training.losses import pretrain_sums
 from training.masking import NgramMasking, word_starts
 from training.optim import build_optimizers
@@ -26,6 +25,7 @@ from training.parallel import Parallelism, World, share
 from training.recipes import Recipe
 from training.run import Progress, RunError
 from training.shards import Shards
+from training.steps import Run
 
 # Tokens of a pass through the model, where the job does not say it.
 _TOKENS_A_PASS: Final = {"cpu": 8192, "cuda": 65536}

@@ -1,196 +1,33 @@
-"""The loop of pretraining and finetuning: draw a task, make a step, report, save.
-
-What a step computes follows from the seed, the step's number and the saved state alone, so that
-a run that was stopped and one that was not end with the same weights.
-"""
+"""The loop of pretraining and finetuning: step, report, measure, save."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from training.checkpoint import parameters, read_weights, save_checkpoint
-from training.feeds import Feed
-from training.flops import mfu
-from training.heads import AlbertForTasks, Task
-from training.losses import Score, Tally, precision
 from training.memory import keep_freed_memory
+from training.meter import Meter, describe
 from training.metrics import Metrics
-from training.optim import Optimizers, Schedule
-from training.parallel import (
-    World,
-    accumulating,
-    reshard,
-    shard_like,
-    shard_states,
-    whole,
-)
+from training.parallel import World, reshard, whole
 from training.plateau import PlateauAlarm
 from training.provenance import record_stage
-from training.run import Progress, RunError, Stability, StopFlag
+from training.run import RunError, StopFlag
 from training.saving import Checkpoints, Claim, load_state, step_of
 from training.similarity import layer_similarity
+from training.steps import Run
 from training.validation import Validation, measure
 
 _PROGRESS_BAR: Final = "{percentage:5.1f}%|{bar}| {elapsed}<{remaining} {postfix}"
 _POSTFIX_EVERY_S: Final = 0.5
 _ECHO_S: Final = 5.0
-_STATE_VERSION: Final = 2
-_SHORT: Final[dict[str, str]] = {"fill-mask": "masked", "sentence-order": "order"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """What one step did.
-
-    Attributes:
-        tallies: of the passes that this process took.
-        num_tokens: real tokens in its batches, in all processes together.
-        grad_norm: norm of the gradient before it was clipped; where it is not finite, the step
-            changed nothing.
-        lr_factor: the part of the peak rates that it was made at.
-    """
-
-    tallies: Mapping[Task, Tally]
-    num_tokens: int
-    grad_norm: float
-    lr_factor: float
-
-
-@dataclass(kw_only=True)
-class Run:
-    """A model in training, and how far it is.
-
-    Attributes:
-        objective: the model and its losses, as the processes of the world share them.
-        weights: how often each feed is drawn, in the order of `feeds`.
-        loss_weights: by task, where a loss does not count as 1. Sentence order has one label a
-            sequence: in small batches its gradient is mostly noise and drowns the others'.
-        num_steps: steps made so far, by the feed's name.
-        num_tokens: real tokens trained on so far.
-    """
-
-    model: AlbertForTasks
-    objective: nn.Module
-    optimizers: Optimizers
-    schedule: Schedule
-    feeds: Sequence[Feed]
-    weights: Sequence[float]
-    loss_weights: Mapping[Task, float]
-    clip_norm: float
-    seed: int
-    world: World
-    progress: Progress
-    stability: Stability = field(default_factory=Stability)
-    num_steps: Counter[str] = field(default_factory=Counter)
-    num_tokens: int = 0
-
-    def step(self, done: float) -> Step:
-        """One update on the task that is drawn for this step, `done` being the part behind it.
-
-        A gradient that is not finite leaves the weights as they are.
-        """
-        feed = self._draw()
-        passes = feed.step()
-        *counts, num_tokens = self.world.sum(
-            [sum(one.counts[task] for one in passes) for task in feed.tasks]
-            + [sum(one.num_tokens for one in passes)]
-        )
-        totals = dict(zip(feed.tasks, counts, strict=True))
-        tallies: dict[Task, Tally] = {task: Tally() for task in feed.tasks}
-        for number, one in enumerate(passes):
-            self._seed_dropout(number)
-            with accumulating(self.objective, is_last=number == len(passes) - 1):
-                with precision(self.world.device):
-                    scores = self.objective(one)
-                self._loss(scores, totals).backward()  # type: ignore[no-untyped-call]
-            for task, score in scores.items():
-                tallies[task].add(score)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
-        grad_norm = float(whole(norm))
-        factor = self._update(grad_norm, done)
-        self.num_steps[feed.name] += 1
-        self.num_tokens += int(num_tokens)
-        return Step(
-            tallies=tallies, num_tokens=int(num_tokens), grad_norm=grad_norm, lr_factor=factor
-        )
-
-    def _loss(self, scores: Mapping[Task, Score], totals: Mapping[Task, float]) -> Tensor:
-        """This pass' part of the step's loss, the mean over all predictions of all passes.
-
-        Processes' gradients are averaged, hence the factor.
-        """
-        parts = [
-            self.loss_weights.get(task, 1.0) * self.world.size / max(totals[task], 1) * score.loss
-            for task, score in scores.items()
-        ]
-        return torch.stack(parts).sum()
-
-    def _update(self, grad_norm: float, done: float) -> float:
-        """Change the weights; returns the part of the peak rates that it was done at."""
-        is_finite = bool(np.isfinite(grad_norm))
-        factor = self.schedule.factor(done) * self.stability.rate_factor
-        if is_finite:
-            self.optimizers.step(factor)
-        else:
-            self.optimizers.zero_grad()
-        self.stability.take(is_finite=is_finite)
-        self.progress.step += 1
-        return factor
-
-    def _draw(self) -> Feed:
-        odds = np.asarray(self.weights) / sum(self.weights)
-        rng = np.random.default_rng([self.seed, self.progress.step])
-        return self.feeds[int(rng.choice(len(self.feeds), p=odds))]
-
-    def _seed_dropout(self, number: int) -> None:
-        """Seed what dropout draws by the pass alone, whichever process takes it."""
-        key = [self.seed, self.progress.step, number * self.world.size + self.world.rank]
-        torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1)[0]))
-
-    def state(self) -> dict[str, Any]:
-        """What `restore` needs to go on, but for the weights; all processes must call it."""
-        return {
-            "version": _STATE_VERSION,
-            "optimizers": whole(self.optimizers.state_dict()),
-            "step": self.progress.step,
-            "elapsed_s": self.progress.seconds,
-            "tokens": self.num_tokens,
-            "num_steps": dict(self.num_steps),
-            "feeds": {feed.name: feed.state() for feed in self.feeds},
-            "stability": asdict(self.stability),
-        }
-
-    def restore(self, weights: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Go on from a state and the weights, by Hugging Face name, that were saved with it.
-
-        Raises:
-            RunError: it is an earlier version's.
-        """
-        if state.get("version") != _STATE_VERSION:
-            raise RunError("the run is an earlier version's; give another --output")
-        with torch.no_grad():
-            for name, parameter in parameters(self.model).items():
-                parameter.copy_(shard_like(weights[name], parameter))
-        self.optimizers.load_state_dict(state["optimizers"])
-        for part in self.optimizers.parts:
-            shard_states(part)
-        self.progress.go_to(step=state["step"], elapsed_s=state["elapsed_s"])
-        self.num_tokens = state["tokens"]
-        self.num_steps = Counter(state["num_steps"])
-        self.stability = Stability(**state["stability"])
-        for feed in self.feeds:
-            feed.go_to(state["feeds"][feed.name])
 
 
 @dataclass(kw_only=True)
@@ -286,69 +123,6 @@ class Saver:
         if self._claim is not None:
             self._claim.let_go()
             self._claim = None
-
-
-class Meter:
-    """Means since the last report.
-
-    Args:
-        flops_a_token: of training; with `peak_flops`, what the hardware could do in a second, it
-            tells the part of it that is used.
-    """
-
-    def __init__(self, *, flops_a_token: float = 0.0, peak_flops: float = 0.0) -> None:
-        self._started = time.monotonic()
-        self._flops_a_token, self._peak_flops = flops_a_token, peak_flops
-        self._tallies: dict[Task, Tally] = {}
-        self._num_tokens = 0
-        self._norms: list[float] = []
-        self._factor = 0.0
-
-    def add(self, step: Step) -> None:
-        """Take one step in; of one that was left out, the tokens alone."""
-        self._num_tokens += step.num_tokens
-        self._factor = step.lr_factor
-        if not np.isfinite(step.grad_norm):
-            return
-        self._norms.append(step.grad_norm)
-        for task, tally in step.tallies.items():
-            self._tallies.setdefault(task, Tally()).merge(tally)
-
-    def figures(self, world: World) -> dict[str, float]:
-        """Loss and accuracy of each task that was trained, gradient norm, rate and speed.
-
-        All processes of the world must call it.
-        """
-        found: dict[str, float] = {}
-        for task, tally in self._tallies.items():
-            loss, right, count = world.sum(tally.sums)
-            if count:
-                found |= {f"{task}/loss": loss / count, f"{task}/accuracy": right / count}
-        if self._norms:
-            found["grad_norm"] = float(np.mean(self._norms))
-        speed = self._num_tokens / max(time.monotonic() - self._started, 1e-9)
-        found |= {"lr_factor": self._factor, "tokens_per_s": speed}
-        if self._peak_flops:
-            found["mfu"] = mfu(
-                tokens_per_s=speed,
-                flops_per_token=self._flops_a_token,
-                peak_flops=self._peak_flops * world.size,
-            )
-        return found
-
-
-def describe(figures: Mapping[str, float]) -> str:
-    """Figures in a few words, for the progress bar."""
-    words = [
-        f"{_SHORT.get(task, task)} {figures[name]:.3f} {figures[f'{task}/accuracy']:.1%}"
-        for name in figures
-        for task in [name.removesuffix("/loss")]
-        if task != name
-    ]
-    words.append(f"{figures['tokens_per_s']:,.0f} tokens/s")
-    if "mfu" in figures:
-        words.append(f"MFU {figures['mfu']:.0%}")
-    return ", ".join(words)
 
 
 class Decision(NamedTuple):

@@ -10,12 +10,12 @@ import torch
 from benchmarks.pretraining import jobs
 from benchmarks.pretraining.stopwatch import Channel, Stopwatch
 from training.job import Job
-from training.loop import Run
 from training.memory import keep_freed_memory
 from training.parallel import World
 from training.recipes import RECIPES
 from training.run import Progress
 from training.shards import Shards
+from training.steps import Run
 
 # Between warm-up and decay, where the rate is the full one.
 _DONE = 0.5

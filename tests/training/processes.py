@@ -31,7 +31,7 @@ import torch
 from tqdm import tqdm
 
 from training import validation
-from training.loop import Run, Step
+from training.steps import Run, Step
 
 Fate: TypeAlias = Callable[[], None]
 

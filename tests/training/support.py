@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from albert_serve.config import AlbertConfig
 from training.checkpoint import parameters
 from training.heads import AlbertForTasks, Task
-from training.loop import Run, Step
 from training.masking import NUM_SPECIAL
 from training.model import Batch, Packing
 from training.shards import Part, Shards
+from training.steps import Run, Step
 
 REPOSITORY: Final = Path(__file__).parents[2]
 WIKI: Final = REPOSITORY / "tests" / "data" / "wiki.jsonl"
