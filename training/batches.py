@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from training.errors import TrainingError
 from training.examples import IGNORED, Example
 from training.masking import NgramMasking
 from training.model import Batch, Packing, move
@@ -180,12 +181,22 @@ class Slicing:
         num_rows: of a step, in all processes together.
         rows_a_batch: that go through the model together.
         rank: of this process, which takes every `world_size`-th batch.
+
+    Raises:
+        TrainingError: the rows do not divide so.
     """
 
     num_rows: int
     rows_a_batch: int
     rank: int = 0
     world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.num_rows % (self.rows_a_batch * self.world_size):
+            raise TrainingError(
+                f"{self.num_rows} rows do not divide into batches of {self.rows_a_batch} in "
+                f"{self.world_size} processes"
+            )
 
     @property
     def num_batches(self) -> int:

@@ -110,7 +110,8 @@ def _build(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
         progress=progress,
     )
     kept = {key: hf[key] for key in label_keys([]) if key in hf and "text-classification" in sizes}
-    return run, label_keys(names) if names else kept
+    task = {key: hf[key] for key in ("albert_sentence_task",) if key in hf}
+    return run, {**task, **(label_keys(names) if names else kept)}
 
 
 def _check_length(length: int, max_positions: int) -> None:
@@ -181,12 +182,16 @@ def _pretraining(options: argparse.Namespace, tokenizer: AlbertTokenizer) -> Pre
     masking = NgramMasking(word_starts=word_starts(tokenizer))
     num_rows = max(1, options.batch_tokens // options.length)
     return PretrainFeed(
-        plan=Plan(
-            shards=shards, settings=ExampleSettings(length=options.length), seed=options.seed
-        ),
+        plan=Plan(shards=shards, settings=_example_settings(options), seed=options.seed),
         collator=Collator(shards=shards, masking=masking, length=options.length, seed=options.seed),
         slicing=Slicing(num_rows=num_rows, rows_a_batch=num_rows),
     )
+
+
+def _example_settings(options: argparse.Namespace) -> ExampleSettings:
+    """The sentence task goes on as the checkpoint's head was pretrained."""
+    task = read_config(options.initialize_from).get("albert_sentence_task")
+    return ExampleSettings(length=options.length, sentence_task="nsp" if task == "nsp" else "sop")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -21,7 +21,7 @@ from training.examples import Example, Examples, ExampleSettings, build_examples
 from training.shards import Shards
 
 # Sequences that share a row at most, so that the bounds of a batch have a fixed size.
-MAX_IN_ROW: Final = 8
+MAX_IN_ROW: Final = 16
 # Examples are shuffled over so many tokens at a time: all of a small corpus.
 _WINDOW_TOKENS: Final = 1 << 26
 # The examples that do not fill a row are packed so many at a time.

@@ -463,6 +463,7 @@ def test_why_a_run_failed_is_told(folders: list[str], tmp_path: Path, capsys: Ca
     assert "log.txt ends with: error: hidden_size 16 is not a multiple of num_heads 3" in error
 
 
+@pytest.mark.slow
 def test_a_killed_ablation_goes_on(folders: list[str], tmp_path: Path) -> None:
     """The process of a run ends with the ablation that was killed, and saves its run."""
     output = tmp_path / "out"

@@ -198,7 +198,7 @@ def test_a_batch_by_hand() -> None:
         [0, 1, 2, 3, 4, 5, 6, 7] + [0] * 8,
     ]
     assert packing.sequences.tolist() == [[0] * 8 + [1] * 6 + [-1] * 2, [0] * 8 + [-1] * 8]
-    assert packing.bounds.tolist() == [0, 8, 14, 16, 24] + [32] * 12
+    assert packing.bounds.tolist() == [0, 8, 14, 16, 24] + [32] * (2 * MAX_IN_ROW - 4)
     assert batch.firsts[:3].tolist() == [0, 8, 16]
     assert batch.labels[:3].tolist() == [0, IGNORED, 1]
     assert (batch.num_tokens, batch.num_masked, batch.num_pairs) == (22, 3, 2)
@@ -208,7 +208,7 @@ def test_a_row_that_is_full_has_no_padding() -> None:
     shards = make_shards(make_part([[3, 2]], VOCAB_SIZE))
     collator = Collator(shards=shards, masking=EVERY_TOKEN, length=8, seed=0)
     batch = collator([[Example(0, 0, 0, (0, 3, 3, 5), 0)]] * 2)
-    assert packing_of(batch).bounds.tolist() == [0, 8] + [16] * 15
+    assert packing_of(batch).bounds.tolist() == [0, 8] + [16] * (2 * MAX_IN_ROW - 1)
     assert batch.tokens.real_BS.all()
 
 
@@ -338,3 +338,8 @@ def test_no_example_at_all() -> None:
         slicing = Slicing(num_rows=2, rows_a_batch=2)
         with pytest.raises(TrainingError, match="the corpus gives no example"):
             next(load_steps(plan, collator, slicing, Position(), num_workers=num_workers))
+
+
+def test_rows_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(TrainingError, match="10 rows do not divide into batches of 2 in 2 proc"):
+        Slicing(num_rows=10, rows_a_batch=2, world_size=2)

@@ -279,8 +279,8 @@ def test_full_examples_have_a_row_to_themselves() -> None:
 
 def test_a_row_has_at_most_so_many_sequences() -> None:
     """Ever so short ones: what is padded is one of them."""
-    counts = np.bincount(pack(np.full(30, 3), 512))
-    assert counts.tolist() == [7, 7, 7, 7, 2]
+    counts = np.bincount(pack(np.full(4 * (MAX_IN_ROW - 1) + 2, 3), 512))
+    assert counts.tolist() == [MAX_IN_ROW - 1] * 4 + [2]
 
 
 def test_more_examples_than_are_packed_at_once() -> None:
