@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NoReturn, cast
 
 import torch
 from torch import Tensor, distributed, nn
@@ -27,7 +28,6 @@ from torch.optim import Optimizer
 
 from training.errors import TrainingError
 from training.heads import AlbertForTasks
-from training.run import RunError
 
 Parallelism = Literal["ddp", "fsdp"]
 # Past it a process that waits for the others takes them to be dead; an evaluation is shorter.
@@ -60,10 +60,8 @@ class World:
 def join_world(device: torch.device) -> Iterator[World]:
     """Inside `with`, the world that torchrun made, or else this process alone.
 
-    An error that leaves it is told to torchrun as well, whose report on the job comes last.
-
-    Raises:
-        RunError: another process of the world has ended.
+    An error that leaves it is told to torchrun as well, whose report on the job comes last. When
+    another process has ended, so does this one, with a line on stderr and status 1.
     """
     if not distributed.is_torchelastic_launched():
         yield World(device=device)
@@ -78,12 +76,9 @@ def join_world(device: torch.device) -> Iterator[World]:
         _tell_torchrun(error)
         raise
     except RuntimeError as error:
-        if not _is_of_a_peer(error):
-            raise
-        raise RunError(
-            "another process of the run has ended, or cannot be reached; the same command goes on "
-            "from the last checkpoint"
-        ) from error
+        if _is_of_a_peer(error):
+            _end()
+        raise
     finally:
         distributed.destroy_process_group()
 
@@ -91,6 +86,22 @@ def join_world(device: torch.device) -> Iterator[World]:
 def _is_of_a_peer(error: RuntimeError) -> bool:
     """Whether it comes from what connects processes; gloo's has no type of its own."""
     return isinstance(error, distributed.DistError) or "/gloo/" in str(error)
+
+
+def _end() -> NoReturn:
+    """End this process here and now.
+
+    Taken down amidst what it was to send, gloo at times waits for a thread that waits for the
+    interpreter, for ever; NCCL would wait for the process that is gone.
+    """
+    print(
+        "error: another process of the run has ended, or cannot be reached; "
+        "the same command goes on from the last checkpoint",
+        file=sys.stderr,
+    )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _tell_torchrun(error: TrainingError) -> None:
