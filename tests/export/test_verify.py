@@ -34,7 +34,7 @@ def test_parity_is_measured_of_the_encoder_and_each_task(exported: Path) -> None
     parity = measure_parity(exported / "bundle", tasks, model)
 
     assert parity.keys() == {"encoder", *ALL_TASKS}
-    assert all(0 < value < 1e-5 for value in parity.values())
+    assert all(0 < value < 5e-5 for value in parity.values())  # processors differ
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,7 @@ def count_time(step_s: float) -> None:
 
 def compute_in_fp32() -> None:
     """Sums in another order differ in their last digits, and bf16 has few."""
-    patch("training.loop.precision", lambda device: nullcontext()).start()
+    patch("training.steps.precision", lambda device: nullcontext()).start()
 
 
 def get_signals(*numbers: int) -> None:
