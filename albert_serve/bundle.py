@@ -18,16 +18,20 @@ from albert_serve.config import AlbertConfig
 from albert_serve.errors import BundleCorruptError, BundleError, BundleMissingError, ConfigError
 from albert_serve.weights import TaskName, check_shapes, expected_shapes, read_header
 
-FORMAT_VERSION: Final = 1
-READABLE_VERSIONS: Final = (1,)
+FORMAT_VERSION: Final = 2
+READABLE_VERSIONS: Final = (2,)
 
 MANIFEST_FILE: Final = "manifest.json"
 WEIGHTS_FILE: Final = "model.safetensors"
 TOKENIZER_FILE: Final = "tokenizer.json"
 ENCODER_FILE: Final = "encoder.onnx"
+CUDA_ENCODER_FILE: Final = "encoder.cuda.onnx"
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 Verification = Literal["hash", "size"]
+Precision = Literal["fp32", "fp16", "int8"]
+# What can be left in fp32 when the rest is not.
+Part = Literal["embeddings", "attention", "ffn", "heads"]
 
 
 def _check_file_name(name: str) -> str:
@@ -66,12 +70,41 @@ class TaskEntry(BaseModel):
     problem_type: ProblemType | None = None
 
 
+class Quality(BaseModel):
+    """What a bundle's precision costs a task, on real text.
+
+    Attributes:
+        metric: its name, such as "accuracy"; "agreement" where there are no labels: the share of
+            answers that are torch's own.
+        torch: the figure of the checkpoint in torch, in fp32, in percent.
+        bundle: the figure of the bundle, in percent.
+        count: predictions that it is measured on.
+        data: the names of the files that it is measured on.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    metric: str
+    torch: float
+    bundle: float
+    count: int = Field(ge=1)
+    data: list[str] = Field(default_factory=list)
+
+    @property
+    def cost(self) -> float:
+        """Points that are lost; negative where the bundle is better."""
+        return self.torch - self.bundle
+
+
 class Manifest(BaseModel):
     """What `manifest.json` says.
 
     Attributes:
         config: the keys of Hugging Face's `config.json`; `AlbertConfig.from_hf` reads them.
+        precision: how matrices are stored; with int8 they are also multiplied so.
+        kept_fp32: parts that are in fp32 whatever the precision.
         parity: the largest absolute difference from torch, of "encoder" and of each task.
+        quality: by task.
         evaluation: results on held-out data, by name.
         provenance: how the weights were trained and the bundle was written.
     """
@@ -81,9 +114,11 @@ class Manifest(BaseModel):
     format_version: int = FORMAT_VERSION
     config: dict[str, Any]
     tasks: dict[TaskName, TaskEntry]
-    precision: Literal["fp32"] = "fp32"
+    precision: Precision = "fp32"
+    kept_fp32: list[Part] = Field(default_factory=list)
     files: dict[FileName, FileEntry]
     parity: dict[str, float] = Field(default_factory=dict)
+    quality: dict[TaskName, Quality] = Field(default_factory=dict)
     evaluation: dict[str, JsonValue] = Field(default_factory=dict)
     provenance: dict[str, JsonValue] = Field(default_factory=dict)
 
@@ -130,8 +165,13 @@ class Bundle:
 
     @property
     def encoder_file(self) -> Path:
-        """The graph from ids to hidden states."""
+        """The graph from ids to hidden states, for CPUs."""
         return self.folder / ENCODER_FILE
+
+    @property
+    def cuda_encoder_file(self) -> Path:
+        """The same in the form for CUDA."""
+        return self.folder / CUDA_ENCODER_FILE
 
     @property
     def tokenizer_file(self) -> Path:
@@ -192,7 +232,7 @@ def file_entry(file: Path) -> FileEntry:
 def _check_references(manifest: Manifest) -> None:
     """See that the manifest lists every file that the service will open."""
     graphs = [entry.graph for entry in manifest.tasks.values()]
-    for name in (WEIGHTS_FILE, TOKENIZER_FILE, ENCODER_FILE, *graphs):
+    for name in (WEIGHTS_FILE, TOKENIZER_FILE, ENCODER_FILE, CUDA_ENCODER_FILE, *graphs):
         if name not in manifest.files:
             raise BundleCorruptError(f"{MANIFEST_FILE} lists no file {name}; export again")
 

@@ -1,22 +1,28 @@
-"""The command line: `albert-serve serve | score | info`."""
+"""The command line: `albert-serve serve | score | info | doctor`."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from albert_serve import __version__
+from albert_serve.diagnosis.advice import advise
 from albert_serve.bundle import Bundle
+from albert_serve.diagnosis.doctor import diagnose
 from albert_serve.engine import Engine
 from albert_serve.errors import AlbertServeError, InvalidInputError, NotFoundError
+from albert_serve.diagnosis.findings import findings_text
+from albert_serve.greeting import greeting
+from albert_serve.diagnosis.inspection import describe_bundle
+from albert_serve.diagnosis.overview import description_text
 from albert_serve.score import score_file
-from albert_serve.settings import BUNDLE_VARIABLE, Settings
+from albert_serve.settings import BUNDLE_VARIABLE, Device, Prepack, Settings
 from albert_serve.tasks import TASKS
 from albert_serve.tasks.load import load_setups
 
@@ -40,25 +46,17 @@ A row of the input is {"inputs": ...} as the endpoint takes it, or the fields of
 _INFO_EXAMPLES: Final = """\
 examples:
   albert-serve info models/base
-  albert-serve info models/base --json | jq .evaluation
+  albert-serve info models/base --json | jq .sharing
 """
-# What to try first, for each endpoint.
-_REQUESTS: Final[dict[str, dict[str, Any]]] = {
-    "fill-mask": {"inputs": "He was born in the United [MASK].", "parameters": {"top_k": 3}},
-    "text-classification": {"inputs": "A moving film with a wonderful cast."},
-    "question-answering": {
-        "inputs": {
-            "question": "When was the bridge built?",
-            "context": "The bridge over the river was built in 1932.",
-        }
-    },
-    "sentence-order": {
-        "inputs": {
-            "text": "He was born in Vienna in 1901. He studied physics there.",
-            "text_pair": "After that, he moved to Berlin and worked as a teacher until 1970.",
-        }
-    },
-}
+_DOCTOR_EXAMPLES: Final = """\
+examples:
+  albert-serve doctor
+  albert-serve doctor models/base --workers 4 --prepack cache
+  albert-serve doctor models/base --threads 1 --json | jq .speeds
+
+It runs the bundle as the service would with the same settings, of which the options are some. It
+takes seconds, and a minute or two for the largest models. Others who use the machine spoil times.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,25 +84,13 @@ def _serve(options: argparse.Namespace) -> int:
     )
 
 
-def greeting(bundle: Bundle, host: str, port: int) -> str:
-    """Where the service will answer, and a request to try for each task that it has."""
-    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104
-    url = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
-    lines = [f"{bundle.folder} on {url} (API: {url}/docs; ready when {url}/readyz answers 200)", ""]
-    for task in bundle.manifest.tasks:
-        if task in TASKS:
-            body = shlex.quote(json.dumps(_REQUESTS[task]))
-            lines += [f"curl {url}/{task} -H 'Content-Type: application/json' \\", f"  -d {body}"]
-    return "\n".join([*lines, ""])
-
-
 def _score(options: argparse.Namespace) -> int:
     settings = Settings.from_environment(_chosen(options))
     bundle = Bundle.open(settings.bundle)
     setups = load_setups(bundle)
     if options.task not in setups:
         raise NotFoundError(f"{bundle.folder} has no {options.task}; it has {', '.join(setups)}")
-    engine = Engine.open(bundle, num_threads=settings.num_threads)
+    engine = Engine.open(bundle, settings.runtime)
     summary = score_file(
         engine,
         options.task,
@@ -129,63 +115,23 @@ def _read_parameters(text: str) -> dict[str, Any]:
 
 def _info(options: argparse.Namespace) -> int:
     described = describe_bundle(Bundle.open(options.bundle))
-    if options.json:
-        print(json.dumps(described, indent=2))
-    else:
-        print("\n".join(_lines(described)))
+    print(_as_json(asdict(described)) if options.json else description_text(described))
     return 0
 
 
-def describe_bundle(bundle: Bundle) -> dict[str, Any]:
-    """Sizes, sharing, precision, tasks, results and origin of a bundle, ready for JSON."""
-    config, manifest = bundle.config, bundle.manifest
-    files = {name: entry.size for name, entry in manifest.files.items()}
-    return {
-        "folder": str(bundle.folder),
-        "model": {
-            "layers": config.num_layers * config.num_inner_layers,
-            "hidden size": config.hidden_size,
-            "embedding size": config.embedding_size,
-            "heads": config.num_heads,
-            "vocabulary": config.vocab_size,
-            "positions": config.max_positions,
-            "backbone parameters": config.num_backbone_params,
-            "weights applied per token": config.num_compute_weights,
-        },
-        "sharing": {
-            "across layers": config.sharing,
-            "stored attention blocks": config.num_attentions,
-            "stored feed-forward blocks": config.num_ffns,
-        },
-        "precision": manifest.precision,
-        "tasks": {
-            name: entry.model_dump(exclude_none=True) for name, entry in manifest.tasks.items()
-        },
-        "files, bytes": {**files, "total": sum(files.values())},
-        "largest difference from torch": manifest.parity,
-        "evaluation": manifest.evaluation,
-        "provenance": manifest.provenance,
-    }
+def _doctor(options: argparse.Namespace) -> int:
+    settings = Settings.from_environment(_chosen(options))
+    found = diagnose(Bundle.open(settings.bundle), settings.runtime, settings.num_workers)
+    advice = advise(found)
+    if options.json:
+        print(_as_json({**asdict(found), "advice": advice}))
+    else:
+        print(findings_text(found, advice))
+    return 0
 
 
-def _lines(described: Mapping[str, Any], indent: str = "") -> list[str]:
-    """A mapping as an indented list for people."""
-    lines: list[str] = []
-    for name, value in described.items():
-        if isinstance(value, Mapping):
-            inner = _lines(value, indent + "  ")
-            lines += [f"{indent}{name}", *inner] if inner else []
-        else:
-            lines.append(f"{indent}{name:<{max(1, 32 - len(indent))}} {_shown(value)}")
-    return lines
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _as_json(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False)
 
 
 def _chosen(options: argparse.Namespace) -> dict[str, str]:
@@ -193,6 +139,9 @@ def _chosen(options: argparse.Namespace) -> dict[str, str]:
     given = {
         BUNDLE_VARIABLE: options.bundle,
         "ALBERT_SERVE_THREADS": options.threads,
+        "ALBERT_SERVE_DEVICE": options.device,
+        "ALBERT_SERVE_PREPACK": options.prepack,
+        "ALBERT_SERVE_WORKERS": getattr(options, "workers", None),
         "ALBERT_SERVE_DEADLINE_S": getattr(options, "deadline_s", None),
         "ALBERT_SERVE_MAX_BATCH_TOKENS": getattr(options, "max_batch_tokens", None),
     }
@@ -204,16 +153,18 @@ def _parser() -> argparse.ArgumentParser:
         prog="albert-serve", description="Serve ALBERT, score files with it, look into a bundle."
     )
     parser.add_argument("--version", action="version", version=f"albert-serve {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="serve | score | info")
+    commands = parser.add_subparsers(required=True, metavar="serve | score | info | doctor")
     _add_serve(commands)
     _add_score(commands)
     _add_info(commands)
+    _add_doctor(commands)
     return parser
 
 
 def _add_serve(commands: Any) -> None:
     serve = _add(commands, "serve", "answer requests over HTTP", _SERVE_EXAMPLES)
     _add_model_options(serve)
+    _add_workers(serve)
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     serve.add_argument("--port", type=int, default=3000, help="port to listen on (%(default)s)")
     serve.add_argument("--deadline-s", metavar="SECONDS", help="give up a request after this")
@@ -238,6 +189,17 @@ def _add_info(commands: Any) -> None:
     info.set_defaults(run=_info)
 
 
+def _add_doctor(commands: Any) -> None:
+    doctor = _add(commands, "doctor", "measure a bundle on this machine", _DOCTOR_EXAMPLES)
+    doctor.add_argument(
+        "bundle", type=Path, nargs="?", metavar="BUNDLE", help="the one that is served by default"
+    )
+    _add_runtime_options(doctor)
+    _add_workers(doctor)
+    doctor.add_argument("--json", action="store_true", help="for programs instead of people")
+    doctor.set_defaults(run=_doctor)
+
+
 def _add(commands: Any, name: str, purpose: str, examples: str) -> argparse.ArgumentParser:
     added: argparse.ArgumentParser = commands.add_parser(
         name,
@@ -253,4 +215,18 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bundle", type=Path, metavar="DIR", help="the model (the one that ships in models/)"
     )
+    _add_runtime_options(parser)
+
+
+def _add_runtime_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", metavar="N", help="threads of one run (the usable CPUs)")
+    parser.add_argument("--device", choices=get_args(Device), help="where to run it (auto)")
+    parser.add_argument(
+        "--prepack",
+        choices=("auto", *get_args(Prepack)),
+        help="where weights packed for this processor are kept (auto)",
+    )
+
+
+def _add_workers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workers", metavar="N", help="processes that serve (1)")

@@ -9,11 +9,10 @@ Shape legend: B sequences, S positions, H hidden size, R rows asked for, K outpu
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import onnxruntime as ort
@@ -21,15 +20,34 @@ from numpy.typing import NDArray
 
 from albert_serve.bundle import Bundle
 from albert_serve.config import AlbertConfig
-from albert_serve.errors import BundleCorruptError, EngineError, InvalidInputError, NotFoundError
+from albert_serve.encoders import (
+    BucketedEncoder,
+    CpuEncoder,
+    Encoder,
+    PaddedBatch,
+    cuda_provider,
+)
+from albert_serve.errors import EngineError, InvalidInputError, NotFoundError
+from albert_serve.prepacked import map_words, packed_encoder
+from albert_serve.runtime import (
+    check_runtime,
+    choose_device,
+    cuda_options,
+    encoder_options,
+    head_options,
+    open_session,
+    return_free_memory,
+)
+from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks.base import EncoderInput, Logits
 
-# Older ones pack a shared weight once for each use of it: 24 copies of one layer.
-_OLDEST_RUNTIME: Final = (1, 31)
-# What one more encoder call costs on a CPU, as tokens of compute (docs/decisions.md).
-_CALL_COST_TOKENS: Final = 16
-# A larger batch is hardly faster per token on a CPU, and whoever comes next waits for its end.
-_CPU_BATCH_TOKENS: Final = 512
+# What one more encoder call costs, as tokens of compute (docs/decisions.md).
+_CALL_COST_TOKENS: Final = {"cpu": 16, "cuda": 1024}
+# More is hardly faster per token on a CPU, and whoever comes next waits for its end.
+_MOST_BATCH_TOKENS: Final = {"cpu": 512, "cuda": 16384}
+_LEAST_BATCH_TOKENS: Final = 128
+# Of the widest activations of a batch on a CPU: past it they leave its caches and swell memory.
+_ACTIVATION_BYTES: Final = 8 << 20
 _WARM_UP_TOKENS: Final = 32
 
 
@@ -38,6 +56,7 @@ class Engine:
 
     Attributes:
         config: the sizes of the model.
+        device: "cpu" or "cuda".
         tasks: the names of the tasks whose heads the bundle holds.
         max_batch_tokens: the most tokens, padding included, of one encoder call; a longer
             single input runs alone.
@@ -46,21 +65,23 @@ class Engine:
     def __init__(
         self,
         config: AlbertConfig,
-        encoder: ort.InferenceSession,
+        encoder: Encoder,
         heads: dict[str, ort.InferenceSession],
+        *,
+        device: str = "cpu",
     ) -> None:
         self.config = config
+        self.device = device
         self.tasks = tuple(heads)
-        self.max_batch_tokens = _CPU_BATCH_TOKENS
+        self.max_batch_tokens = best_batch_tokens(config, device)
         self._encoder = encoder
         self._heads = heads
+        # A CPU runs calls beside each other; buffers on a device serve one call at a time.
+        self._turn = contextlib.nullcontext() if device == "cpu" else threading.Lock()
 
     @classmethod
-    def open(cls, bundle: Bundle | Path, *, num_threads: int | None = None) -> Engine:
+    def open(cls, bundle: Bundle | Path, options: RuntimeOptions | None = None) -> Engine:
         """Make the sessions of a bundle; weights are mapped from its one file.
-
-        Args:
-            num_threads: threads of one run; by default the CPUs that this process may use.
 
         Raises:
             BundleError: the bundle cannot be opened.
@@ -68,13 +89,20 @@ class Engine:
             EngineError: this onnxruntime is too old to share weights.
         """
         check_runtime()
+        options = options or RuntimeOptions()
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
-        threads = num_threads or len(_usable_cpus())
+        device = choose_device(options.device)
+        provider = cuda_provider(captures=False) if device == "cuda" else None
         heads = {
-            str(name): _session(opened.head_file(name), threads) for name in opened.manifest.tasks
+            str(name): open_session(
+                opened.head_file(name),
+                head_options() if provider is None else cuda_options(),
+                cuda=provider,
+            )
+            for name in opened.manifest.tasks
         }
-        engine = cls(opened.config, _session(opened.encoder_file, threads), heads)
-        _return_free_memory()
+        engine = cls(opened.config, _open_encoder(opened, options, device), heads, device=device)
+        return_free_memory()
         return engine
 
     def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
@@ -91,8 +119,11 @@ class Engine:
             self._check(given)
         logits: list[Logits | None] = [None] * len(inputs)
         lengths = [len(given.ids) for given in inputs]
-        for group in group_by_length(lengths, self.max_batch_tokens):
-            for index, rows in zip(group, self._run_group([inputs[i] for i in group]), strict=True):
+        cost = _CALL_COST_TOKENS[self.device]
+        for group in group_by_length(lengths, self.max_batch_tokens, cost):
+            with self._turn:
+                answers = self._run_group([inputs[i] for i in group])
+            for index, rows in zip(group, answers, strict=True):
                 logits[index] = rows
         return [rows for rows in logits if rows is not None]
 
@@ -109,16 +140,18 @@ class Engine:
         )
 
     def _run_group(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        hidden_BSH = _call(self._encoder, _pad(inputs, self.config.pad_id))
+        batch = _pad(inputs, self.config.pad_id)
+        hidden_BSH = _encode(self._encoder, batch)
+        num_positions = int(hidden_BSH.shape()[1])
         rows = [
-            hidden_H[: len(given.ids)] if given.rows is None else hidden_H[given.rows]
-            for given, hidden_H in zip(inputs, hidden_BSH, strict=True)
+            np.arange(len(given.ids)) if given.rows is None else np.array(given.rows, np.int64)
+            for given in inputs
         ]
         logits: list[Logits] = [np.empty((0, 0), np.float32)] * len(inputs)
         for task in dict.fromkeys(given.task for given in inputs):
             members = [i for i, given in enumerate(inputs) if given.task == task]
-            wanted_RH = np.concatenate([rows[i] for i in members])
-            logits_RK = _finite(_call(self._heads[task], {"rows": wanted_RH}), task)
+            wanted_R = np.concatenate([rows[i] + i * num_positions for i in members])
+            logits_RK = _finite(_apply(self._heads[task], hidden_BSH, wanted_R, task), task)
             ends = np.cumsum([len(rows[i]) for i in members])
             for i, part in zip(members, np.split(logits_RK, ends[:-1]), strict=True):
                 logits[i] = part
@@ -140,7 +173,9 @@ class Engine:
         _check_range("row", given.rows or [], num_tokens)
 
 
-def group_by_length(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+def group_by_length(
+    lengths: Sequence[int], max_tokens: int, call_cost_tokens: int = _CALL_COST_TOKENS["cpu"]
+) -> list[list[int]]:
     """Indices in groups to run together, longest first; every index is in exactly one group.
 
     A group is closed when it would exceed `max_tokens` (its number times its longest length), or
@@ -151,57 +186,72 @@ def group_by_length(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         padding += longest - lengths[index]
         full = bool(groups) and (len(groups[-1]) + 1) * longest > max_tokens
-        if not groups or full or padding > _CALL_COST_TOKENS:
+        if not groups or full or padding > call_cost_tokens:
             groups.append([])
             longest, padding = lengths[index], 0
         groups[-1].append(index)
     return groups
 
 
-def check_runtime() -> None:
-    """Refuse an onnxruntime that would hold one copy of the shared layer for each use.
+def best_batch_tokens(config: AlbertConfig, device: str) -> int:
+    """The tokens of one encoder call past which more are no faster."""
+    most = _MOST_BATCH_TOKENS[device]
+    if device != "cpu":
+        return most
+    fitting = _ACTIVATION_BYTES // (4 * config.ffn_size)
+    return max(_LEAST_BATCH_TOKENS, min(most, fitting))
 
-    Raises:
-        EngineError: it is older than 1.31.
-    """
-    version = tuple(int(part) for part in ort.__version__.split(".")[:2])
-    if version < _OLDEST_RUNTIME:
-        raise EngineError(
-            f"onnxruntime {ort.__version__} copies a shared layer once for each use of it; "
-            "1.31 or newer is needed: pip install 'onnxruntime>=1.31'"
+
+def _open_encoder(bundle: Bundle, options: RuntimeOptions, device: str) -> Encoder:
+    if device == "cuda":
+        session = open_session(
+            bundle.cuda_encoder_file, cuda_options(), cuda=cuda_provider(captures=True)
         )
+        return BucketedEncoder(session=session, hidden_size=bundle.config.hidden_size)
+    packed = packed_encoder(bundle, options) if options.prepack == "cache" else None
+    made = encoder_options(options)
+    words = None
+    if packed is not None:
+        name, words = map_words(bundle)
+        made.add_initializer(name, words)
+    return CpuEncoder(
+        session=open_session(packed or bundle.encoder_file, made),
+        words=words,
+        kept_tokens=best_batch_tokens(bundle.config, device),
+    )
 
 
-def _session(graph: Path, num_threads: int) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = num_threads
-    options.log_severity_level = 3
-    # Shapes change with every batch: an arena would keep the largest of each, for no speed.
-    options.enable_cpu_mem_arena = False
-    options.enable_mem_pattern = False
+def _encode(encoder: Encoder, batch: PaddedBatch) -> ort.OrtValue:
     try:
-        return ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # the runtime's exceptions share no base but this
-        raise BundleCorruptError(f"{graph} cannot be loaded: {error}; export it again") from error
-
-
-def _call(session: ort.InferenceSession, feed: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
-    try:
-        output: NDArray[np.float32] = session.run(None, feed)[0]
+        return encoder.run(batch)
     except Exception as error:
-        shapes = ", ".join(f"{name} {array.shape}" for name, array in feed.items())
-        raise EngineError(f"the runtime failed on {shapes}: {error}") from error
-    return output
+        raise EngineError(f"the runtime failed on ids {batch.ids.shape}: {error}") from error
 
 
-def _pad(inputs: Sequence[EncoderInput], pad_id: int) -> dict[str, NDArray[Any]]:
-    lengths_B = np.array([len(given.ids) for given in inputs], np.int32)
+def _apply(
+    head: ort.InferenceSession, hidden_BSH: ort.OrtValue, rows_R: NDArray[np.int64], task: str
+) -> NDArray[np.float32]:
+    """The head's logits (R, K), in this process' memory wherever the hidden states are."""
+    try:
+        binding = head.io_binding()
+        binding.bind_ortvalue_input("hidden_states", hidden_BSH)
+        binding.bind_cpu_input("rows", rows_R)
+        binding.bind_output("logits")
+        head.run_with_iobinding(binding)
+        logits_RK: NDArray[np.float32] = binding.get_outputs()[0].numpy()
+    except Exception as error:
+        raise EngineError(f"the runtime failed on {len(rows_R)} rows of {task}: {error}") from error
+    return logits_RK
+
+
+def _pad(inputs: Sequence[EncoderInput], pad_id: int) -> PaddedBatch:
+    lengths_B = np.array([len(given.ids) for given in inputs], np.int64)
     shape = (len(inputs), int(lengths_B.max()))
     ids_BS, types_BS = np.full(shape, pad_id, np.int64), np.zeros(shape, np.int64)
     for row, given in enumerate(inputs):
         ids_BS[row, : len(given.ids)] = given.ids
         types_BS[row, : len(given.ids)] = given.types
-    return {"input_ids": ids_BS, "token_type_ids": types_BS, "lengths": lengths_B}
+    return PaddedBatch(ids=ids_BS, types=types_BS, lengths=lengths_B)
 
 
 def _finite(logits_RK: NDArray[np.float32], task: str) -> NDArray[np.float32]:
@@ -214,15 +264,3 @@ def _check_range(what: str, values: Sequence[int], end: int) -> None:
     if values and not 0 <= min(values) <= max(values) < end:
         bad = next(value for value in values if not 0 <= value < end)
         raise InvalidInputError(f"{what} {bad} is out of range; allowed are 0 to {end - 1}")
-
-
-def _usable_cpus() -> set[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
-
-
-def _return_free_memory() -> None:
-    """Give back what packing the weights used: glibc would keep it, as much as a layer."""
-    with contextlib.suppress(OSError, AttributeError):  # another libc
-        ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -16,11 +16,12 @@ import bentoml
 from albert_serve.batcher import Batcher
 from albert_serve.bundle import Bundle
 from albert_serve.endpoints import Backend, make_app
-from albert_serve.engine import Engine, check_runtime
+from albert_serve.engine import Engine
 from albert_serve.envelope import Envelope
 from albert_serve.errors import AlbertServeError
 from albert_serve.openapi import describe_service
-from albert_serve.settings import Settings
+from albert_serve.runtime import check_runtime
+from albert_serve.settings import Settings, num_workers
 from albert_serve.tasks.load import load_tasks
 
 # BentoML ends a request after this; our deadlines are shorter, and say why (settings.py).
@@ -36,7 +37,7 @@ class Serving:
     def __init__(self) -> None:
         settings = Settings.from_environment()
         bundle = Bundle.open(settings.bundle)
-        self._engine = Engine.open(bundle, num_threads=settings.num_threads)
+        self._engine = Engine.open(bundle, settings.runtime)
         if settings.max_batch_tokens is not None:
             self._engine.max_batch_tokens = settings.max_batch_tokens
         self._backend = Backend(
@@ -88,8 +89,8 @@ class Serving:
         loop.add_signal_handler(signal.SIGTERM, end)
 
 
-AlbertServe: Any = bentoml.service(name="albert_serve", traffic={"timeout": _BENTOML_TIMEOUT_S})(
-    Serving
-)
+AlbertServe: Any = bentoml.service(
+    name="albert_serve", traffic={"timeout": _BENTOML_TIMEOUT_S}, workers=num_workers()
+)(Serving)
 AlbertServe.mount_asgi_app(_app)
 AlbertServe.add_asgi_middleware(Envelope)

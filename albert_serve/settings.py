@@ -5,17 +5,61 @@ Each is a variable `ALBERT_SERVE_<NAME>`; `Settings` has the list with defaults 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 from albert_serve.errors import ConfigError
 
 BUNDLE_VARIABLE: Final = "ALBERT_SERVE_BUNDLE"
+CACHE_VARIABLE: Final = "ALBERT_SERVE_CACHE"
+_WORKERS: Final = "ALBERT_SERVE_WORKERS"
 # BentoML itself gives up after 60 s (service.py); ours must come first, for it says why.
 _LONGEST_DEADLINE_S: Final = 55.0
+
+
+Device = Literal["auto", "cpu", "cuda"]
+Prepack = Literal["memory", "cache", "none"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuntimeOptions:
+    """How a bundle is run.
+
+    Attributes:
+        device: "auto" takes a CUDA device where there is one.
+        num_threads: threads of one run; None: the CPUs that this process may use.
+        spinning: whether threads wait for each other actively: 5 to 10 % faster, unless other
+            processes want the same cores.
+        prepack: where the matrices are that are laid out for this CPU's kernels: in this process'
+            "memory", in a "cache" on disk that processes share, or nowhere: "none" multiplies with
+            the bundle's own pages and is slower where batches are small.
+        cache_folder: of prepack "cache".
+    """
+
+    device: Device = "auto"
+    num_threads: int | None = None
+    spinning: bool = True
+    prepack: Prepack = "memory"
+    cache_folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (
+            ("device", self.device, get_args(Device)),
+            ("prepack", self.prepack, get_args(Prepack)),
+        ):
+            if value not in allowed:
+                raise ConfigError(f"{name} is {value!r}; allowed are {', '.join(allowed)}")
+        if self.prepack == "cache" and self.cache_folder is None:
+            raise ConfigError("prepack is 'cache', which needs a cache_folder")
+
+    @property
+    def threads(self) -> int:
+        """Threads of one run."""
+        return self.num_threads or num_usable_cpus()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +68,13 @@ class Settings:
 
     Attributes:
         bundle: BUNDLE, the folder to serve; by default the one that ships in `models/`.
-        num_threads: THREADS of one run; by default the CPUs that the process may use.
+        num_workers: WORKERS, processes that serve.
+        num_threads: THREADS of one run; by default the usable CPUs, divided among the workers.
+        device: DEVICE to run on: auto (CUDA where there is a device), cpu or cuda.
+        prepack: PREPACK, where weights laid out for this CPU are kept: memory, cache (a folder
+            whose pages all workers share), none, or auto: cache if there are several workers.
+        spinning: SPINNING, on or off: whether threads wait for each other actively.
+        cache_folder: CACHE, the folder of prepack "cache"; by default the user's cache folder.
         max_batch_tokens: MAX_BATCH_TOKENS, padding included, that run together; by default what
             suits the engine's device.
         max_queue_tokens: MAX_QUEUE_TOKENS that may wait; past it requests get 429.
@@ -36,7 +86,12 @@ class Settings:
     """
 
     bundle: Path
+    num_workers: int = 1
     num_threads: int | None = None
+    device: Device = "auto"
+    prepack: Literal["auto"] | Prepack = "auto"
+    spinning: Literal["on", "off"] = "on"
+    cache_folder: Path | None = None
     max_batch_tokens: int | None = None
     max_queue_tokens: int = 131_072
     deadline_s: float = 30.0
@@ -62,8 +117,31 @@ class Settings:
             for variable, (field, kind, least, most) in _NUMBERS.items()
             if variable in given
         }
+        chosen |= {
+            field: _choose(variable, given[variable], allowed)
+            for variable, (field, allowed) in _CHOICES.items()
+            if variable in given
+        }
         folder = given.get(BUNDLE_VARIABLE)
-        return cls(bundle=Path(folder) if folder else shipped_bundle(), **chosen)
+        return cls(
+            bundle=Path(folder) if folder else shipped_bundle(),
+            cache_folder=_cache_folder(given),
+            **chosen,
+        )
+
+    @property
+    def runtime(self) -> RuntimeOptions:
+        """How a worker runs the bundle."""
+        prepack = self.prepack
+        if prepack == "auto":
+            prepack = "cache" if self.num_workers > 1 and self.cache_folder else "memory"
+        return RuntimeOptions(
+            device=self.device,
+            num_threads=self.num_threads or max(1, num_usable_cpus() // self.num_workers),
+            spinning=self.spinning == "on",
+            prepack=prepack,
+            cache_folder=self.cache_folder,
+        )
 
     def environment(self) -> dict[str, str]:
         """This process's environment with these settings in it, for a process to be started."""
@@ -74,8 +152,11 @@ class Settings:
         }
         # BentoML reports each start to its makers unless told not to; who wants that can say so.
         quiet = {"BENTOML_DO_NOT_TRACK": "True"}
-        bundle = {BUNDLE_VARIABLE: str(self.bundle.resolve())}
-        return {**quiet, **os.environ, **numbers, **bundle}
+        choices = {variable: str(getattr(self, field)) for variable, (field, _) in _CHOICES.items()}
+        folders = {BUNDLE_VARIABLE: str(self.bundle.resolve())}
+        if self.cache_folder is not None:
+            folders[CACHE_VARIABLE] = str(self.cache_folder.absolute())
+        return {**quiet, **os.environ, **numbers, **choices, **folders}
 
 
 def shipped_bundle(models: Path | None = None) -> Path:
@@ -100,6 +181,38 @@ def shipped_bundle(models: Path | None = None) -> Path:
     )
 
 
+def num_usable_cpus() -> int:
+    """The CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def num_workers() -> int:
+    """The setting WORKERS alone, which BentoML asks for at import; 1 if it is wrong."""
+    with contextlib.suppress(ConfigError):
+        return int(_read(_WORKERS, os.environ.get(_WORKERS) or "1", *_NUMBERS[_WORKERS][1:]))
+    return 1
+
+
+def _cache_folder(given: Mapping[str, str]) -> Path | None:
+    """Where this user's programs keep what can be made again; None where there is no home."""
+    if CACHE_VARIABLE in given:
+        return Path(given[CACHE_VARIABLE])
+    if "XDG_CACHE_HOME" in given:
+        return Path(given["XDG_CACHE_HOME"]) / "albert-serve"
+    try:
+        return Path.home() / ".cache/albert-serve"
+    except RuntimeError:
+        return None
+
+
+def _choose(name: str, text: str, allowed: tuple[str, ...]) -> str:
+    if text not in allowed:
+        raise ConfigError(f"{name} is {text!r}; allowed are {', '.join(allowed)}")
+    return text
+
+
 def _read(name: str, text: str, kind: type[int | float], least: float, most: float) -> Any:
     try:
         value = kind(text)
@@ -113,6 +226,7 @@ def _read(name: str, text: str, kind: type[int | float], least: float, most: flo
 
 # Variable -> field, kind, and the least and most that it takes.
 _NUMBERS: Final[dict[str, tuple[str, type[int | float], float, float]]] = {
+    _WORKERS: ("num_workers", int, 1, 256),
     "ALBERT_SERVE_THREADS": ("num_threads", int, 1, 1024),
     "ALBERT_SERVE_MAX_BATCH_TOKENS": ("max_batch_tokens", int, 1, 1 << 24),
     "ALBERT_SERVE_MAX_QUEUE_TOKENS": ("max_queue_tokens", int, 1, 1 << 30),
@@ -120,4 +234,10 @@ _NUMBERS: Final[dict[str, tuple[str, type[int | float], float, float]]] = {
     "ALBERT_SERVE_MAX_BODY_BYTES": ("max_body_bytes", int, 1, 1 << 30),
     "ALBERT_SERVE_MAX_ITEMS": ("max_items", int, 1, 1 << 20),
     "ALBERT_SERVE_DRAIN_GRACE_S": ("drain_grace_s", float, 0, 600),
+}
+# Variable -> field, and what it takes.
+_CHOICES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "ALBERT_SERVE_DEVICE": ("device", get_args(Device)),
+    "ALBERT_SERVE_PREPACK": ("prepack", ("auto", *get_args(Prepack))),
+    "ALBERT_SERVE_SPINNING": ("spinning", ("on", "off")),
 }

@@ -21,6 +21,9 @@ TaskName = Literal[
     "fill-mask", "text-classification", "question-answering", "sentence-order", "multiple-choice"
 ]
 Shape = tuple[int, ...]
+WORDS: Final = "albert.embeddings.word_embeddings.weight"
+# Scales of an int8 matrix, one an output, lie beside it under its name and this.
+SCALE_SUFFIX: Final = "_scale"
 
 _DTYPE_BYTES: Final[dict[str, int]] = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2,
@@ -124,7 +127,10 @@ def stored_name(name: str, stored: Mapping[str, object]) -> str:
 
 
 def check_shapes(stored: Mapping[str, StoredTensor], expected: Mapping[str, Shape]) -> None:
-    """See that each expected weight is stored as fp32 in the expected shape.
+    """See that each expected weight is stored, in the expected shape and in a form we read.
+
+    Vectors are fp32. Matrices are fp32 or fp16 as torch has them, [out, in], or int8 the other way
+    round, [in, out], with one fp32 scale for each output beside them.
 
     Raises:
         BundleCorruptError: one is missing, of another shape or of another type.
@@ -133,12 +139,28 @@ def check_shapes(stored: Mapping[str, StoredTensor], expected: Mapping[str, Shap
         tensor = stored.get(stored_name(name, stored))
         if tensor is None:
             raise BundleCorruptError(f"the weights have no {name}, which the config asks for")
-        if tensor.shape != shape:
-            raise BundleCorruptError(
-                f"the weight {name} has shape {tensor.shape}; the config asks for {shape}"
-            )
-        if tensor.dtype != "F32":
-            raise BundleCorruptError(f"the weight {name} is {tensor.dtype}; only F32 can be read")
+        _check_type(name, tensor, shape)
+        _check_shape(name, tensor.shape, shape[::-1] if tensor.dtype == "I8" else shape)
+        if tensor.dtype == "I8":
+            scale = stored.get(stored_name(name, stored) + SCALE_SUFFIX)
+            if scale is None or scale.dtype != "F32":
+                raise BundleCorruptError(f"the int8 weight {name} has no F32 {SCALE_SUFFIX} beside")
+            _check_shape(name + SCALE_SUFFIX, scale.shape, shape[:1])
+
+
+def _check_type(name: str, tensor: StoredTensor, shape: Shape) -> None:
+    allowed = ("F32", "F16", "I8") if len(shape) == 2 else ("F32",)
+    if tensor.dtype not in allowed:
+        raise BundleCorruptError(
+            f"the weight {name} is {tensor.dtype}; only {', '.join(allowed)} can be read"
+        )
+
+
+def _check_shape(name: str, got: Shape, expected: Shape) -> None:
+    if got != expected:
+        raise BundleCorruptError(
+            f"the weight {name} has shape {got}; the config asks for {expected}"
+        )
 
 
 def _stored_tensor(entry: dict[str, Any], data_start: int) -> StoredTensor:

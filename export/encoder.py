@@ -9,48 +9,59 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from albert_serve.config import AlbertConfig
 from albert_serve.weights import StoredTensor, layer_name
-from export.graph import Initializers, Nodes, make_model
-from export.layers import apply_layer, embed, join_biases
+from export.graph import CPU_FORM, Form, Initializers, Nodes, make_model
+from export.layers import apply_layer, embed, flatten
 
-Repetition = Literal["loop", "unroll"]
 # (attention, feed-forward) of each layer that is applied in one turn.
 _Turn = tuple[tuple[int, int], ...]
 
 _LENGTHS: Final = "lengths"
+HIDDEN: Final = "hidden_states"
 
 
 def build_encoder(
-    config: AlbertConfig,
-    stored: Mapping[str, StoredTensor],
-    *,
-    repetition: Repetition = "loop",
+    config: AlbertConfig, stored: Mapping[str, StoredTensor], form: Form = CPU_FORM
 ) -> ModelProto:
     """The graph (input_ids (B, S), token_type_ids (B, S), lengths (B)) -> hidden_states (B, S, H).
 
+    Inputs are int64. Hidden states are fp32 whatever the graph computes in: the heads read them.
+
     Args:
         config: the sizes of the model.
-        stored: the weights' places in `model.safetensors`.
-        repetition: how layers that are applied several times in a row are written; layers that
-            are applied once are always written out.
+        stored: the weights' places in `model.safetensors`, and their types.
+        form: layers that are applied once are written out in every form.
     """
-    nodes = Nodes(Initializers(stored))
-    stack = _Stack(config=config, nodes=nodes, qkv_biases=_join_all_biases(config, nodes))
-    x_BSH = embed(nodes, config, "input_ids", "token_type_ids")
+    nodes = Nodes(Initializers(stored, form), rows="input_ids")
+    nodes.rows = flatten(nodes, "input_ids")
+    x_RH = embed(nodes, config, "input_ids", "token_type_ids")
+    size = nodes.constant("hidden_size", np.array([config.hidden_size], np.int64))
+    batch = nodes.add("Shape", ["input_ids"])
+    stack = _Stack(
+        config=config,
+        nodes=nodes,
+        shape=nodes.add("Concat", [batch, size], attributes={"axis": 0}),
+    )
     for turn, num_turns in repetitions(config):
-        if repetition == "loop" and num_turns > 1:
-            x_BSH = stack.loop(turn, num_turns, x_BSH)
+        if form.repetition == "loop" and num_turns > 1:
+            x_RH = stack.loop(turn, num_turns, x_RH)
         else:
             for _ in range(num_turns):
-                x_BSH = stack.apply(nodes, turn, x_BSH)
-    nodes.return_as(x_BSH, "hidden_states")
-    return make_model("albert_encoder", nodes, _inputs(), [_hidden("hidden_states", config)])
+                x_RH = stack.apply(nodes, turn, x_RH)
+    x_BSH = nodes.add("Reshape", [x_RH, stack.shape])
+    if form.compute != "fp32":
+        x_BSH = nodes.add("Cast", [x_BSH], attributes={"to": TensorProto.FLOAT})
+    nodes.return_as(x_BSH, HIDDEN)
+    hidden = helper.make_tensor_value_info(
+        HIDDEN, TensorProto.FLOAT, ["batch", "sequence", config.hidden_size]
+    )
+    return make_model("albert_encoder", nodes, _inputs(), [hidden])
 
 
 def repetitions(config: AlbertConfig) -> list[tuple[_Turn, int]]:
@@ -63,34 +74,40 @@ def repetitions(config: AlbertConfig) -> list[tuple[_Turn, int]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Stack:
-    """The layers of one encoder, ready to be put into its graph or into Loop bodies of it."""
+    """The layers of one encoder, ready to be put into its graph or into Loop bodies of it.
+
+    Attributes:
+        shape: (B, S, H).
+    """
 
     config: AlbertConfig
     nodes: Nodes
-    qkv_biases: dict[int, str]
+    shape: str
 
-    def apply(self, nodes: Nodes, turn: _Turn, x_BSH: str) -> str:
+    def apply(self, nodes: Nodes, turn: _Turn, x_RH: str) -> str:
         """Append the layers of one turn to `nodes`."""
         for attention, ffn in turn:
-            x_BSH = apply_layer(
+            x_RH = apply_layer(
                 nodes,
                 self.config,
-                x_BSH,
+                x_RH,
+                self.shape,
                 _LENGTHS,
                 attention=layer_name(attention, self.config),
                 ffn=layer_name(ffn, self.config),
-                qkv_bias=self.qkv_biases[attention],
             )
-        return x_BSH
+        return x_RH
 
-    def loop(self, turn: _Turn, num_turns: int, x_BSH: str) -> str:
+    def loop(self, turn: _Turn, num_turns: int, x_RH: str) -> str:
         """Append a Loop over the layers of one turn.
 
         The weights stay outside of the body: inside, they would be mapped and packed twice.
         """
         scope = f"layer_{turn[0][0]}/"
-        body_nodes = Nodes(self.nodes.initializers, scope)
-        out_BSH = self.apply(body_nodes, turn, f"{scope}x")
+        body_nodes = Nodes(
+            self.nodes.initializers, rows=self.nodes.rows, scope=scope, outer=self.nodes
+        )
+        out_RH = self.apply(body_nodes, turn, f"{scope}x")
         go_on = body_nodes.add("Identity", [f"{scope}go_on"])
         body = helper.make_graph(
             body_nodes.protos,
@@ -98,22 +115,18 @@ class _Stack:
             [
                 helper.make_tensor_value_info(f"{scope}turn", TensorProto.INT64, []),
                 helper.make_tensor_value_info(f"{scope}go_on", TensorProto.BOOL, []),
-                _hidden(f"{scope}x", self.config),
+                self._rows(f"{scope}x"),
             ],
-            [
-                helper.make_tensor_value_info(go_on, TensorProto.BOOL, []),
-                _hidden(out_BSH, self.config),
-            ],
+            [helper.make_tensor_value_info(go_on, TensorProto.BOOL, []), self._rows(out_RH)],
         )
-        constant = self.nodes.initializers.constant
-        count = constant(f"{scope}num_turns", np.array(num_turns, np.int64))
-        start = constant(f"{scope}start", np.array(True))
-        return self.nodes.add("Loop", [count, start, x_BSH], attributes={"body": body})
+        count = self.nodes.constant(f"{scope}num_turns", np.array(num_turns, np.int64))
+        start = self.nodes.constant(f"{scope}start", np.array(True))
+        return self.nodes.add("Loop", [count, start, x_RH], attributes={"body": body})
 
-
-def _join_all_biases(config: AlbertConfig, nodes: Nodes) -> dict[int, str]:
-    attentions = sorted({attention for attention, _ in config.layer_plan})
-    return {each: join_biases(nodes, layer_name(each, config)) for each in attentions}
+    def _rows(self, name: str) -> ValueInfoProto:
+        return helper.make_tensor_value_info(
+            name, self.nodes.form.data_type, ["rows", self.config.hidden_size]
+        )
 
 
 def _inputs() -> list[ValueInfoProto]:
@@ -121,9 +134,4 @@ def _inputs() -> list[ValueInfoProto]:
         helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "sequence"])
         for name in ("input_ids", "token_type_ids")
     ]
-    return [*ids, helper.make_tensor_value_info(_LENGTHS, TensorProto.INT32, ["batch"])]
-
-
-def _hidden(name: str, config: AlbertConfig) -> ValueInfoProto:
-    shape: list[str | int | None] = ["batch", "sequence", config.hidden_size]
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+    return [*ids, helper.make_tensor_value_info(_LENGTHS, TensorProto.INT64, ["batch"])]

@@ -1,15 +1,16 @@
 """ONNX graphs whose weights are ranges of one safetensors file.
 
 A graph built here holds no weight: each initializer is external data, described once however many
-nodes read it.
+nodes read it. What is stored in another type than the graph computes in is converted once, at its
+beginning, which the runtime does when it loads the graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
-import numpy as np
 from numpy.typing import NDArray
 from onnx import (
     GraphProto,
@@ -23,24 +24,71 @@ from onnx import (
 
 import albert_serve
 from albert_serve.bundle import WEIGHTS_FILE
-from albert_serve.weights import StoredTensor, stored_name
+from albert_serve.weights import SCALE_SUFFIX, StoredTensor, stored_name
 
 CONTRIB: Final = "com.microsoft"
-_OPSETS: Final = {"": 18, CONTRIB: 1}
-_IR_VERSION: Final = 10
+# 24 is the first whose Attention takes the lengths of right-padded sequences.
+_OPSETS: Final = {"": 24, CONTRIB: 1}
+_IR_VERSION: Final = 11
 
-Attributes = Mapping[str, int | float | GraphProto]
+Compute = Literal["fp32", "fp16", "bf16"]
+Attributes = Mapping[str, int | float | Sequence[int] | GraphProto]
+
+# safetensors' names of types, and ONNX's numbers.
+_DATA_TYPES: Final = {
+    "F32": TensorProto.FLOAT,
+    "F16": TensorProto.FLOAT16,
+    "BF16": TensorProto.BFLOAT16,
+    "I8": TensorProto.INT8,
+}
+_COMPUTE_TYPES: Final[dict[Compute, str]] = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Form:
+    """In which of its forms a graph is written.
+
+    Attributes:
+        repetition: layers that are applied several times in a row as a Loop, or one after another.
+        kernels: the device whose fast operators are used; the others' are slower there, or missing.
+        compute: the type that it computes in.
+    """
+
+    repetition: Literal["loop", "unroll"] = "loop"
+    kernels: Literal["cpu", "cuda"] = "cpu"
+    compute: Compute = "fp32"
+
+    @property
+    def dtype(self) -> str:
+        """`compute` as safetensors calls it."""
+        return _COMPUTE_TYPES[self.compute]
+
+    @property
+    def data_type(self) -> int:
+        """`compute` as ONNX numbers it."""
+        return int(_DATA_TYPES[self.dtype])
+
+
+CPU_FORM: Final = Form()
+# CUDA graphs refuse control flow.
+CUDA_FORM: Final = Form(repetition="unroll", kernels="cuda", compute="fp16")
 
 
 class Initializers:
-    """The initializers of one model, each tensor once."""
+    """The initializers of one model, each tensor once, and what is made of them at first."""
 
-    def __init__(self, stored: Mapping[str, StoredTensor]) -> None:
+    def __init__(self, stored: Mapping[str, StoredTensor], form: Form = CPU_FORM) -> None:
+        self.form = form
         self._stored = stored
         self._protos: dict[str, TensorProto] = {}
+        self._converted: dict[str, NodeProto] = {}
 
-    def weight(self, name: str) -> str:
-        """The stored weight of this Hugging Face name; returns the initializer's name.
+    def dtype(self, name: str) -> str:
+        """How the weight of this Hugging Face name is stored, as safetensors calls it."""
+        return self._stored[stored_name(name, self._stored)].dtype
+
+    def stored(self, name: str) -> str:
+        """The weight of this Hugging Face name as it is stored; returns the initializer's name.
 
         Raises:
             KeyError: the file holds no such weight.
@@ -50,7 +98,27 @@ class Initializers:
             self._protos[name] = _external_tensor(name, self._stored[name])
         return name
 
-    def constant(self, name: str, value: NDArray[np.int64] | NDArray[np.bool_]) -> str:
+    def weight(self, name: str) -> str:
+        """The weight of this Hugging Face name in the type that the graph computes in.
+
+        Raises:
+            KeyError: the file holds no such weight.
+        """
+        initializer = self.stored(name)
+        dtype = self._stored[initializer].dtype
+        if dtype == "I8":
+            scale = self.stored(name + SCALE_SUFFIX)
+            restored = self._convert(
+                "DequantizeLinear", [initializer, scale], f"{initializer}/restored", axis=1
+            )
+            full = self._convert("Transpose", [restored], f"{initializer}/full", perm=[1, 0])
+            initializer, dtype = full, "F32"
+        if dtype == self.form.dtype:
+            return initializer
+        kind = self.form.compute
+        return self._convert("Cast", [initializer], f"{initializer}/{kind}", to=self.form.data_type)
+
+    def constant(self, name: str, value: NDArray[Any]) -> str:
         """A constant of a few bytes, kept in the graph itself."""
         self._protos[name] = numpy_helper.from_array(value, name)
         return name
@@ -60,18 +128,44 @@ class Initializers:
         """All of them, in order of first use."""
         return list(self._protos.values())
 
+    @property
+    def conversions(self) -> list[NodeProto]:
+        """The nodes that make weights of what is stored."""
+        return list(self._converted.values())
+
+    def _convert(self, op: str, inputs: list[str], name: str, **attributes: Any) -> str:
+        if name not in self._converted:
+            self._converted[name] = helper.make_node(op, inputs, [name], **attributes)
+        return name
+
 
 class Nodes:
     """The nodes of one graph, or of one Loop body, in order of execution.
 
     Args:
+        rows: a value of the outermost graph with one element for each row (R).
         scope: the beginning of this graph's value names; no two graphs of a model share one.
+        outer: the nodes of the outermost graph, where these are a Loop body's.
     """
 
-    def __init__(self, initializers: Initializers, scope: str = "") -> None:
+    def __init__(
+        self,
+        initializers: Initializers,
+        *,
+        rows: str,
+        scope: str = "",
+        outer: Nodes | None = None,
+    ) -> None:
         self.initializers = initializers
+        self.rows = rows
         self.scope = scope
+        self.outer = outer or self
         self.protos: list[NodeProto] = []
+
+    @property
+    def form(self) -> Form:
+        """The form of the graph."""
+        return self.initializers.form
 
     def add(
         self,
@@ -81,17 +175,29 @@ class Nodes:
         domain: str = "",
         attributes: Attributes | None = None,
     ) -> str:
-        """Append a node of one output; returns the output's name."""
-        name = f"{self.scope}{op}_{len(self.protos)}"
-        node = helper.make_node(op, inputs, [name], name=name, domain=domain)
+        """Append a node of one output, once: the same node again is the one that is there.
+
+        Returns:
+            The output's name.
+        """
+        node = helper.make_node(op, inputs, [], domain=domain)
         for key, value in (attributes or {}).items():
             node.attribute.append(helper.make_attribute(key, value))
+        for made in self.protos:
+            if (made.op_type, made.input, made.attribute) == (op, node.input, node.attribute):
+                return str(made.output[0])
+        output = f"{self.scope}{op}_{len(self.protos)}"
+        node.output.append(output)
         self.protos.append(node)
-        return name
+        return output
 
     def weight(self, name: str) -> str:
-        """The stored weight of this Hugging Face name."""
+        """The weight of this Hugging Face name in the type that the graph computes in."""
         return self.initializers.weight(name)
+
+    def constant(self, name: str, value: NDArray[Any]) -> str:
+        """A constant of a few bytes."""
+        return self.initializers.constant(name, value)
 
     def return_as(self, value: str, name: str) -> None:
         """Give the node that made `value` the output name that the graph promises."""
@@ -104,7 +210,11 @@ def make_model(
 ) -> ModelProto:
     """The model of these nodes and of all initializers that they read."""
     graph = helper.make_graph(
-        nodes.protos, name, inputs, outputs, initializer=nodes.initializers.protos
+        [*nodes.initializers.conversions, *nodes.protos],
+        name,
+        inputs,
+        outputs,
+        initializer=nodes.initializers.protos,
     )
     model: ModelProto = helper.make_model(
         graph,
@@ -117,7 +227,7 @@ def make_model(
 
 
 def _external_tensor(name: str, stored: StoredTensor) -> TensorProto:
-    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=stored.shape)
+    tensor = TensorProto(name=name, data_type=_DATA_TYPES[stored.dtype], dims=stored.shape)
     tensor.data_location = TensorProto.EXTERNAL
     place = {"location": WEIGHTS_FILE, "offset": stored.offset, "length": stored.num_bytes}
     for key, value in place.items():

@@ -1,4 +1,8 @@
-"""The graphs of the heads: rows of hidden states (R, H) to rows of logits (R, K)."""
+"""The graphs of the heads: the rows that are asked for of hidden states, to rows of logits.
+
+Shape legend: B sequences, S positions, R rows asked for, H hidden size, E embedding size,
+V vocabulary, K outputs.
+"""
 
 from __future__ import annotations
 
@@ -7,43 +11,42 @@ from collections.abc import Mapping
 from onnx import ModelProto, TensorProto, helper
 
 from albert_serve.config import AlbertConfig
-from albert_serve.weights import OUTPUT_LAYERS, UNPOOLED_TASKS, StoredTensor, TaskName
+from albert_serve.weights import OUTPUT_LAYERS, UNPOOLED_TASKS, WORDS, StoredTensor, TaskName
+from export.encoder import HIDDEN
 from export.graph import Initializers, Nodes, make_model
-from export.layers import activate, matmul, norm
+from export.layers import activate, as_rows, linear, matmul, multiply, norm
 
 
 def build_head(
     config: AlbertConfig, task: TaskName, num_outputs: int, stored: Mapping[str, StoredTensor]
 ) -> ModelProto:
-    """The graph rows (R, H) -> logits (R, num_outputs) of one task, its pooler included."""
-    nodes = Nodes(Initializers(stored))
+    """The graph (hidden_states (B, S, H), rows (R)) -> logits (R, num_outputs), pooler included.
+
+    `rows` are int64: row b * S + s is position s of sequence b.
+    """
+    nodes = Nodes(Initializers(stored), rows="rows")
+    rows_RH = nodes.add("Gather", [as_rows(nodes, HIDDEN, config.hidden_size), "rows"])
     if task == "fill-mask":
-        logits_RK = _fill_mask(nodes, config)
+        logits_RK = _fill_mask(nodes, config, rows_RH)
     else:
-        rows_RH = "rows" if task in UNPOOLED_TASKS else _pool(nodes)
-        output = OUTPUT_LAYERS[task]
-        logits_RK = _gemm(nodes, rows_RH, f"{output}.weight", f"{output}.bias")
+        pooled_RH = rows_RH if task in UNPOOLED_TASKS else _pool(nodes, rows_RH)
+        logits_RK = linear(nodes, pooled_RH, OUTPUT_LAYERS[task])
     nodes.return_as(logits_RK, "logits")
-    rows = helper.make_tensor_value_info("rows", TensorProto.FLOAT, ["rows", config.hidden_size])
+    hidden_shape: list[str | int | None] = ["batch", "sequence", config.hidden_size]
+    hidden = helper.make_tensor_value_info(HIDDEN, TensorProto.FLOAT, hidden_shape)
+    rows = helper.make_tensor_value_info("rows", TensorProto.INT64, ["rows"])
     logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["rows", num_outputs])
-    return make_model(task.replace("-", "_"), nodes, [rows], [logits])
+    return make_model(task.replace("-", "_"), nodes, [hidden, rows], [logits])
 
 
-def _pool(nodes: Nodes) -> str:
-    dense_RH = _gemm(nodes, "rows", "albert.pooler.weight", "albert.pooler.bias")
-    return nodes.add("Tanh", [dense_RH])
+def _pool(nodes: Nodes, rows_RH: str) -> str:
+    return nodes.add("Tanh", [linear(nodes, rows_RH, "albert.pooler")])
 
 
-def _fill_mask(nodes: Nodes, config: AlbertConfig) -> str:
+def _fill_mask(nodes: Nodes, config: AlbertConfig, rows_RH: str) -> str:
     """H to E, then to V through the word embeddings that the encoder reads too."""
     dense = "predictions.dense"
-    dense_RE = activate(nodes, config, matmul(nodes, "rows", dense), dense)
+    dense_RE = activate(nodes, config, matmul(nodes, rows_RH, dense), dense)
     normed_RE = norm(nodes, config, dense_RE, "predictions.LayerNorm")
-    word = "albert.embeddings.word_embeddings.weight"
-    return _gemm(nodes, normed_RE, word, "predictions.bias")
-
-
-def _gemm(nodes: Nodes, x: str, weight: str, bias: str) -> str:
-    """Rows x (R, in) times weight [out, in] transposed, plus bias."""
-    inputs = [x, nodes.weight(weight), nodes.weight(bias)]
-    return nodes.add("Gemm", inputs, attributes={"transB": 1})
+    logits_RV = multiply(nodes, normed_RE, WORDS)
+    return nodes.add("Add", [logits_RV, nodes.weight("predictions.bias")])

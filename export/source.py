@@ -45,6 +45,7 @@ class Source:
     Attributes:
         tasks: the tasks whose heads it holds.
         stored: its weights' places in `model.safetensors`, by their names there.
+        names: those that the backbone and the tasks need.
         evaluation: what its `evaluation.json` says, if there is one.
         training: what its `training.json` says, if there is one.
     """
@@ -53,6 +54,7 @@ class Source:
     config: AlbertConfig
     tasks: dict[TaskName, TaskEntry]
     stored: dict[str, StoredTensor]
+    names: list[str]
     evaluation: dict[str, Any]
     training: dict[str, Any]
 
@@ -93,6 +95,7 @@ def read_source(folder: Path) -> Source:
         config=config,
         tasks=tasks,
         stored=stored,
+        names=names,
         evaluation=read_json_object(folder / "evaluation.json"),
         training=read_json_object(folder / "training.json"),
     )

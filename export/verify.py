@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import onnx
@@ -23,6 +22,10 @@ from tqdm import tqdm
 
 from albert_serve.bundle import ENCODER_FILE, TaskEntry
 from albert_serve.config import AlbertConfig
+from albert_serve.encoders import CpuEncoder, PaddedBatch
+from albert_serve.errors import AlbertServeError
+from albert_serve.runtime import encoder_options, head_options, open_session
+from albert_serve.settings import RuntimeOptions
 from albert_serve.weights import StoredTensor, TaskName
 from export.errors import ExportError
 from training.heads import AlbertForTasks
@@ -36,22 +39,12 @@ _SMALL_BYTES: Final = 4096
 Floats = NDArray[np.float32]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Sample:
-    """Token ids and types (B, S) of right-padded sequences, and their lengths (B)."""
-
-    ids: NDArray[np.int64]
-    types: NDArray[np.int64]
-    lengths: NDArray[np.int32]
-
-    @property
-    def is_real(self) -> NDArray[np.bool_]:
-        """True where a token is no padding, (B, S)."""
-        return np.arange(self.ids.shape[1]) < self.lengths[:, None]
-
-
 def measure_parity(
-    folder: Path, tasks: Mapping[TaskName, TaskEntry], model: AlbertForTasks
+    folder: Path,
+    tasks: Mapping[TaskName, TaskEntry],
+    model: AlbertForTasks,
+    *,
+    encoder_file: str = ENCODER_FILE,
 ) -> dict[str, float]:
     """The largest absolute difference from torch, of "encoder" and of each task's logits.
 
@@ -62,20 +55,24 @@ def measure_parity(
         ExportError: the runtime cannot load or run a graph.
     """
     model.eval()
-    samples = list(draw_samples(model.config))
-    expected, got, worst = [], [], {"encoder": 0.0}
-    encoder = _session(folder / ENCODER_FILE)
-    for sample in tqdm(samples, desc="comparing with torch", disable=None, delay=3, leave=False):
-        expected.append(_torch_rows(model, sample))
-        got.append(_runtime_rows(encoder, sample))
-        worst["encoder"] = _larger(worst["encoder"], expected[-1], got[-1])
-    del encoder  # its packed weights: before the heads pack theirs
-    rows, runtime_rows = _pick_rows(expected), _pick_rows(got)
-    for task, entry in tasks.items():
-        head = _session(folder / entry.graph)
-        with torch.inference_mode():
-            logits_RK = model.logits(task, torch.from_numpy(rows)).numpy()
-        worst[task] = _larger(0.0, logits_RK, _run(head, {"rows": runtime_rows}))
+    worst = dict.fromkeys(("encoder", *tasks), 0.0)
+    try:
+        encoder = CpuEncoder(
+            session=open_session(folder / encoder_file, encoder_options(RuntimeOptions()))
+        )
+        heads = {
+            task: open_session(folder / entry.graph, head_options())
+            for task, entry in tasks.items()
+        }
+        samples = list(draw_samples(model.config))
+        for batch in tqdm(samples, desc="comparing with torch", disable=None, delay=3, leave=False):
+            hidden_BSH = encoder.run(batch).numpy()
+            for name, difference in _differences(model, heads, batch, hidden_BSH):
+                worst[name] = float(np.maximum(worst[name], difference))  # NaN stays NaN
+    except AlbertServeError as error:
+        raise ExportError(str(error)) from error
+    except Exception as error:  # the runtime's exceptions share no base but this
+        raise ExportError(f"the runtime cannot run the graphs: {error}") from error
     return worst
 
 
@@ -121,9 +118,8 @@ def external_tensors(file: Path) -> dict[str, tuple[int, int]]:
     Raises:
         ExportError: an initializer over 4 kB is in the graph itself.
     """
-    graph = onnx.load(file, load_external_data=False).graph
     external: dict[str, tuple[int, int]] = {}
-    for tensor in graph.initializer:
+    for tensor in _tensors(onnx.load(file, load_external_data=False).graph):
         if tensor.data_location == TensorProto.EXTERNAL:
             place = {entry.key: entry.value for entry in tensor.external_data}
             external[tensor.name] = (int(place["offset"]), int(place["length"]))
@@ -132,68 +128,59 @@ def external_tensors(file: Path) -> dict[str, tuple[int, int]]:
     return external
 
 
-def draw_samples(config: AlbertConfig) -> Iterator[_Sample]:
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor of a graph, in its nodes and in the graphs inside it, too."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.TENSOR:
+                yield attribute.t
+            elif attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _tensors(attribute.g)
+
+
+def draw_samples(config: AlbertConfig) -> Iterator[PaddedBatch]:
     """Random ids: a ragged batch, an unpadded one, and one sequence of all positions."""
     generator = np.random.default_rng(0)
     longest = config.max_positions
     for lengths in (*_BATCHES, (longest,)):
-        lengths_B = np.minimum(lengths, longest).astype(np.int32)
+        lengths_B = np.minimum(lengths, longest).astype(np.int64)
         shape = (len(lengths), int(lengths_B.max()))
-        yield _Sample(
+        yield PaddedBatch(
             ids=generator.integers(0, config.vocab_size, shape),
             types=generator.integers(0, config.num_token_types, shape),
             lengths=lengths_B,
         )
 
 
-def _torch_rows(model: AlbertForTasks, sample: _Sample) -> Floats:
-    """The hidden states that torch gives at real positions, (R, H)."""
-    batch = Batch(
-        ids=torch.from_numpy(sample.ids),
-        types=torch.from_numpy(sample.types),
-        lengths=torch.from_numpy(sample.lengths).long(),
+def _real_rows(batch: PaddedBatch) -> NDArray[np.int64]:
+    """The rows that are no padding, of the batch's B * S."""
+    is_real_BS = np.arange(batch.ids.shape[1]) < batch.lengths[:, None]
+    return np.flatnonzero(is_real_BS)
+
+
+@torch.inference_mode()
+def _differences(
+    model: AlbertForTasks,
+    heads: Mapping[TaskName, onnxruntime.InferenceSession],
+    batch: PaddedBatch,
+    hidden_BSH: Floats,
+) -> Iterator[tuple[str, float]]:
+    """Of the encoder and each head: the largest difference from torch on this batch."""
+    given = Batch(
+        ids=torch.from_numpy(batch.ids),
+        types=torch.from_numpy(batch.types),
+        lengths=torch.from_numpy(batch.lengths),
     )
-    with torch.inference_mode():
-        hidden_BSH: Floats = model(batch).numpy()
-    return hidden_BSH[sample.is_real]
+    expected_RH = model(given).flatten(0, 1)
+    real = _real_rows(batch)
+    got_RH = hidden_BSH.reshape(expected_RH.shape)
+    yield "encoder", _largest(expected_RH[real], got_RH[real])
+    rows = np.unique(np.concatenate([real[: _NUM_ROWS // 2], real[-_NUM_ROWS // 2 :]]))
+    for task, head in heads.items():
+        (got_RK,) = head.run(None, {"hidden_states": hidden_BSH, "rows": rows})
+        yield task, _largest(model.logits(task, expected_RH[rows]), got_RK)
 
 
-def _runtime_rows(encoder: onnxruntime.InferenceSession, sample: _Sample) -> Floats:
-    """The graph's hidden states at real positions, (R, H)."""
-    feed: dict[str, NDArray[Any]] = {
-        "input_ids": sample.ids,
-        "token_type_ids": sample.types,
-        "lengths": sample.lengths,
-    }
-    return _run(encoder, feed)[sample.is_real]
-
-
-def _pick_rows(batches: list[Floats]) -> Floats:
-    half = _NUM_ROWS // 2
-    return np.concatenate(
-        [part for rows_RH in batches for part in (rows_RH[:half], rows_RH[-half:])]
-    )
-
-
-def _larger(worst: float, expected: Floats, got: Floats) -> float:
-    """The larger difference; NaN stays NaN."""
-    return float(np.maximum(worst, np.abs(expected - got).max()))
-
-
-def _session(file: Path) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.enable_cpu_mem_arena = False
-    options.log_severity_level = 3
-    try:
-        return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's own errors share no base of their own
-        raise ExportError(f"the runtime cannot load {file.name}: {error}") from error
-
-
-def _run(session: onnxruntime.InferenceSession, feed: Mapping[str, NDArray[Any]]) -> Floats:
-    try:
-        (output,) = session.run(None, dict(feed))
-    except Exception as error:
-        raise ExportError(f"the runtime cannot run the graph: {error}") from error
-    result: Floats = output
-    return result
+def _largest(expected: torch.Tensor, got: Floats) -> float:
+    return float(np.abs(expected.numpy() - got).max())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 import albert_serve
 from albert_serve.bundle import (
+    CUDA_ENCODER_FILE,
     ENCODER_FILE,
     MANIFEST_FILE,
     TOKENIZER_FILE,
@@ -25,15 +26,26 @@ from albert_serve.bundle import (
     Bundle,
     FileEntry,
     Manifest,
+    Part,
+    Precision,
+    Quality,
     file_entry,
 )
+from albert_serve.engine import Engine
+from albert_serve.settings import RuntimeOptions
+from albert_serve.weights import TaskName, read_header
 from export.encoder import build_encoder
 from export.errors import ExportError
+from export.graph import CUDA_FORM
 from export.heads import build_head
+from export.precision import write_weights
+from export.quality import RealData, check_quality, measure_quality
 from export.source import SPIECE_FILE, Source, read_source
 from export.verify import check_parity, check_references, measure_parity
 from training.checkpoint import load_checkpoint
-from training.vocab import build_tokenizer
+from training.engine import TorchEngine
+from training.heads import AlbertForTasks
+from training.vocab import VocabError, build_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,18 +54,38 @@ class Exported:
 
     Attributes:
         unused: names of the checkpoint's weights that no graph reads.
+        fp32_bytes: size of the checkpoint's weight file.
     """
 
     bundle: Bundle
     unused: list[str]
+    fp32_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What an export lets through.
+
+    Attributes:
+        max_difference: the largest absolute difference of an fp32 bundle from torch.
+        max_cost: the most points of a task's own metric that a precision may cost.
+        forced: whether what costs more is let through.
+    """
+
+    max_difference: float = 1e-4
+    max_cost: float = 1.0
+    forced: bool = False
 
 
 def export_bundle(
     checkpoint: Path,
     target: Path,
     *,
+    precision: Precision = "fp32",
+    kept_fp32: Collection[Part] = (),
+    data: RealData | None = None,
+    limits: Limits | None = None,
     evaluation: Mapping[str, Any] | None = None,
-    max_difference: float = 1e-4,
     overwrite: bool = False,
 ) -> Exported:
     """Write a checkpoint as a bundle; the target appears whole or not at all.
@@ -61,42 +93,56 @@ def export_bundle(
     Args:
         checkpoint: a Hugging Face directory.
         target: the folder to write.
+        precision: how matrices are stored.
+        kept_fp32: parts whose matrices stay fp32.
+        data: real text, on which each task is compared with torch; None: it is not.
+        limits: what is refused.
         evaluation: results by name; they stand before those of the checkpoint's
             `evaluation.json`.
-        max_difference: the largest absolute difference from torch that is let through.
         overwrite: whether a bundle that is at the target is replaced.
 
     Raises:
-        ExportError: the checkpoint cannot be exported, the graphs differ from torch, or the
-            target is there or cannot be written.
+        ExportError: the checkpoint cannot be exported, the graphs differ from torch, the precision
+            costs a task too much, or the target is there or cannot be written.
         CheckpointError, ConfigError, BundleCorruptError: see `read_source`.
         VocabError: there is only a `spiece.model`, and it is not ALBERT's.
     """
     target = target.resolve()
+    limits = limits or Limits()
     _check_target(checkpoint.resolve(), target, overwrite)
     source = read_source(checkpoint)
     with _partial_folder(target) as folder:
-        graphs = _write_graphs(source, folder)
         _write_tokenizer(source, folder)
-        _link_or_copy(source.weights_file, folder / WEIGHTS_FILE)
-        unused = check_references(graphs, source.stored)
-        parity = measure_parity(
-            folder, source.tasks, load_checkpoint(checkpoint, source.num_outputs)
-        )
-        check_parity(parity, max_difference)
+        _write_weights(source, folder / WEIGHTS_FILE, precision, kept_fp32)
+        graphs = _write_graphs(source, folder)
+        unused = check_references(graphs, read_header(folder / WEIGHTS_FILE))
+        model = load_checkpoint(checkpoint, source.num_outputs)
+        parity = measure_parity(folder, source.tasks, model)
+        if precision == "fp32":
+            check_parity(parity, limits.max_difference)
         manifest = Manifest(
             config=source.config.to_hf(),
             tasks=source.tasks,
+            precision=precision,
+            kept_fp32=sorted(kept_fp32) if precision != "fp32" else [],
             files=_describe_files(folder),
             parity=parity,
             evaluation={**source.evaluation, **(evaluation or {})},
             provenance=_provenance(source),
         )
-        content = manifest.model_dump_json(indent=2, exclude_none=True)
-        (folder / MANIFEST_FILE).write_text(content + "\n", encoding="utf-8")
+        _write_manifest(manifest, folder)
+        if data is not None:
+            quality = _measure_quality(source, folder, model, data)
+            if not limits.forced:
+                check_quality(quality, limits.max_cost)
+            _write_manifest(manifest.model_copy(update={"quality": quality}), folder)
         Bundle.open(folder, verify="size")
         _move(folder, target)
-    return Exported(bundle=Bundle.open(target, verify="size"), unused=unused)
+    return Exported(
+        bundle=Bundle.open(target, verify="size"),
+        unused=unused,
+        fp32_bytes=source.weights_file.stat().st_size,
+    )
 
 
 def _check_target(checkpoint: Path, target: Path, overwrite: bool) -> None:
@@ -128,24 +174,53 @@ def _partial_folder(target: Path) -> Iterator[Path]:
 
 
 def _write_graphs(source: Source, folder: Path) -> list[Path]:
-    graphs = {ENCODER_FILE: build_encoder(source.config, source.stored)}
+    stored = read_header(folder / WEIGHTS_FILE)
+    graphs = {
+        ENCODER_FILE: build_encoder(source.config, stored),
+        CUDA_ENCODER_FILE: build_encoder(source.config, stored, CUDA_FORM),
+    }
     for task, entry in source.tasks.items():
-        graphs[entry.graph] = build_head(source.config, task, entry.num_outputs, source.stored)
+        graphs[entry.graph] = build_head(source.config, task, entry.num_outputs, stored)
     for name, model in graphs.items():
         onnx.save(model, folder / name)
     return [folder / name for name in graphs]
 
 
-def _write_tokenizer(source: Source, folder: Path) -> None:
-    file = folder / TOKENIZER_FILE
-    if (source.folder / TOKENIZER_FILE).is_file():
-        shutil.copyfile(source.folder / TOKENIZER_FILE, file)
+def _write_weights(
+    source: Source, file: Path, precision: Precision, kept_fp32: Collection[Part]
+) -> None:
+    if precision == "fp32":
+        _link_or_copy(source.weights_file, file)
     else:
-        build_tokenizer(source.folder / SPIECE_FILE).save(str(file))
+        write_weights(source, file, precision, kept_fp32)
+
+
+def _write_manifest(manifest: Manifest, folder: Path) -> None:
+    content = manifest.model_dump_json(indent=2, exclude_none=True)
+    (folder / MANIFEST_FILE).write_text(content + "\n", encoding="utf-8")
+
+
+def _measure_quality(
+    source: Source, folder: Path, model: AlbertForTasks, data: RealData
+) -> dict[TaskName, Quality]:
+    engine = Engine.open(Bundle.open(folder, verify="size"), RuntimeOptions(device="cpu"))
+    return measure_quality(source, folder / TOKENIZER_FILE, TorchEngine(model), engine, data)
+
+
+def _write_tokenizer(source: Source, folder: Path) -> None:
+    """Without the line breaks and blanks that make half of some files."""
+    given = source.folder / TOKENIZER_FILE
     try:
-        num_ids = max(Tokenizer.from_file(str(file)).get_vocab().values(), default=-1) + 1
+        if given.is_file():
+            tokenizer = Tokenizer.from_file(str(given))
+        else:
+            tokenizer = build_tokenizer(source.folder / SPIECE_FILE)
+    except VocabError:
+        raise
     except Exception as error:  # tokenizers raises plain Exception
-        raise ExportError(f"{source.folder / TOKENIZER_FILE} cannot be read: {error}") from error
+        raise ExportError(f"{given} cannot be read: {error}") from error
+    tokenizer.save(str(folder / TOKENIZER_FILE), pretty=False)
+    num_ids = max(tokenizer.get_vocab().values(), default=-1) + 1
     if num_ids > source.config.vocab_size:
         raise ExportError(
             f"the tokenizer of {source.folder} has {num_ids} pieces; the model has embeddings for "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ import httpx
 import pytest
 
 from albert_serve.bundle import Bundle
-from albert_serve.cli import greeting, main
+from albert_serve.cli import main
+from albert_serve.greeting import greeting
 from tests.albert_serve.support import ROOT
 
 
@@ -42,16 +44,57 @@ def test_info_says_what_a_bundle_holds(
 ) -> None:
     assert main(["info", str(bundle_dir), "--json"]) == 0
     described = json.loads(capsys.readouterr().out)
-    assert described["model"]["hidden size"] == 64
-    assert described["sharing"]["stored attention blocks"] == 1
+    assert described["config"]["hidden_size"] == 64
+    assert described["sharing"]["num_layers_applied"] == 3
     assert described["tasks"]["text-classification"]["labels"] == ["negative", "positive"]
-    sizes = described["files, bytes"]
-    assert sizes["model.safetensors"] == (bundle_dir / "model.safetensors").stat().st_size
-    assert sizes["total"] == sum(size for name, size in sizes.items() if name != "total")
+    sizes = described["sizes"]
+    assert sizes["weights_bytes"] == (bundle_dir / "model.safetensors").stat().st_size
     assert main(["info", str(bundle_dir)]) == 0
     text = capsys.readouterr().out
+    assert text.startswith(f"{bundle_dir}: whole, ")
     assert re.search(r"^  hidden size +64$", text, re.MULTILINE)
-    assert re.search(r"labels +negative, positive$", text, re.MULTILINE)
+    assert re.search(r"2 outputs +negative, positive \(single_label_classification\)$", text, re.M)
+
+
+def test_doctor_measures_the_bundle_that_is_served(
+    bundle_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALBERT_SERVE_BUNDLE", str(bundle_dir))
+    options = ["--threads", "1", "--device", "cpu", "--prepack", "none"]
+    assert main(["doctor", *options, "--json"]) == 0
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert printed.err == ""
+    assert found["folder"] == str(bundle_dir)
+    assert (found["threads"], found["device"], found["prepack"]) == (1, "cpu", "none")
+    assert found["num_workers"] == 1
+    assert all(speed["median_ms"] > 0 for speed in found["speeds"])
+    assert isinstance(found["advice"], list)
+
+
+def test_doctor_writes_for_people_too(bundle_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--workers", "2", "--threads", "1", "--device", "cpu", "--prepack", "memory"]
+    assert main(["doctor", str(bundle_dir), *options]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"{bundle_dir}: fp32, ")
+    assert re.search(r"^  workers +2$", text, re.MULTILINE)
+    assert "\nadvice\n  " in text
+
+
+@pytest.mark.parametrize("command", ["info", "doctor"])
+def test_a_damaged_bundle_is_one_line_and_status_1(
+    command: str, bundle_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "bundle"
+    shutil.copytree(bundle_dir, folder)
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").write_bytes(weights[:-4])
+    assert main([command, str(folder)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = printed.err.splitlines()
+    assert re.search(r"error: .*model\.safetensors has \d+ bytes; the manifest says", line)
 
 
 def test_score_answers_a_file(
@@ -74,6 +117,10 @@ def test_score_answers_a_file(
         pytest.param(["info", "nowhere"], "nowhere/manifest.json is not there", id="bundle"),
         pytest.param(
             ["serve", "--bundle", "nowhere"], "nowhere/manifest.json is not there", id="serve"
+        ),
+        pytest.param(["doctor", "nowhere"], "nowhere/manifest.json is not there", id="doctor"),
+        pytest.param(
+            ["doctor", "x", "--workers", "0"], "ALBERT_SERVE_WORKERS is '0'", id="workers"
         ),
         pytest.param(
             ["serve", "--bundle", "x", "--threads", "no"], "ALBERT_SERVE_THREADS is", id="value"
@@ -107,7 +154,11 @@ def test_an_error_is_one_line_and_status_1(
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["sing"], ["score", "in.jsonl"], ["serve", "--port", "x"]]
+    "arguments",
+    [
+        *([], ["sing"], ["score", "in.jsonl"], ["serve", "--port", "x"]),
+        *(["info"], ["doctor", "--device", "tpu"], ["doctor", "--prepack", "disk"]),
+    ],
 )
 def test_wrong_usage_is_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -116,7 +167,7 @@ def test_wrong_usage_is_status_2(arguments: list[str], capsys: pytest.CaptureFix
     assert "usage: albert-serve" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["serve", "score", "info"])
+@pytest.mark.parametrize("command", ["serve", "score", "info", "doctor"])
 def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([command, "--help"])

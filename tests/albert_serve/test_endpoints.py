@@ -24,7 +24,7 @@ from albert_serve.endpoints import Backend, make_app
 from albert_serve.engine import Engine
 from albert_serve.envelope import Envelope
 from albert_serve.errors import EngineError
-from albert_serve.settings import Settings
+from albert_serve.settings import RuntimeOptions, Settings
 from albert_serve.tasks import EncoderInput, Logits
 from albert_serve.tasks.load import load_tasks
 
@@ -71,7 +71,7 @@ class Service:
 
 @pytest.fixture(scope="module")
 def engine(bundle_dir: Path) -> Engine:
-    return Engine.open(bundle_dir, num_threads=1)
+    return Engine.open(bundle_dir, RuntimeOptions(num_threads=1))
 
 
 @asynccontextmanager

@@ -21,6 +21,7 @@ from albert_serve.errors import (
     InvalidInputError,
     NotFoundError,
 )
+from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks import EncoderInput, Logits
 from albert_serve.weights import read_header
 from tests.albert_serve.support import copy_with
@@ -38,7 +39,7 @@ TASKS: tuple[Task, ...] = (
 
 @pytest.fixture(scope="module")
 def engine(bundle_dir: Path) -> Engine:
-    return Engine.open(bundle_dir, num_threads=1)
+    return Engine.open(bundle_dir, RuntimeOptions(num_threads=1))
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +185,7 @@ def test_numbers_that_are_not_finite_are_an_error_of_their_task_alone(
     bias = read_header(bundle_dir / "model.safetensors")["classifier.bias"]
     weights[bias.offset : bias.offset + 4] = np.float32("nan").tobytes()
     folder = copy_with(bundle_dir, tmp_path / "nan", "model.safetensors", bytes(weights))
-    engine = Engine.open(folder, num_threads=1)
+    engine = Engine.open(folder, RuntimeOptions(num_threads=1))
     with pytest.raises(EngineError, match="not finite for text-classification"):
         engine.run([make_input("text-classification", 5, rows=[0])])
     assert len(engine.run([make_input("fill-mask", 5, rows=[0])])) == 1

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from albert_serve.errors import ConfigError
-from albert_serve.settings import Settings, shipped_bundle
+from albert_serve.settings import (
+    RuntimeOptions,
+    Settings,
+    num_usable_cpus,
+    num_workers,
+    shipped_bundle,
+)
 
 BUNDLE = {"ALBERT_SERVE_BUNDLE": "/models/base"}
 
@@ -16,7 +23,12 @@ def test_what_is_set_is_read_and_the_rest_has_defaults(monkeypatch: pytest.Monke
     monkeypatch.setenv("ALBERT_SERVE_DEADLINE_S", "2.5")
     monkeypatch.setenv("ALBERT_SERVE_MAX_ITEMS", " ")
     read = Settings.from_environment({**BUNDLE, "ALBERT_SERVE_THREADS": "3"})
-    assert read == Settings(bundle=Path("/models/base"), deadline_s=2.5, num_threads=3)
+    assert read == Settings(
+        bundle=Path("/models/base"),
+        deadline_s=2.5,
+        num_threads=3,
+        cache_folder=read.cache_folder,
+    )
 
 
 def test_options_go_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,8 +56,79 @@ def test_a_bad_value_names_the_variable_what_it_is_and_what_is_allowed(
 
 
 def test_the_environment_for_a_process_reads_as_the_same_settings(tmp_path: Path) -> None:
-    chosen = Settings(bundle=tmp_path, num_threads=2, deadline_s=1.5, max_items=7)
+    chosen = Settings(
+        bundle=tmp_path,
+        num_workers=3,
+        num_threads=2,
+        device="cpu",
+        prepack="none",
+        spinning="off",
+        cache_folder=tmp_path / "cache",
+        deadline_s=1.5,
+        max_items=7,
+    )
     assert Settings.from_environment(chosen.environment()) == chosen
+
+
+@pytest.mark.parametrize(
+    ("variable", "allowed"),
+    [
+        ("ALBERT_SERVE_DEVICE", "auto, cpu, cuda"),
+        ("ALBERT_SERVE_PREPACK", "auto, memory, cache, none"),
+        ("ALBERT_SERVE_SPINNING", "on, off"),
+    ],
+)
+def test_a_bad_choice_names_what_is_allowed(variable: str, allowed: str) -> None:
+    with pytest.raises(ConfigError, match=f"{variable} is 'fast'; allowed are {allowed}"):
+        Settings.from_environment({**BUNDLE, variable: "fast"})
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"ALBERT_SERVE_CACHE": "/a", "XDG_CACHE_HOME": "/b"}, Path("/a")),
+        ({"XDG_CACHE_HOME": "/b"}, Path("/b/albert-serve")),
+        ({"HOME": "/c"}, Path("/c/.cache/albert-serve")),
+    ],
+)
+def test_the_cache_is_the_users(
+    variables: dict[str, str], expected: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    assert Settings.from_environment(BUNDLE).cache_folder == expected
+
+
+def test_several_workers_share_packed_weights_and_the_cpus(tmp_path: Path) -> None:
+    def runtime(**changes: Any) -> RuntimeOptions:
+        return Settings(bundle=tmp_path, cache_folder=tmp_path, **changes).runtime
+
+    assert runtime().prepack == "memory"
+    assert runtime().threads == num_usable_cpus()
+    assert runtime(num_workers=2).prepack == "cache"
+    assert runtime(num_workers=1024).threads == 1
+    assert runtime(num_workers=2, num_threads=7).threads == 7
+    assert runtime(num_workers=2, prepack="none").prepack == "none"
+
+
+@pytest.mark.parametrize(("value", "expected"), [("", 1), ("4", 4), ("0", 1), ("many", 1)])
+def test_workers_alone(value: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALBERT_SERVE_WORKERS", value)
+    assert num_workers() == expected
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"device": "gpu"}, "device is 'gpu'; allowed are auto, cpu, cuda"),
+        ({"prepack": "disk"}, "prepack is 'disk'; allowed are memory, cache, none"),
+        ({"prepack": "cache"}, "needs a cache_folder"),
+    ],
+)
+def test_runtime_options_are_checked(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RuntimeOptions(**wrong)
 
 
 def test_the_shipped_bundle_is_models_itself_or_its_only_bundle(tmp_path: Path) -> None:

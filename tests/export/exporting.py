@@ -37,7 +37,7 @@ class Ragged:
 
     ids: NDArray[np.int64]
     types: NDArray[np.int64]
-    lengths: NDArray[np.int32]
+    lengths: NDArray[np.int64]
 
     @property
     def is_real(self) -> NDArray[np.bool_]:
@@ -50,7 +50,7 @@ def ragged(config: AlbertConfig, seed: int = 1) -> Ragged:
     return Ragged(
         ids=generator.integers(0, config.vocab_size, shape),
         types=generator.integers(0, config.num_token_types, shape),
-        lengths=np.array([1, 7, 2, config.max_positions], np.int32),
+        lengths=np.array([1, 7, 2, config.max_positions], np.int64),
     )
 
 
@@ -95,9 +95,10 @@ def run_encoder(bundle: Path, batch: Ragged, graph: str = "encoder.onnx") -> Flo
     return run_graph(bundle / graph, feed)
 
 
-def run_head(bundle: Path, task: str, rows: Floats) -> Floats:
-    """Logits (R, K)."""
-    return run_graph(bundle / f"{task}.onnx", {"rows": rows})
+def run_head(bundle: Path, task: str, rows_RH: Floats) -> Floats:
+    """Logits (R, K) of all rows."""
+    rows = np.arange(len(rows_RH))
+    return run_graph(bundle / f"{task}.onnx", {"hidden_states": rows_RH[None], "rows": rows})
 
 
 def run_graph(file: Path, feed: dict[str, NDArray[Any]]) -> Floats:

@@ -1,0 +1,175 @@
+"""ONNX Runtime as this package uses it: which versions, which options, where a graph runs.
+
+docs/decisions.md has what was measured for each choice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import onnxruntime as ort
+
+from albert_serve.errors import BundleCorruptError, EngineError
+from albert_serve.settings import Device, RuntimeOptions
+
+# Older ones pack a shared weight once for each use of it: 24 copies of one layer.
+OLDEST_RUNTIME: Final = (1, 31)
+# SkipLayerNormalization takes 6 times as long on a CPU as the operators that it replaces.
+_SLOWER_FUSIONS: Final = ["SkipLayerNormFusion"]
+_CPU_INFO: Final = Path("/proc/cpuinfo")
+
+_logger = logging.getLogger(__name__)
+
+
+def check_runtime() -> None:
+    """Refuse an onnxruntime that would hold one copy of the shared layer for each use.
+
+    Raises:
+        EngineError: it is older than 1.31.
+    """
+    version = tuple(int(part) for part in ort.__version__.split(".")[:2])
+    if version < OLDEST_RUNTIME:
+        raise EngineError(
+            f"onnxruntime {ort.__version__} copies a shared layer once for each use of it; "
+            "1.31 or newer is needed: pip install 'onnxruntime>=1.31'"
+        )
+
+
+def encoder_options(options: RuntimeOptions) -> ort.SessionOptions:
+    """Of the session of an encoder, on a CPU."""
+    made = _common_options(options.threads)
+    _set(made, "session.intra_op.allow_spinning", str(int(options.spinning)))
+    _set(made, "session.disable_prepacking", str(int(options.prepack == "none")))
+    return made
+
+
+def head_options() -> ort.SessionOptions:
+    """Of the session of a head, on a CPU.
+
+    Its few rows want no threads; and as it is not prepacked, all heads and processes read the same
+    pages of the bundle.
+    """
+    made = _common_options(1)
+    _set(made, "session.disable_prepacking", "1")
+    return made
+
+
+def cuda_options() -> ort.SessionOptions:
+    """Of any session on a CUDA device."""
+    made = _common_options(1)
+    _set(made, "session.use_device_allocator_for_initializers", "1")
+    return made
+
+
+def open_session(
+    graph: Path,
+    options: ort.SessionOptions,
+    *,
+    cuda: Mapping[str, str] | None = None,
+) -> ort.InferenceSession:
+    """The session of a graph.
+
+    Args:
+        cuda: the CUDA provider's options; without them the graph runs on the CPU.
+
+    Raises:
+        BundleCorruptError: the runtime refuses the graph.
+    """
+    providers: list[Any] = [("CPUExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})]
+    if cuda is not None:
+        providers.insert(0, ("CUDAExecutionProvider", dict(cuda)))
+    try:
+        return ort.InferenceSession(
+            str(graph), options, providers=providers, disabled_optimizers=_SLOWER_FUSIONS
+        )
+    except Exception as error:  # the runtime's exceptions share no base but this
+        raise BundleCorruptError(
+            f"{graph} cannot be loaded by onnxruntime {ort.__version__}: {error}; "
+            "export it again, or install the version that its manifest names under provenance"
+        ) from error
+
+
+def choose_device(wanted: Device) -> Literal["cpu", "cuda"]:
+    """Where to run; where there is no CUDA device, one line in the log says so."""
+    if wanted == "cpu":
+        return "cpu"
+    reason = why_no_cuda()
+    if reason is None:
+        return "cuda"
+    level = logging.WARNING if wanted == "cuda" else logging.INFO
+    _logger.log(level, "running on the CPU: %s", reason)
+    return "cpu"
+
+
+def cpu_name() -> str:
+    """The processor's model and the kernels' instruction sets that it has."""
+    name = _cpu_info().get("model name", "unknown processor")
+    return " ".join([name, *sorted(flag for flag in cpu_flags() if flag in _KERNEL_FLAGS)])
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """Names of instruction sets as Linux has them; none elsewhere."""
+    return frozenset(_cpu_info().get("flags", "").split())
+
+
+def return_free_memory() -> None:
+    """Give back what packing the weights used: glibc would keep it, as much as a layer."""
+    with contextlib.suppress(OSError, AttributeError):  # another libc
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+# What the runtime's kernels, and so the layout of packed weights, depend on.
+_KERNEL_FLAGS: Final = frozenset(
+    {"avx", "avx2", "fma", "avx512f", "avx512bw", "avx512_bf16", "avx512_vnni", "avx_vnni"}
+    | {"avx_vnni_int8", "amx_tile", "amx_int8", "amx_bf16"}
+)
+_DOT_PRODUCTS: Final = frozenset({"avx512_vnni", "avx_vnni"})
+
+
+def _common_options(num_threads: int) -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = num_threads
+    options.log_severity_level = 3
+    # The arena keeps pages from call to call: faulting them in anew cost up to a third of a call.
+    # A pattern is of one shape, and shapes change with every batch.
+    options.enable_mem_pattern = False
+    if cpu_flags() and not cpu_flags() & _DOT_PRODUCTS:
+        # Without dot products U8 x S8 saturates in 16 bits; this takes the exact, slower kernels.
+        _set(options, "session.x64quantprecision", "1")
+    return options
+
+
+def _set(options: ort.SessionOptions, key: str, value: str) -> None:
+    options.add_session_config_entry(key, value)
+
+
+def why_no_cuda() -> str | None:
+    """Why there is no CUDA device to run on; None where there is one."""
+    if "CUDAExecutionProvider" not in ort.get_available_providers():
+        return "this onnxruntime is built without CUDA (onnxruntime-gpu has it)"
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no NVIDIA driver is installed"
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return "the NVIDIA driver finds no device"
+    return None
+
+
+@functools.cache
+def _cpu_info() -> Mapping[str, str]:
+    """The first processor's entries of /proc/cpuinfo."""
+    try:
+        first = _CPU_INFO.read_text().split("\n\n", 1)[0]
+    except OSError:
+        return {}
+    entries = (line.split(":", 1) for line in first.splitlines() if ":" in line)
+    return {key.strip(): value.strip() for key, value in entries}

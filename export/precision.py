@@ -1,0 +1,87 @@
+"""The weight file of a bundle in another precision than the checkpoint's.
+
+Vectors stay fp32, as do matrices too small to matter: positions, token types, output layers.
+
+fp16 is for the disk: a CPU computes in fp32. int8 is symmetric with a scale for each output, and
+matrices lie the other way round, [in, out], as the runtime's product takes them: one stored copy
+of the word embeddings serves both ends of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+from tqdm import tqdm
+
+from albert_serve.bundle import Part, Precision
+from albert_serve.weights import SCALE_SUFFIX
+from export.errors import ExportError
+from export.source import Source, read_weight
+
+# Part -> how the names of its matrices end.
+PARTS: Final[dict[Part, tuple[str, ...]]] = {
+    "embeddings": ("word_embeddings", "embedding_hidden_mapping_in"),
+    "attention": ("query", "key", "value", "attention.dense"),
+    "ffn": ("ffn", "ffn_output"),
+    "heads": ("pooler", "predictions.dense"),
+}
+_STEPS: Final = 127
+_LARGEST_FP16: Final = float(np.finfo(np.float16).max)
+
+Array = NDArray[Any]
+
+
+def write_weights(source: Source, file: Path, precision: Precision, kept: Collection[Part]) -> None:
+    """Write the weights that the tasks need; those of the parts `kept` stay fp32.
+
+    Raises:
+        ExportError: a weight is too large for fp16.
+        OSError: the file cannot be written.
+    """
+    bar = tqdm(source.names, desc=f"to {precision}", disable=None, delay=3, leave=False)
+    tensors = {
+        stored: array for name in bar for stored, array in _convert(source, name, precision, kept)
+    }
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def part_of(name: str) -> Part | None:
+    """The part whose matrix this weight is; None for what is always fp32."""
+    stem = name.removesuffix(".weight")
+    for part, endings in PARTS.items():
+        if stem != name and any(f".{stem}".endswith(f".{ending}") for ending in endings):
+            return part
+    return None
+
+
+def quantize(weight_OI: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """A matrix [O, I] as int8 [I, O] and the scale of each output (O): weight = int8 * scale."""
+    scale_O = np.abs(weight_OI).max(axis=1) / _STEPS
+    safe_O1 = np.where(scale_O > 0, scale_O, 1.0)[:, None]
+    steps_OI = np.clip(np.rint(weight_OI / safe_O1), -_STEPS, _STEPS)
+    return np.ascontiguousarray(steps_OI.T.astype(np.int8)), scale_O.astype(np.float32)
+
+
+def _convert(
+    source: Source, name: str, precision: Precision, kept: Collection[Part]
+) -> Iterator[tuple[str, Array]]:
+    weight = read_weight(source.weights_file, source.stored[name])
+    part = part_of(name)
+    if part is None or part in kept or precision == "fp32":
+        yield name, np.array(weight)
+    elif precision == "int8":
+        int8_IO, scale_O = quantize(weight)
+        yield name, int8_IO
+        yield name + SCALE_SUFFIX, scale_O
+    else:
+        if np.abs(weight).max() > _LARGEST_FP16:
+            raise ExportError(
+                f"{name} has values over {_LARGEST_FP16:.0f}, the largest of fp16; export it in "
+                f"fp32, or keep its part so: --keep-fp32 {part}"
+            )
+        yield name, weight.astype(np.float16)

@@ -1,0 +1,115 @@
+"""The files that a bundle is compared with torch on, and their text as sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from tqdm import tqdm
+
+from albert_serve.tokenizer import AlbertTokenizer
+from export.errors import ExportError
+from training.corpus import find_files, read_documents, split_sentences
+from training.shards import Part
+
+DEFAULT_TEXT: Final = Path(__file__).parents[1] / "examples" / "verification.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RealData:
+    """Files that a bundle is compared with torch on.
+
+    Attributes:
+        text: a corpus, as pretraining takes it.
+        labelled: for text classification, as finetuning takes them.
+        questions: for question answering, in SQuAD's format.
+    """
+
+    text: tuple[Path, ...]
+    labelled: tuple[Path, ...] = ()
+    questions: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Paragraph:
+    """A paragraph, and the sentences that it consists of."""
+
+    text: str
+    sentences: list[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RealText:
+    """Documents as paragraphs, and the names of the files that they are from."""
+
+    documents: list[list[Paragraph]]
+    files: list[str]
+
+    @property
+    def paragraphs(self) -> list[Paragraph]:
+        """Those of all documents."""
+        return list(chain.from_iterable(self.documents))
+
+    @property
+    def sentences(self) -> list[str]:
+        """Those of all documents, each once."""
+        every = chain.from_iterable(paragraph.sentences for paragraph in self.paragraphs)
+        return list(dict.fromkeys(every))
+
+    def tokenize(self, tokenizer: AlbertTokenizer) -> Part:
+        """The documents as a part of a tokenised corpus; sentences of no tokens are left out."""
+        bar = tqdm(self.documents, desc="tokenising", disable=None, delay=3, leave=False)
+        documents = [list(_tokenize(document, tokenizer)) for document in bar]
+        documents = [sentences for sentences in documents if sentences]
+        sentences = list(chain.from_iterable(documents))
+        return Part(
+            tokens=np.array(list(chain.from_iterable(sentences)), np.int32),
+            sentences=np.array([0, *accumulate(map(len, sentences))]),
+            documents=np.array([0, *accumulate(map(len, documents))]),
+        )
+
+
+def read_real_text(paths: Sequence[Path], max_characters: int) -> RealText:
+    """The first documents of each file, about so many characters in all.
+
+    Raises:
+        CorpusError: a file cannot be read.
+        ExportError: there is no text in them.
+    """
+    files = find_files(paths) if paths else []
+    read: dict[str, list[str]] = {}
+    for number, file in enumerate(files):
+        left = max_characters - sum(map(len, chain.from_iterable(read.values())))
+        if left <= 0:
+            break
+        read.setdefault(file.name, []).extend(_first(file, -(-left // (len(files) - number))))
+    texts = list(chain.from_iterable(read.values()))
+    if files and not any(text.strip() for text in texts):
+        raise ExportError(f"no text in {', '.join(map(str, paths))}")
+    bar = tqdm(texts, desc="reading", disable=None, delay=3, leave=False)
+    return RealText(documents=[_paragraphs(text) for text in bar], files=list(read))
+
+
+def _first(file: Path, max_characters: int) -> Iterator[str]:
+    left = max_characters
+    for text in read_documents([file]):
+        yield text[:left]
+        left -= len(text)
+        if left <= 0:
+            return
+
+
+def _paragraphs(document: str) -> list[Paragraph]:
+    split = ((text, split_sentences(text)) for text in document.split("\n"))
+    return [Paragraph(text=text, sentences=sentences) for text, sentences in split if sentences]
+
+
+def _tokenize(document: list[Paragraph], tokenizer: AlbertTokenizer) -> Iterator[list[int]]:
+    for paragraph in document:
+        for sentence in paragraph.sentences:
+            if ids := tokenizer.encode_plain(sentence).ids:
+                yield ids

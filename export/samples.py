@@ -1,0 +1,151 @@
+"""A sample of what a task is asked, and what samples are drawn from.
+
+Draws have a fixed seed, so that every bundle of a checkpoint is asked the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final, TypeAlias, TypeVar
+
+import numpy as np
+
+from albert_serve.tasks.base import EncoderInput, Logits
+from albert_serve.tokenizer import AlbertTokenizer
+from albert_serve.weights import TaskName
+from export.errors import ExportError
+from export.real_text import RealData, RealText, read_real_text
+from export.source import Source
+from training.examples import MIN_LENGTH, Example, ExampleSettings, build_examples
+from training.shards import Part
+
+AGREEMENT: Final = "agreement"
+SEED: Final = 12345
+
+_LENGTH: Final = 128  # to which `training.evaluate` cuts held-out text, too
+_MOST_EPOCHS: Final = 8
+# Of one task, in torch and from the bundle each: some ten minutes of two CPU cores, which is
+# 20,000 tokens of xxlarge.
+_MOST_FLOPS: Final = 1e14
+_MOST_TOKENS: Final = 1 << 19
+_CHARACTERS_A_TOKEN: Final = 6
+
+T = TypeVar("T")
+Mark: TypeAlias = Callable[[Sequence[Any], Sequence[Any]], float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """What is run together.
+
+    Attributes:
+        read: the predictions that its logits are, one (R, K) array an input.
+        rights: what they are marked by, one for each; None where that is not known.
+    """
+
+    inputs: list[EncoderInput]
+    read: Callable[[list[Logits]], list[Any]]
+    rights: list[Any] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens over all inputs."""
+        return sum(len(given.ids) for given in self.inputs)
+
+
+def share_equal(predictions: Sequence[Any], rights: Sequence[Any]) -> float:
+    """The predictions that are what they should be, in percent."""
+    pairs = zip(predictions, rights, strict=True)
+    return 100 * sum(bool(one == other) for one, other in pairs) / len(rights)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """What is asked of one task.
+
+    Attributes:
+        metric: its name; with `AGREEMENT`, predictions are marked by those of torch.
+        files: the names of those that it was drawn from.
+        mark: the figure of predictions, in percent, by what they are marked by.
+    """
+
+    metric: str
+    items: list[Item]
+    files: list[str]
+    mark: Mark = share_equal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """What samples are drawn from.
+
+    Attributes:
+        left_out: texts that were drawn and do not fit the model, by task.
+    """
+
+    source: Source
+    tokenizer: AlbertTokenizer
+    data: RealData
+    left_out: Counter[TaskName] = field(default_factory=Counter)
+
+    @property
+    def max_positions(self) -> int:
+        """The most tokens of an input."""
+        return self.source.config.max_positions
+
+    @property
+    def num_tokens(self) -> int:
+        """The most tokens of a sample: the larger the model, the fewer."""
+        num_flops_a_token = 2 * self.source.config.num_compute_weights
+        return int(min(_MOST_TOKENS, _MOST_FLOPS / num_flops_a_token))
+
+    @cached_property
+    def text(self) -> RealText:
+        """As much of the text as samples can need."""
+        return read_real_text(self.data.text, _CHARACTERS_A_TOKEN * self.num_tokens)
+
+    @cached_property
+    def part(self) -> Part:
+        """The text's tokens."""
+        return self.text.tokenize(self.tokenizer)
+
+    def epochs(self) -> Iterator[list[Example]]:
+        """The text as sequences of pretraining, in each epoch cut elsewhere."""
+        length = min(_LENGTH, self.max_positions)
+        if length < MIN_LENGTH:
+            raise ExportError(
+                f"the model has {length} positions; to be measured on text it needs {MIN_LENGTH}"
+            )
+        has_pairs = "sentence-order" in self.source.tasks
+        settings = ExampleSettings(length=length, sentence_task="sop" if has_pairs else "none")
+        for epoch in range(_MOST_EPOCHS):
+            found = build_examples(self.part, settings, seed=SEED, epoch=epoch)
+            rows = zip(found.bounds.tolist(), found.labels.tolist(), strict=True)
+            yield shuffled(
+                Example(0, epoch, number, tuple(bounds), label)
+                for number, (bounds, label) in enumerate(rows)
+            )
+
+    def gather(self, epochs: Iterable[Iterable[Item]], *, enough: int = 0) -> list[Item]:
+        """Items of as many epochs as give enough predictions, but up to the most tokens."""
+        items: list[Item] = []
+        num_left, num_predictions = self.num_tokens, 0
+        for epoch in epochs:
+            for item in epoch:
+                if item.num_tokens > num_left:
+                    return items
+                items.append(item)
+                num_left -= item.num_tokens
+                num_predictions += len(item.rights or ())
+            if num_predictions >= enough:
+                break
+        return items
+
+
+def shuffled(values: Iterable[T]) -> list[T]:
+    """The values in a random order, always the same."""
+    ordered = list(values)
+    return [ordered[index] for index in np.random.default_rng(SEED).permutation(len(ordered))]

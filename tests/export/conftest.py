@@ -1,0 +1,33 @@
+"""A small checkpoint of four tasks with a vocabulary of real pieces."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.export.exporting import ALL_TASKS, TINY, randomize
+from training.checkpoint import save_checkpoint
+from training.corpus import read_documents
+from training.heads import AlbertForTasks, head_sizes
+from training.vocab import build_tokenizer, train_vocab
+
+WIKI = Path(__file__).resolve().parents[1] / "data/wiki.jsonl"
+
+
+@pytest.fixture(scope="session")
+def real_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights, 600 pieces, 64 positions. Copy it before changing it."""
+    torch.manual_seed(0)
+    vocab = tmp_path_factory.mktemp("vocab")
+    spiece = train_vocab(read_documents([WIKI]), vocab, vocab_size=600)
+    build_tokenizer(spiece).save(str(vocab / "tokenizer.json"))
+    config = replace(TINY, vocab_size=600, max_positions=64)
+    model = AlbertForTasks(config, head_sizes(config, ALL_TASKS, num_labels=2))
+    randomize(model)
+    folder = tmp_path_factory.mktemp("real") / "checkpoint"
+    labels = {"id2label": {"0": "negative", "1": "positive"}}
+    save_checkpoint(model.eval(), folder, tokenizer_from=vocab, extra_config=labels)
+    return folder

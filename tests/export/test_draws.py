@@ -1,0 +1,321 @@
+"""What is asked is the text itself, in the forms that the tasks know."""
+
+from __future__ import annotations
+
+import json
+import logging
+import lzma
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from albert_serve.bundle import TaskEntry
+from albert_serve.config import preset
+from albert_serve.tokenizer import AlbertTokenizer
+from albert_serve.weights import TaskName
+from export.draws import draw_samples
+from export.errors import ExportError
+from export.real_text import DEFAULT_TEXT, RealData
+from export.samples import Sample
+from export.source import Source, read_source
+from tests.export.conftest import WIKI
+from training.corpus import CorpusError, read_documents, split_sentences
+
+SQUAD = WIKI.with_name("squad.json")
+CLS, SEP, MASK = 2, 3, 4
+
+
+@pytest.fixture
+def source(real_checkpoint: Path) -> Source:
+    return read_source(real_checkpoint)
+
+
+@pytest.fixture
+def tokenizer(real_checkpoint: Path) -> AlbertTokenizer:
+    return AlbertTokenizer.from_file(real_checkpoint / "tokenizer.json")
+
+
+def only(source: Source, task: TaskName, entry: TaskEntry | None = None) -> Source:
+    return replace(source, tasks={task: entry or source.tasks[task]})
+
+
+def draw(source: Source, tokenizer: AlbertTokenizer, task: TaskName, data: RealData) -> Sample:
+    return draw_samples(only(source, task), tokenizer, data)[task]
+
+
+def text(*files: Path) -> RealData:
+    return RealData(text=files)
+
+
+def documents(tokenizer: AlbertTokenizer, file: Path) -> list[str]:
+    """The ids of each document, as a text that others can be looked for in."""
+    return [
+        spelled([i for each in split_sentences(text) for i in tokenizer.encode_plain(each).ids])
+        for text in read_documents([file])
+    ]
+
+
+def spelled(ids: Sequence[int]) -> str:
+    return f" {' '.join(map(str, ids))} "
+
+
+def segments(ids: list[int]) -> list[list[int]]:
+    """What is between [CLS] and the [SEP]s."""
+    assert ids[0] == CLS
+    assert ids[-1] == SEP
+    bounds = [0, *(place for place, each in enumerate(ids) if each == SEP)]
+    return [ids[begin + 1 : end] for begin, end in pairwise(bounds)]
+
+
+def predictions(sample: Sample) -> int:
+    return sum(len(item.rights or ()) for item in sample.items)
+
+
+def tokens(sample: Sample) -> int:
+    return sum(item.num_tokens for item in sample.items)
+
+
+def test_masked_tokens_are_those_of_the_text(source: Source, tokenizer: AlbertTokenizer) -> None:
+    known = documents(tokenizer, WIKI)
+    sample = draw_samples(source, tokenizer, text(WIKI))["fill-mask"]
+    for item in sample.items:
+        [given] = item.inputs
+        assert given.rows is not None
+        assert [place for place, each in enumerate(given.ids) if each == MASK] == given.rows
+        whole = list(given.ids)
+        for row, right in zip(given.rows, item.rights or [], strict=True):
+            whole[row] = right
+        for segment in segments(whole):
+            assert any(spelled(segment) in document for document in known)
+        assert given.types == [0] * (whole.index(SEP) + 1) + [1] * (
+            len(whole) - whole.index(SEP) - 1
+        )
+        assert len(whole) <= 64
+    assert 0.12 < predictions(sample) / tokens(sample) < 0.16
+
+
+def test_a_model_of_no_sentence_task_is_asked_single_segments(
+    source: Source, tokenizer: AlbertTokenizer
+) -> None:
+    sample = draw(source, tokenizer, "fill-mask", text(WIKI))
+    assert {sum(item.inputs[0].types) for item in sample.items} == {0}
+
+
+def test_pairs_are_labelled_by_their_order_in_the_text(
+    source: Source, tokenizer: AlbertTokenizer
+) -> None:
+    known = documents(tokenizer, WIKI)
+    labels = []
+    for item in draw(source, tokenizer, "sentence-order", text(WIKI)).items:
+        first, second = (spelled(segment) for segment in segments(item.inputs[0].ids))
+        found = [each for each in known if each.count(first) == each.count(second) == 1]
+        if len(found) == 1:  # else it is no proof
+            assert item.rights == [int(found[0].index(first) > found[0].index(second))]
+            labels += item.rights
+        assert item.inputs[0].rows == [0]
+    assert len(labels) > 500
+    assert 0.4 < sum(labels) / len(labels) < 0.6
+
+
+def test_the_same_is_asked_each_time(source: Source, tokenizer: AlbertTokenizer) -> None:
+    data = RealData(text=(WIKI,), questions=(SQUAD,))
+    asked = [
+        {
+            task: (sample.files, [(item.inputs, item.rights) for item in sample.items])
+            for task, sample in draw_samples(source, tokenizer, data).items()
+        }
+        for _ in range(2)
+    ]
+    assert asked[0] == asked[1]
+
+
+def test_the_text_that_comes_along_is_enough(source: Source, tokenizer: AlbertTokenizer) -> None:
+    samples = draw_samples(source, tokenizer, text(DEFAULT_TEXT))
+    assert predictions(samples["fill-mask"]) >= 1500
+    assert predictions(samples["sentence-order"]) >= 1000
+    assert len(samples["text-classification"].items) > 500
+    assert len(samples["question-answering"].items) > 100
+    assert samples["fill-mask"].files == ["verification.jsonl"]
+    assert 90_000 < DEFAULT_TEXT.stat().st_size < 120_000
+
+
+def test_the_text_that_comes_along_names_its_articles() -> None:
+    def ids(file: Path) -> set[int]:
+        records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        assert all(record["title"] and record["text"] for record in records)
+        return {record["id"] for record in records}
+
+    assert len(ids(DEFAULT_TEXT)) > 40
+    assert not ids(DEFAULT_TEXT) & ids(WIKI)
+
+
+def test_a_large_model_is_asked_less(source: Source, tokenizer: AlbertTokenizer) -> None:
+    small = draw_samples(source, tokenizer, text(DEFAULT_TEXT))
+    huge = replace(source, config=preset("xxlarge", vocab_size=600))
+    for task, sample in draw_samples(huge, tokenizer, text(DEFAULT_TEXT, WIKI)).items():
+        # Two operations a weight: 12 layers of 12 H² are nearly all of it.
+        assert tokens(sample) * 2 * 12 * 12 * 4096**2 <= 1e14
+        assert sample.items
+        assert task == "text-classification" or tokens(sample) < tokens(small[task])
+        if task == "fill-mask":
+            assert predictions(sample) >= 1500
+
+
+def test_a_short_text_is_gone_through_again(
+    source: Source, tokenizer: AlbertTokenizer, tmp_path: Path
+) -> None:
+    file = tmp_path / "short.txt"
+    file.write_text("The school is in the city. Many people came to play music.")
+    samples = draw_samples(source, tokenizer, text(file))
+    assert len({tuple(item.inputs[0].ids) for item in samples["fill-mask"].items}) > 1
+    assert {item.rights[0] for item in samples["sentence-order"].items if item.rights} == {0, 1}
+    assert len(samples["sentence-order"].items) <= 8
+
+
+def test_one_word_can_be_asked(source: Source, tokenizer: AlbertTokenizer, tmp_path: Path) -> None:
+    file = tmp_path / "word.txt"
+    file.write_text("city")
+    sample = draw(source, tokenizer, "fill-mask", text(file))
+    assert predictions(sample) >= 1
+    assert len(draw(source, tokenizer, "text-classification", text(file)).items) == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("sentence-order", "nothing to ask sentence-order; that takes documents of two sentences"),
+        ("question-answering", "nothing to ask question-answering; that takes questions, or"),
+    ],
+)
+def test_a_text_that_gives_a_task_nothing(
+    source: Source, tokenizer: AlbertTokenizer, tmp_path: Path, task: TaskName, message: str
+) -> None:
+    file = tmp_path / "short.txt"
+    file.write_text("One sentence.\n\nAnd another.")
+    with pytest.raises(ExportError, match=f"short.txt: {message}"):
+        draw(source, tokenizer, task, text(file))
+
+
+@pytest.mark.parametrize("content", ["", "\n \n", '{"text": ""}\n{"text": " "}\n'])
+def test_no_text(source: Source, tokenizer: AlbertTokenizer, tmp_path: Path, content: str) -> None:
+    file = tmp_path / ("empty.jsonl" if "{" in content else "empty.txt")
+    file.write_text(content)
+    with pytest.raises(ExportError, match=f"no text in .*{file.name}"):
+        draw_samples(source, tokenizer, text(file))
+
+
+def test_no_file(source: Source, tokenizer: AlbertTokenizer) -> None:
+    with pytest.raises(ExportError, match="no file: nothing to ask fill-mask"):
+        draw_samples(source, tokenizer, text())
+
+
+def test_files_that_cannot_be_read(
+    source: Source, tokenizer: AlbertTokenizer, tmp_path: Path
+) -> None:
+    cut = tmp_path / "cut.jsonl.xz"
+    cut.write_bytes(lzma.compress(WIKI.read_bytes())[:-2000])
+    for file, message in ((cut, "is the file complete"), (tmp_path / "none.txt", "does not exist")):
+        with pytest.raises(CorpusError, match=message):
+            draw_samples(source, tokenizer, text(file))
+
+
+def test_a_model_too_short_for_text(source: Source, tokenizer: AlbertTokenizer) -> None:
+    short = replace(source, config=replace(source.config, max_positions=7))
+    with pytest.raises(ExportError, match=r"the model has 7 positions; .* it needs 8"):
+        draw(short, tokenizer, "fill-mask", text(WIKI))
+
+
+def rows(file: Path, *lines: str) -> Path:
+    file.write_text("\n".join(["sentence\tlabel", *lines]), encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("labels", [("0", "1"), ("negative", "positive")])
+def test_labels_by_number_and_by_name(
+    source: Source, tokenizer: AlbertTokenizer, tmp_path: Path, labels: tuple[str, str]
+) -> None:
+    file = rows(tmp_path / "dev.tsv", f"good music\t{labels[1]}", f"a bad war\t{labels[0]}")
+    data = RealData(text=(), labelled=(file,))
+    sample = draw(source, tokenizer, "text-classification", data)
+    found = {tuple(item.inputs[0].ids): item.rights for item in sample.items}
+    assert found == {
+        tuple(tokenizer.encode("good music").ids): [1],
+        tuple(tokenizer.encode("a bad war").ids): [0],
+    }
+    assert (sample.metric, sample.files) == ("accuracy", ["dev.tsv"])
+
+
+def test_an_unknown_label(source: Source, tokenizer: AlbertTokenizer, tmp_path: Path) -> None:
+    file = rows(tmp_path / "dev.tsv", "good music\tglad")
+    with pytest.raises(CorpusError, match="label 'glad'; allowed are negative, positive"):
+        draw_samples(source, tokenizer, RealData(text=(WIKI,), labelled=(file,)))
+
+
+def test_texts_too_long_are_left_out_and_counted(
+    source: Source, tokenizer: AlbertTokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = rows(tmp_path / "dev.tsv", f"{'good ' * 90}\t1", "a bad war\t0", f"{'bad ' * 90}\t0")
+    data = RealData(text=(), labelled=(file,))
+    with caplog.at_level(logging.WARNING):
+        assert len(draw(source, tokenizer, "text-classification", data).items) == 1
+    [message] = caplog.messages
+    assert message.endswith("left out, as a model of 64 positions cannot be asked: 2")
+    rows(file, f"{'good ' * 90}\t1")
+    with pytest.raises(ExportError, match=r"dev\.tsv: nothing to ask text-classification"):
+        draw(source, tokenizer, "text-classification", data)
+
+
+def test_a_question_that_cannot_be_asked_is_left_out(
+    source: Source, tokenizer: AlbertTokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = json.loads(SQUAD.read_text(encoding="utf-8"))
+    content["data"][0]["paragraphs"][0]["qas"][0]["question"] = " "
+    file = tmp_path / "squad.json"
+    file.write_text(json.dumps(content))
+    with caplog.at_level(logging.WARNING):
+        sample = draw(source, tokenizer, "question-answering", RealData(text=(), questions=(file,)))
+    assert len(sample.items) == 32
+    assert "cannot be asked: 1" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (RealData(text=(WIKI,), labelled=(Path("dev.tsv"),)), "dev.tsv: .* text-classification"),
+        (RealData(text=(WIKI,), questions=(SQUAD,)), "squad.json: .* question-answering"),
+    ],
+)
+def test_data_for_a_head_that_is_not_there(
+    source: Source, tokenizer: AlbertTokenizer, data: RealData, message: str
+) -> None:
+    with pytest.raises(ExportError, match=f"{message}, only for fill-mask; leave the file out"):
+        draw(source, tokenizer, "fill-mask", data)
+
+
+@pytest.mark.parametrize("task", ["multiple-choice", "text-classification"])
+def test_what_has_one_number_is_asked_in_fours(
+    source: Source, tokenizer: AlbertTokenizer, task: TaskName
+) -> None:
+    entry = TaskEntry(graph=f"{task}.onnx", num_outputs=1, problem_type="regression")
+    sample = draw_samples(only(source, task, entry), tokenizer, text(WIKI))[task]
+    assert {len(item.inputs) for item in sample.items[:-1]} == {4}
+    assert {given.task for item in sample.items for given in item.inputs} == {task}
+    assert sample.metric == "agreement"
+
+
+def test_choices_are_the_next_sentence_and_others(
+    source: Source, tokenizer: AlbertTokenizer
+) -> None:
+    entry = TaskEntry(graph="multiple-choice.onnx", num_outputs=1)
+    long = replace(source, config=replace(source.config, max_positions=512))
+    choice = only(long, "multiple-choice", entry)
+    known = documents(tokenizer, WIKI)
+    for item in draw_samples(choice, tokenizer, text(WIKI))["multiple-choice"].items:
+        (first, second), *others = (segments(given.ids) for given in item.inputs)
+        assert any(spelled([*first, *second]) in document for document in known)
+        for same, other in others:
+            assert same == first
+            assert any(spelled(other) in document for document in known)

@@ -1,0 +1,191 @@
+"""Weight files in fp16 and int8: what is converted, how well, and how small it is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from safetensors.numpy import load_file
+
+from albert_serve.bundle import Bundle, Part
+from albert_serve.config import preset
+from albert_serve.errors import BundleCorruptError
+from albert_serve.weights import (
+    SCALE_SUFFIX,
+    TaskName,
+    check_shapes,
+    expected_shapes,
+    read_header,
+)
+from export.errors import ExportError
+from export.precision import PARTS, part_of, quantize, write_weights
+from export.source import read_source
+from export.write import export_bundle
+from tests.export.exporting import ALL_TASKS, TINY, ragged, run_encoder, write_checkpoint
+from training.checkpoint import save_checkpoint
+
+WORDS = "albert.embeddings.word_embeddings.weight"
+LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.0"
+CONFIG = replace(TINY, hidden_size=96, ffn_size=128, embedding_size=32)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    write_checkpoint(tmp_path / "checkpoint", CONFIG)
+    return tmp_path / "checkpoint"
+
+
+@given(
+    arrays.arrays(
+        np.float32,
+        arrays.array_shapes(min_dims=2, max_dims=2, max_side=9),
+        elements=st.floats(-100, 100, width=32),
+    )
+)
+def test_a_quantized_weight_is_within_half_a_step(weight_OI: np.ndarray) -> None:
+    int8_IO, scale_O = quantize(weight_OI)
+    assert int8_IO.dtype == np.int8
+    assert int8_IO.shape == weight_OI.shape[::-1]
+    assert int8_IO.min(initial=0) >= -127
+    restored_OI = (int8_IO * scale_O.astype(np.float64)).T
+    assert (np.abs(restored_OI - weight_OI) <= scale_O[:, None] * 0.501 + 1e-40).all()
+
+
+def test_each_matrix_of_note_belongs_to_one_part() -> None:
+    tasks: dict[TaskName, int] = {"fill-mask": 50, "sentence-order": 2, "question-answering": 2}
+    shapes = expected_shapes(CONFIG, tasks)
+    found = {name: part_of(name) for name in shapes}
+    assert {name for name, part in found.items() if part == "embeddings"} == {
+        WORDS,
+        "albert.encoder.embedding_hidden_mapping_in.weight",
+    }
+    assert sum(part == "attention" for part in found.values()) == 4
+    assert sum(part == "ffn" for part in found.values()) == 2
+    assert {name for name, part in found.items() if part == "heads"} == {
+        "albert.pooler.weight",
+        "predictions.dense.weight",
+    }
+    assert all(len(shapes[name]) == 2 for name, part in found.items() if part)
+    assert set(PARTS) == set(get_args(Part))
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_the_file_is_what_a_bundle_may_hold(
+    checkpoint: Path, tmp_path: Path, precision: str
+) -> None:
+    write_weights(read_source(checkpoint), tmp_path / "weights", precision, ())  # type: ignore[arg-type]
+    stored = read_header(tmp_path / "weights")
+    tasks: dict[TaskName, int] = {"fill-mask": 50, **dict.fromkeys(ALL_TASKS[1:], 2)}
+    check_shapes(stored, expected_shapes(CONFIG, tasks))
+    assert {tensor.dtype for tensor in stored.values()} == {
+        "F32",
+        {"fp16": "F16", "int8": "I8"}[precision],
+    }
+    assert stored[f"{LAYER}.ffn.bias"].dtype == "F32"
+
+
+@pytest.mark.parametrize("part", get_args(Part))
+def test_a_part_that_is_kept_is_the_checkpoints_own(
+    checkpoint: Path, tmp_path: Path, part: Part
+) -> None:
+    write_weights(read_source(checkpoint), tmp_path / "weights", "int8", [part])
+    original, written = load_file(checkpoint / "model.safetensors"), load_file(tmp_path / "weights")
+    for name, array in original.items():
+        if part_of(name) == part:
+            np.testing.assert_array_equal(written[name], array)
+            assert name + SCALE_SUFFIX not in written
+        elif part_of(name):
+            assert written[name].dtype == np.int8
+
+
+@pytest.mark.parametrize(("precision", "worst"), [("fp32", 1e-5), ("fp16", 0.02), ("int8", 0.5)])
+def test_a_bundle_of_each_precision_computes_what_torch_does(
+    checkpoint: Path, tmp_path: Path, precision: str, worst: float
+) -> None:
+    full = tmp_path / "full"
+    export_bundle(checkpoint, full)
+    exported = export_bundle(checkpoint, tmp_path / precision, precision=precision)  # type: ignore[arg-type]
+    bundle = Bundle.open(tmp_path / precision)
+    assert bundle.manifest.precision == precision
+    assert exported.unused == []
+    sample = ragged(CONFIG)
+    expected, got = run_encoder(full, sample), run_encoder(bundle.folder, sample)
+    difference = np.abs(expected - got)[sample.is_real]
+    assert difference.max() < worst
+    if precision != "fp32":
+        assert difference.max() > 1e-5
+
+
+def test_keeping_all_parts_is_fp32(checkpoint: Path, tmp_path: Path) -> None:
+    worst = {}
+    for kept in ((), get_args(Part)):
+        target = tmp_path / f"kept-{len(kept)}"
+        exported = export_bundle(checkpoint, target, precision="int8", kept_fp32=kept)
+        worst[len(kept)] = exported.bundle.manifest.parity["encoder"]
+        assert exported.bundle.manifest.kept_fp32 == sorted(kept)
+    assert worst[4] < 1e-4 < worst[0]
+
+
+@pytest.mark.parametrize("size", ["base", "large", "xlarge", "xxlarge"])
+@pytest.mark.parametrize(("bytes_each", "most"), [(1, 0.27), (2, 0.51)])
+def test_the_share_of_the_papers_sizes(size: str, bytes_each: int, most: float) -> None:
+    """Counted, not written."""
+    config = preset(size)
+    full = small = 0
+    for name, shape in expected_shapes(config, {"fill-mask": 30000, "sentence-order": 2}).items():
+        number = int(np.prod(shape))
+        full += 4 * number
+        scale = 4 * shape[0] if bytes_each == 1 else 0
+        small += number * bytes_each + scale if part_of(name) else 4 * number
+    assert small / full < most
+
+
+def test_a_weight_over_fp16s_largest_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    model = write_checkpoint(checkpoint, CONFIG)
+    with torch.no_grad():
+        dict(model.named_parameters())["albert.encoder.ffns.0.up.weight"][0, 0] = 70000.0
+    save_checkpoint(model, checkpoint)
+    with pytest.raises(ExportError, match=r"over 65504.*--keep-fp32 ffn"):
+        export_bundle(checkpoint, tmp_path / "bundle", precision="fp16")
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_an_all_zero_output_stays_zero() -> None:
+    weight_OI = np.array([[0, 0, 0], [1, -2, 4]], np.float32)
+    int8_IO, scale_O = quantize(weight_OI)
+    assert int8_IO[:, 0].tolist() == [0, 0, 0]
+    assert scale_O.tolist() == [0, np.float32(4 / 127)]
+
+
+@pytest.mark.parametrize("wrong", ["scale gone", "scale too long", "not turned"])
+def test_an_int8_weight_without_its_scale_is_no_bundle(
+    checkpoint: Path, tmp_path: Path, wrong: str
+) -> None:
+    write_weights(read_source(checkpoint), tmp_path / "weights", "int8", ())
+    stored = read_header(tmp_path / "weights")
+    name = f"{LAYER}.ffn.weight"
+    if wrong == "scale gone":
+        del stored[name + SCALE_SUFFIX]
+    elif wrong == "scale too long":
+        stored[name + SCALE_SUFFIX] = replace(stored[name + SCALE_SUFFIX], shape=(129,))
+    else:
+        stored[name] = replace(stored[name], shape=stored[name].shape[::-1])
+    with pytest.raises(BundleCorruptError, match=r"ffn\.weight"):
+        check_shapes(stored, expected_shapes(CONFIG, {}))
+
+
+def test_the_same_checkpoint_gives_the_same_bytes(checkpoint: Path, tmp_path: Path) -> None:
+    manifests = [
+        export_bundle(checkpoint, tmp_path / name, precision="int8").bundle.manifest
+        for name in ("one", "two")
+    ]
+    assert manifests[0].files == manifests[1].files
+    assert json.loads((tmp_path / "one/manifest.json").read_text())["precision"] == "int8"

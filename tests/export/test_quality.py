@@ -1,0 +1,388 @@
+"""A cost is what the bundle's answers lose by the task's own measure, and too much is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from albert_serve.bundle import ProblemType, Quality, TaskEntry
+from albert_serve.engine import Engine
+from albert_serve.errors import BundleMissingError
+from albert_serve.tasks.base import EncoderInput, Logits
+from albert_serve.tokenizer import AlbertTokenizer
+from albert_serve.weights import TaskName
+from export.draws import draw_samples
+from export.errors import ExportError
+from export.quality import RealData, check_quality, measure_quality
+from export.source import Source, read_source
+from export.write import export_bundle
+from tests.export.conftest import WIKI
+from training.checkpoint import load_checkpoint
+from training.datasets import read_squad
+from training.engine import TorchEngine
+from training.evaluate import evaluate_classification, evaluate_questions
+from training.spans import span_examples
+
+SQUAD = WIKI.with_name("squad.json")
+
+
+class Chosen:
+    """Runs nothing: the logits of each input are chosen."""
+
+    max_batch_tokens = 100
+
+    def __init__(self, choose: Callable[[EncoderInput], Logits]) -> None:
+        self.choose = choose
+        self.num_asked = 0
+
+    def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+        self.num_asked += len(inputs)
+        return [self.choose(given) for given in inputs]
+
+
+def one_hot(best: Iterable[int], num_outputs: int) -> Logits:
+    logits: Logits = np.eye(num_outputs, dtype=np.float32)[list(best)]
+    return logits
+
+
+class Knowing(Chosen):
+    """Predicts what is right, but for the first predictions that it is asked for."""
+
+    def __init__(
+        self, source: Source, tokenizer_file: Path, data: RealData, num_wrong: int
+    ) -> None:
+        super().__init__(self._answer)
+        self.num_wrong = num_wrong
+        self._outputs = source.num_outputs
+        samples = draw_samples(source, AlbertTokenizer.from_file(tokenizer_file), data)
+        self._rights = {
+            (task, tuple(item.inputs[0].ids)): item.rights or []
+            for task, sample in samples.items()
+            for item in sample.items
+        }
+
+    def _answer(self, given: EncoderInput) -> Logits:
+        num_outputs = self._outputs[given.task]  # type: ignore[index]
+        rights = self._rights[given.task, tuple(given.ids)]  # type: ignore[index]
+        wrong = min(self.num_wrong, len(rights))
+        self.num_wrong -= wrong
+        answers = [(right + (place < wrong)) % num_outputs for place, right in enumerate(rights)]
+        return one_hot(answers, num_outputs)
+
+
+@pytest.fixture
+def source(real_checkpoint: Path) -> Source:
+    return read_source(real_checkpoint)
+
+
+@pytest.fixture
+def tokenizer_file(real_checkpoint: Path) -> Path:
+    return real_checkpoint / "tokenizer.json"
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The beginnings of three articles."""
+    file = tmp_path_factory.mktemp("text") / "short.jsonl"
+    lines = WIKI.read_text(encoding="utf-8").splitlines()
+    texts = [json.loads(line)["text"][:1500] for line in lines[:3]]
+    file.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    return file
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("labelled") / "dev.tsv"
+    things = [
+        f"{thing} was {word}"
+        for thing in ("the game", "a city")
+        for word in ("good", "bad", "great", "lost")
+    ]
+    rows = [f"{thing}\t{number % 3 % 2}" for number, thing in enumerate(things)]
+    file.write_text("\n".join(["text\tlabel", *rows]))
+    return file
+
+
+def only(source: Source, task: TaskName, entry: TaskEntry | None = None) -> Source:
+    return replace(source, tasks={task: entry or source.tasks[task]})
+
+
+@pytest.mark.parametrize("num_wrong", [0, 1, 7])
+@pytest.mark.parametrize("task", ["fill-mask", "sentence-order", "text-classification"])
+def test_each_wrong_answer_costs_its_share(
+    source: Source,
+    tokenizer_file: Path,
+    short: Path,
+    labelled: Path,
+    task: TaskName,
+    num_wrong: int,
+) -> None:
+    source = only(source, task)
+    data = RealData(text=(short,), labelled=(labelled,) if task == "text-classification" else ())
+    reference, engine = (Knowing(source, tokenizer_file, data, k) for k in (0, num_wrong))
+
+    quality = measure_quality(source, tokenizer_file, reference, engine, data)[task]
+
+    assert quality.metric == "accuracy"
+    assert quality.torch == 100
+    assert quality.cost == pytest.approx(100 * num_wrong / quality.count)
+    assert reference.num_asked == engine.num_asked
+    assert quality.data == ["dev.tsv" if data.labelled else "short.jsonl"]
+
+
+def test_a_bundle_can_be_better_than_torch(
+    source: Source, tokenizer_file: Path, short: Path
+) -> None:
+    source, data = only(source, "sentence-order"), RealData(text=(short,))
+    in_order, swapped = (Chosen(lambda _: one_hot([0], 2)), Chosen(lambda _: one_hot([1], 2)))
+
+    quality = measure_quality(source, tokenizer_file, in_order, swapped, data)["sentence-order"]
+
+    assert quality.torch + quality.bundle == pytest.approx(100)
+    assert quality.cost == pytest.approx(2 * quality.torch - 100)
+
+
+def test_the_count_is_of_predictions(source: Source, tokenizer_file: Path, short: Path) -> None:
+    num_rows = 0
+
+    def choose(given: EncoderInput) -> Logits:
+        nonlocal num_rows
+        assert given.rows is not None
+        num_rows += len(given.rows)
+        return one_hot([7] * len(given.rows), 600)
+
+    source, data = only(source, "fill-mask"), RealData(text=(short,))
+    engine = Chosen(lambda given: one_hot([8] * len(given.rows or ()), 600))
+    quality = measure_quality(source, tokenizer_file, Chosen(choose), engine, data)["fill-mask"]
+    samples = draw_samples(source, AlbertTokenizer.from_file(tokenizer_file), data)
+    rights = [right for item in samples["fill-mask"].items for right in item.rights or []]
+    assert quality.count == num_rows == len(rights)
+    assert quality.torch == pytest.approx(100 * rights.count(7) / num_rows)
+    assert quality.bundle == pytest.approx(100 * rights.count(8) / num_rows)
+
+
+@pytest.mark.parametrize("num_wrong", [0, 3])
+def test_without_labels_torch_is_right(
+    source: Source, tokenizer_file: Path, short: Path, num_wrong: int
+) -> None:
+    left = num_wrong
+
+    def differ(given: EncoderInput) -> Logits:
+        nonlocal left
+        left -= 1
+        return one_hot([(sum(given.ids) + (left >= 0)) % 2], 2)
+
+    source, data = only(source, "text-classification"), RealData(text=(short,))
+    reference = Chosen(lambda given: one_hot([sum(given.ids) % 2], 2))
+    quality = measure_quality(source, tokenizer_file, reference, Chosen(differ), data)
+    found = quality["text-classification"]
+    assert (found.metric, found.torch) == ("agreement", 100)
+    assert found.cost == pytest.approx(100 * num_wrong / found.count)
+
+
+@pytest.mark.parametrize(
+    ("problem_type", "num_outputs", "logits", "agreement"),
+    [
+        pytest.param("multi_label_classification", 3, [1, 0.5, -9], 100, id="same-labels"),
+        pytest.param("multi_label_classification", 3, [9, -0.5, -9], 0, id="one-label-fewer"),
+        pytest.param("single_label_classification", 3, [1, 0.5, -9], 0, id="another-label"),
+        pytest.param("single_label_classification", 3, [1, 1.5, 1], 100, id="same-best"),
+    ],
+)
+def test_agreement_is_in_what_is_answered(
+    source: Source,
+    tokenizer_file: Path,
+    short: Path,
+    problem_type: ProblemType,
+    num_outputs: int,
+    logits: list[float],
+    agreement: float,
+) -> None:
+    entry = TaskEntry(graph="a.onnx", num_outputs=num_outputs, problem_type=problem_type)
+    source, data = only(source, "text-classification", entry), RealData(text=(short,))
+    reference = Chosen(lambda _: np.array([[2, 3, -1]], np.float32))
+    engine = Chosen(lambda _: np.array([logits], np.float32))
+    quality = measure_quality(source, tokenizer_file, reference, engine, data)
+    assert quality["text-classification"].bundle == agreement
+
+
+@pytest.mark.parametrize("task", ["text-classification", "multiple-choice"])
+@pytest.mark.parametrize(("factor", "agreement"), [(0.5, 100), (-1, 0)])
+def test_numbers_agree_where_their_order_does(
+    source: Source,
+    tokenizer_file: Path,
+    short: Path,
+    task: TaskName,
+    factor: float,
+    agreement: float,
+) -> None:
+    def number(given: EncoderInput) -> float:
+        return float(np.random.default_rng(given.ids).random())
+
+    entry = TaskEntry(graph="a.onnx", num_outputs=1, problem_type="regression")
+    source, data = only(source, task, entry), RealData(text=(short,))
+    reference = Chosen(lambda given: np.array([[number(given)]], np.float32))
+    engine = Chosen(lambda given: np.array([[3 + factor * number(given)]], np.float32))
+    quality = measure_quality(source, tokenizer_file, reference, engine, data)[task]
+    assert (quality.metric, quality.bundle) == ("agreement", agreement)
+
+
+def spans(source: Source, tokenizer_file: Path) -> dict[tuple[int, ...], tuple[int, int]]:
+    """Where the answer is in the sequence of each question, as finetuning has it."""
+    tokenizer = AlbertTokenizer.from_file(tokenizer_file)
+    return {
+        tuple(window.ids): (window.start, window.end)
+        for question in read_squad([SQUAD])
+        for window in span_examples(question, tokenizer, length=source.config.max_positions)
+    }
+
+
+def test_answers_are_marked_by_their_words(source: Source, tokenizer_file: Path) -> None:
+    """A knowing reference has nearly all: a piece may hold more than an answer's last letter."""
+    long = replace(source, config=replace(source.config, max_positions=384))
+    known = spans(long, tokenizer_file)
+
+    def answer(given: EncoderInput) -> Logits:
+        start, end = known.get(tuple(given.ids), (0, 0))
+        logits = np.full((len(given.ids), 2), -30, np.float32)
+        logits[[start, end], [0, 1]] = 30
+        return logits
+
+    long = only(long, "question-answering")
+    data = RealData(text=(), questions=(SQUAD,))
+    silent = Chosen(lambda given: np.zeros((len(given.ids), 2), np.float32))
+    quality = measure_quality(long, tokenizer_file, Chosen(answer), silent, data)
+    found = quality["question-answering"]
+    assert (found.metric, found.count, found.data) == ("F1", 33, ["squad.json"])
+    assert found.torch > 90
+    assert found.bundle < 20
+
+
+def test_answers_agree_where_they_stand(source: Source, tokenizer_file: Path, short: Path) -> None:
+    def at(place: int) -> Chosen:
+        def choose(given: EncoderInput) -> Logits:
+            logits = np.zeros((len(given.ids), 2), np.float32)
+            first = given.types.index(1)
+            logits[first + place] = 30
+            return logits
+
+        return Chosen(choose)
+
+    source, data = only(source, "question-answering"), RealData(text=(short,))
+    same, other = (
+        measure_quality(source, tokenizer_file, at(0), at(place), data)["question-answering"]
+        for place in (0, 8)
+    )
+    assert (same.metric, same.torch, same.bundle) == ("agreement", 100, 100)
+    assert other.bundle < 30
+
+
+def test_a_bundle_in_fp32_costs_nothing(
+    source: Source, tokenizer_file: Path, short: Path, labelled: Path, tmp_path: Path
+) -> None:
+    model = load_checkpoint(source.folder)
+    bundle = export_bundle(source.folder, tmp_path / "bundle").bundle
+    data = RealData(text=(short,), labelled=(labelled,), questions=(SQUAD,))
+
+    quality = measure_quality(source, tokenizer_file, TorchEngine(model), Engine.open(bundle), data)
+
+    assert quality.keys() == source.tasks.keys()
+    for found in quality.values():
+        assert found.cost == pytest.approx(0, abs=1e-9)
+    check_quality(quality, 0.0)
+    tokenizer = AlbertTokenizer.from_file(tokenizer_file)
+    names = source.tasks["text-classification"].labels or []
+    texts = evaluate_classification(model, tokenizer, [labelled], names)
+    asked = evaluate_questions(model, tokenizer, read_squad([SQUAD]))
+    accuracy, f1 = texts["text_classification_accuracy"], asked["question_answering_f1"]
+    assert quality["text-classification"].torch == pytest.approx(100 * accuracy)
+    assert quality["question-answering"].torch == pytest.approx(f1)
+    assert f1 > 0
+
+
+def test_errors_of_the_data_are_those_of_the_export(
+    source: Source, tokenizer_file: Path, tmp_path: Path
+) -> None:
+    runner = Chosen(lambda _: np.zeros((1, 2), np.float32))
+    missing = RealData(text=(tmp_path / "none.txt",))
+    with pytest.raises(ExportError, match=r"none\.txt does not exist"):
+        measure_quality(source, tokenizer_file, runner, runner, missing)
+    with pytest.raises(BundleMissingError, match=r"tokenizer\.json"):
+        measure_quality(source, tmp_path / "tokenizer.json", runner, runner, missing)
+    assert runner.num_asked == 0
+
+
+def quality(metric: str, torch: float, bundle: float, count: int = 200) -> Quality:
+    return Quality(metric=metric, torch=torch, bundle=bundle, count=count)
+
+
+def test_what_is_within_the_limits_is_let_through() -> None:
+    check_quality(
+        {
+            "fill-mask": quality("accuracy", 51.0, 50.0),
+            "sentence-order": quality("accuracy", 50.0, 80.0),
+            "question-answering": quality("agreement", 100.0, 90.0),
+        },
+        max_cost=1.0,
+    )
+    check_quality({}, max_cost=0.0)
+
+
+@given(st.integers(1, 5000), st.integers(0, 200), st.integers(0, 5000))
+def test_a_cost_of_the_limit_is_let_through(count: int, num_lost: int, num_right: int) -> None:
+    """However the shares are rounded."""
+    num_right = min(count, num_right)
+    num_kept = max(0, num_right - num_lost)
+    found = quality("accuracy", 100 * num_right / count, 100 * num_kept / count, count)
+    check_quality({"fill-mask": found}, max_cost=100 * (num_right - num_kept) / count)
+    if num_right > num_kept:
+        with pytest.raises(ExportError):
+            check_quality({"fill-mask": found}, 100 * (num_right - num_kept - 0.5) / count)
+
+
+def test_a_refusal_says_what_is_lost_and_what_can_be_done() -> None:
+    with pytest.raises(ExportError) as caught:
+        check_quality(
+            {
+                "fill-mask": quality("accuracy", 51.2, 48.9, 3712),
+                "sentence-order": quality("accuracy", 80.0, 79.5),
+                "text-classification": quality("accuracy", 90.0, 88.0),
+            },
+            max_cost=1.0,
+        )
+    message = str(caught.value)
+    assert "fill-mask loses 2.30 points of accuracy, from 51.20 to 48.90 over 3,712" in message
+    assert "text-classification loses 2.00 points of accuracy" in message
+    assert "(one is 0.5 points)" in message
+    assert "sentence-order" not in message
+    for option in ("--keep-fp32", "--text", "--max-cost", "--force"):
+        assert option in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("task", "mended"),
+    [("question-answering", "--question-answering measures it"), ("multiple-choice", "labels)")],
+)
+def test_a_disagreement_is_refused_only_where_it_is_large(task: TaskName, mended: str) -> None:
+    check_quality({task: quality("agreement", 100.0, 90.5)}, max_cost=1.0)
+    found = {task: quality("agreement", 100.0, 89.5)}
+    with pytest.raises(ExportError) as caught:
+        check_quality(found, max_cost=1.0)
+    assert f"{task} gives torch's answer in 89.50 % of 200 cases, less than 90 %" in str(
+        caught.value
+    )
+    assert mended in str(caught.value)
+    check_quality(found, max_cost=12.0)  # more is not lost, whatever the labels
+
+
+def test_a_limit_that_is_no_number_lets_nothing_through() -> None:
+    with pytest.raises(ExportError, match="fill-mask"):
+        check_quality({"fill-mask": quality("accuracy", 50.0, 50.0)}, max_cost=float("nan"))
