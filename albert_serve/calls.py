@@ -1,32 +1,20 @@
-"""What the client sends and how it reads what comes back, without any I/O."""
+"""What a client can ask: each method's options, what is sent for it, and how the reply is read."""
 
 from __future__ import annotations
 
 import json
-import logging
-import random
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar
+from typing import Any, Generic, TypeAlias, TypedDict, TypeVar
 
-import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from albert_serve.errors import (
-    ConfigError,
-    DeadlineExceededError,
-    InvalidInputError,
-    NotReadyError,
-    QueueFullError,
-    RequestError,
-    request_error,
-)
+from albert_serve.errors import InvalidInputError
 from albert_serve.schemas import (
-    TRUNCATED_HEADER,
-    WARNINGS_HEADER,
-    ErrorReply,
+    MAX_TOP_K,
+    Coherence,
+    FilledMasks,
     FillMaskAnswer,
     FillMaskRequest,
     InfoReply,
@@ -35,8 +23,10 @@ from albert_serve.schemas import (
     QuestionAnsweringAnswer,
     QuestionAnsweringRequest,
     QuestionContext,
+    Reordering,
     ScoreFunction,
     SentenceOrderRequest,
+    TargetsAnswer,
     TextClassificationRequest,
     TextInput,
     TextPair,
@@ -44,12 +34,6 @@ from albert_serve.schemas import (
     describe,
 )
 
-_RETRIED: Final = frozenset({429, 503})
-_MAX_TRIES: Final = 3
-_FIRST_DELAY_S: Final = 0.1
-_MAX_CHARS_TOLD: Final = 200
-
-_logger = logging.getLogger(__name__)
 ReplyT = TypeVar("ReplyT")
 
 TextLike: TypeAlias = str | TextInput | Mapping[str, str]
@@ -67,6 +51,13 @@ class FillMaskOptions(TypedDict, total=False):
 
     top_k: int
     targets: str | list[str]
+    truncation: Truncation
+
+
+class ScoreTargetsOptions(TypedDict, total=False):
+    """What can be said of targets besides them; see `schemas.FillMaskParameters`."""
+
+    top_k: int
     truncation: Truncation
 
 
@@ -88,6 +79,7 @@ class QuestionAnsweringOptions(TypedDict, total=False):
     max_seq_len: int
     handle_impossible_answer: bool
     align_to_words: bool
+    compat: bool
     truncation: Truncation
 
 
@@ -106,6 +98,47 @@ class Call(Generic[ReplyT]):
     body: dict[str, Any] | None
     read: Callable[[bytes], ReplyT]
 
+    @property
+    def num_items(self) -> int:
+        """How many items its list has; 1 where it has none."""
+        return len(self._items) or 1
+
+    @property
+    def _items(self) -> list[Any]:
+        inputs = (self.body or {}).get("inputs")
+        return inputs if isinstance(inputs, list) else []
+
+    def parts(self, limits: InfoReply) -> list[Call[ReplyT]]:
+        """Calls whose lists make up this one's, each within the limits of items and bytes.
+
+        An item that is over the limit of bytes by itself goes alone.
+        """
+        num_free = limits.max_body_bytes - _num_bytes({**(self.body or {}), "inputs": []})
+        parts: list[list[Any]] = [[]]
+        num_used = 0
+        for item in self._items:
+            num_more = _num_bytes(item) + 1  # and a comma
+            is_full = len(parts[-1]) == limits.max_items or num_used + num_more > num_free
+            if parts[-1] and is_full:
+                parts.append([])
+                num_used = 0
+            parts[-1].append(item)
+            num_used += num_more
+        return [self._part(items) for items in parts]
+
+    def halves(self) -> list[Call[ReplyT]]:
+        """Two calls whose lists make up this one's."""
+        middle = len(self._items) // 2
+        return [self._part(self._items[:middle]), self._part(self._items[middle:])]
+
+    def _part(self, items: list[Any]) -> Call[ReplyT]:
+        return replace(self, body={**(self.body or {}), "inputs": items})
+
+
+def _num_bytes(value: object) -> int:
+    """The length of a value as httpx writes it, or a little more."""
+    return len(json.dumps(value, ensure_ascii=False).encode())
+
 
 def fill_mask(
     inputs: str | list[str], options: FillMaskOptions
@@ -116,6 +149,35 @@ def fill_mask(
         InvalidInputError: the service would refuse the inputs or an option.
     """
     return _post("/fill-mask", _body(FillMaskRequest, inputs, options), FillMaskAnswer)
+
+
+def fill_mask_jointly(
+    inputs: str | list[str], options: FillMaskOptions
+) -> Call[list[FilledMasks] | list[list[FilledMasks]]]:
+    """A call of `/fill-mask` for all masks of a text together.
+
+    Raises:
+        InvalidInputError: the service would refuse the inputs or an option.
+    """
+    body = _body(FillMaskRequest, inputs, {**options, "joint": True})
+    return _post("/fill-mask", body, list[FilledMasks])
+
+
+def score_targets(
+    inputs: str | list[str], targets: Sequence[str], options: ScoreTargetsOptions
+) -> Call[TargetsAnswer | list[TargetsAnswer]]:
+    """A call of `/fill-mask` for targets of any number of pieces; all are answered by default.
+
+    Raises:
+        InvalidInputError: the service would refuse the inputs, the targets or an option.
+    """
+    given = {
+        "top_k": min(max(1, len(targets)), MAX_TOP_K),
+        **options,
+        "targets": list(targets),
+        "multi_token_targets": True,
+    }
+    return _post("/fill-mask", _body(FillMaskRequest, inputs, given), TargetsAnswer)
 
 
 def text_classification(
@@ -149,7 +211,7 @@ def question_answering(
 def sentence_order(
     inputs: PairLike | list[PairT], options: SentenceOrderOptions
 ) -> Call[Order | list[Order]]:
-    """A call of `/sentence-order`.
+    """A call of `/sentence-order` for pairs.
 
     Raises:
         InvalidInputError: the service would refuse the inputs or an option.
@@ -157,9 +219,40 @@ def sentence_order(
     return _post("/sentence-order", _body(SentenceOrderRequest, inputs, options), Order)
 
 
+def coherence(
+    sentences: list[str] | list[list[str]], options: SentenceOrderOptions
+) -> Call[Coherence | list[Coherence]]:
+    """A call of `/sentence-order` for the sentences of a text, or of several texts.
+
+    Raises:
+        InvalidInputError: the service would refuse the sentences or an option.
+    """
+    body = _body(SentenceOrderRequest, _as_sentences(sentences), options)
+    return _post("/sentence-order", body, Coherence)
+
+
+def reorder(
+    sentences: list[str] | list[list[str]], options: SentenceOrderOptions
+) -> Call[Reordering | list[Reordering]]:
+    """A call of `/sentence-order` for the best order of sentences.
+
+    Raises:
+        InvalidInputError: the service would refuse the sentences or an option.
+    """
+    given = {**options, "reorder": True}
+    body = _body(SentenceOrderRequest, _as_sentences(sentences), given)
+    return _post("/sentence-order", body, Reordering)
+
+
 def info() -> Call[InfoReply]:
     """A call of `/info`."""
     return Call(method="GET", path="/info", body=None, read=InfoReply.model_validate_json)
+
+
+def _as_sentences(sentences: list[str] | list[list[str]]) -> object:
+    if sentences and isinstance(sentences[0], list):
+        return [{"sentences": text} for text in sentences]
+    return {"sentences": sentences}
 
 
 def _post(path: str, body: dict[str, Any], answer: Any) -> Call[Any]:
@@ -184,117 +277,3 @@ def _body(request: type[BaseModel], inputs: object, options: Mapping[str, Any]) 
 
 def _plain(item: object) -> object:
     return dict(item) if isinstance(item, Mapping) else item
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Server:
-    """Where calls go, and with what."""
-
-    base_url: str
-    headers: Mapping[str, str]
-    timeout_s: float
-
-    @classmethod
-    def at(cls, base_url: str, api_key: str | None, timeout_s: float) -> Server:
-        """A service at this address.
-
-        Raises:
-            ConfigError: the address is not one of HTTP, or the timeout is not positive.
-        """
-        if not base_url.startswith(("http://", "https://")):
-            raise ConfigError(f"base_url is {base_url!r}; it must begin with http:// or https://")
-        if not timeout_s > 0:
-            raise ConfigError(f"timeout_s is {timeout_s}; it must be over 0")
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        return cls(base_url=base_url.rstrip("/"), headers=headers, timeout_s=timeout_s)
-
-    def explain(self, error: httpx.HTTPError) -> RequestError:
-        """The error to raise for a call that got no reply."""
-        if isinstance(error, httpx.TimeoutException):
-            return DeadlineExceededError(
-                f"no reply from {self.base_url} within {self.timeout_s:g} s; "
-                "send less at once, or raise timeout_s"
-            )
-        reason = str(error) or type(error).__name__
-        return NotReadyError(f"cannot reach {self.base_url}: {reason}; is the service running?")
-
-
-class Tries:
-    """Whether a call is made again: at 429 and 503, and only while its time lasts."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._ends_s = time.monotonic() + timeout_s
-        self._num_made = 0
-
-    @property
-    def left_s(self) -> float:
-        """Time that the call still has."""
-        return max(0.001, self._ends_s - time.monotonic())
-
-    def delay_s(self, response: httpx.Response) -> float | None:
-        """How long to wait before trying again; None: take this response as it is."""
-        self._num_made += 1
-        if response.status_code not in _RETRIED or self._num_made == _MAX_TRIES:
-            return None
-        told_s = _retry_after_s(response)
-        least_s = _FIRST_DELAY_S * 2**self._num_made if told_s is None else told_s
-        # Spread out, so that clients that were refused together do not come back together.
-        delay_s = least_s * random.uniform(1.0, 1.25)
-        return delay_s if delay_s < self.left_s else None
-
-
-def read_response(call: Call[ReplyT], response: httpx.Response) -> ReplyT:
-    """The answer, or the error that the service gave.
-
-    Raises:
-        RequestError: the service refused, as the subclass that its status has; or the reply is
-            not one of this service.
-    """
-    if not response.is_success:
-        raise _refusal(response)
-    _log_remarks(response)
-    try:
-        return call.read(response.content)
-    except (ValidationError, LookupError) as error:
-        raise RequestError(
-            f"{response.url} replied with something that is not an answer of {call.path}; "
-            f"is it an albert-serve of this version? It begins {_beginning(response)}"
-        ) from error
-
-
-def _refusal(response: httpx.Response) -> RequestError:
-    try:
-        told = ErrorReply.model_validate_json(response.content)
-    except ValidationError:
-        told = ErrorReply(
-            error=f"{response.url} replied {response.status_code}: {_beginning(response)}",
-            error_type="",
-        )
-    error = request_error(response.status_code, told.error, told.error_type)
-    error.request_id = told.request_id
-    after_s = _retry_after_s(response)
-    if isinstance(error, QueueFullError) and after_s is not None:
-        error.retry_after_s = after_s
-    return error
-
-
-def _retry_after_s(response: httpx.Response) -> float | None:
-    """The seconds that the reply asks to wait; None where it does not say, or says a date."""
-    told = response.headers.get("Retry-After", "")
-    return float(told) if told.isdecimal() else None
-
-
-def _log_remarks(response: httpx.Response) -> None:
-    try:
-        remarks = json.loads(response.headers.get(WARNINGS_HEADER, "[]"))
-    except ValueError:
-        remarks = []
-    for remark in remarks:
-        _logger.warning("%s: %s", response.url, remark)
-    num_truncated = response.headers.get(TRUNCATED_HEADER, "0")
-    if num_truncated != "0":
-        _logger.warning("%s: %s tokens were cut off", response.url, num_truncated)
-
-
-def _beginning(response: httpx.Response) -> str:
-    return repr(response.text[:_MAX_CHARS_TOLD])

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from albert_serve import __version__
-from albert_serve.diagnosis.advice import advise
 from albert_serve.bundle import Bundle
+from albert_serve.diagnosis.advice import advise
 from albert_serve.diagnosis.doctor import diagnose
-from albert_serve.engine import Engine
-from albert_serve.errors import AlbertServeError, InvalidInputError, NotFoundError
 from albert_serve.diagnosis.findings import findings_text
-from albert_serve.greeting import greeting
 from albert_serve.diagnosis.inspection import describe_bundle
 from albert_serve.diagnosis.overview import description_text
+from albert_serve.engine import Engine
+from albert_serve.errors import AlbertServeError, InvalidInputError, NotFoundError
+from albert_serve.greeting import greeting
 from albert_serve.score import score_file
 from albert_serve.settings import BUNDLE_VARIABLE, Device, Prepack, Settings
 from albert_serve.tasks import TASKS

@@ -3,8 +3,8 @@
     with AlbertClient("http://127.0.0.1:3000") as client:
         client.fill_mask("The capital of France is [MASK].", top_k=3)
 
-Needs httpx and pydantic only. The protocol is written once, in `calls.py`; the two clients are
-twins that differ in how they wait.
+Needs httpx and pydantic only. What is sent is in `calls.py`, and what passes then in `exchange.py`;
+the two clients are twins that differ in how they wait.
 """
 
 from __future__ import annotations
@@ -26,37 +26,46 @@ from albert_serve.calls import (
     QuestionLike,
     QuestionT,
     ReplyT,
+    ScoreTargetsOptions,
     SentenceOrderOptions,
-    Server,
     TextClassificationOptions,
     TextLike,
     TextT,
-    Tries,
-    read_response,
 )
+from albert_serve.exchange import Exchange, Outcome, Received, Send, Server
 from albert_serve.schemas import (
+    Coherence,
+    FilledMasks,
     FillMaskAnswer,
     InfoReply,
     LabelScore,
     Order,
     QuestionAnsweringAnswer,
+    Reordering,
+    TargetsAnswer,
 )
 
 __all__ = ["AlbertClient", "AsyncAlbertClient"]
 
 _TIMEOUT_S: Final = 30.0
+_NUM_RETRIES: Final = 2
 
 
 class AlbertClient:
     """Calls a service; safe to use from many threads.
 
     A method takes one input or a list of them, and answers one result or a list. Its options are
-    the parameters of the endpoint; one that is left out has the service's default.
+    the parameters of the endpoint; one that is left out has the service's default. A long list goes
+    in as many requests as the service's limits ask for, one after another.
+
+    A request that finds the service overloaded, not ready, or out of reach is sent again, after as
+    long as the service asks for.
 
     Args:
         base_url: where the service is, such as "http://127.0.0.1:3000".
         api_key: sent as a bearer token.
-        timeout_s: how long to wait for a reply; an overloaded service is tried again within it.
+        timeout_s: the time that a call has, with all its requests and waits.
+        num_retries: how often a request is sent again at most.
         http_client: used in place of an own one; it stays open when this client closes.
 
     Every method raises:
@@ -74,9 +83,13 @@ class AlbertClient:
         *,
         api_key: str | None = None,
         timeout_s: float = _TIMEOUT_S,
+        num_retries: int = _NUM_RETRIES,
         http_client: httpx.Client | None = None,
     ) -> None:
-        self._server = Server.at(base_url, api_key, timeout_s)
+        self._server = Server.at(
+            base_url, api_key=api_key, timeout_s=timeout_s, num_retries=num_retries
+        )
+        self._exchange = Exchange(self._server)
         self._http = http_client or httpx.Client()
         self._is_own = http_client is None
 
@@ -109,6 +122,38 @@ class AlbertClient:
     ) -> FillMaskAnswer | list[FillMaskAnswer]:
         """The likeliest tokens for the mask; for several masks in a text, a list for each."""
         return self._send(calls.fill_mask(inputs, options))
+
+    @overload
+    def fill_mask_jointly(
+        self, inputs: str, **options: Unpack[FillMaskOptions]
+    ) -> list[FilledMasks]: ...
+
+    @overload
+    def fill_mask_jointly(
+        self, inputs: list[str], **options: Unpack[FillMaskOptions]
+    ) -> list[list[FilledMasks]]: ...
+
+    def fill_mask_jointly(
+        self, inputs: str | list[str], **options: Unpack[FillMaskOptions]
+    ) -> list[FilledMasks] | list[list[FilledMasks]]:
+        """The likeliest ways to fill all masks of a text together."""
+        return self._send(calls.fill_mask_jointly(inputs, options))
+
+    @overload
+    def score_targets(
+        self, inputs: str, targets: list[str], **options: Unpack[ScoreTargetsOptions]
+    ) -> TargetsAnswer: ...
+
+    @overload
+    def score_targets(
+        self, inputs: list[str], targets: list[str], **options: Unpack[ScoreTargetsOptions]
+    ) -> list[TargetsAnswer]: ...
+
+    def score_targets(
+        self, inputs: str | list[str], targets: list[str], **options: Unpack[ScoreTargetsOptions]
+    ) -> TargetsAnswer | list[TargetsAnswer]:
+        """How well each target fits the mask, be it one piece of the vocabulary or several."""
+        return self._send(calls.score_targets(inputs, targets, options))
 
     @overload
     def text_classification(
@@ -158,27 +203,74 @@ class AlbertClient:
         """The probability that the second text follows the first."""
         return self._send(calls.sentence_order(inputs, options))
 
+    @overload
+    def coherence(
+        self, sentences: list[str], **options: Unpack[SentenceOrderOptions]
+    ) -> Coherence: ...
+
+    @overload
+    def coherence(
+        self, sentences: list[list[str]], **options: Unpack[SentenceOrderOptions]
+    ) -> list[Coherence]: ...
+
+    def coherence(
+        self, sentences: list[str] | list[list[str]], **options: Unpack[SentenceOrderOptions]
+    ) -> Coherence | list[Coherence]:
+        """How well the sentences of a text, or of each of several, follow each other."""
+        return self._send(calls.coherence(sentences, options))
+
+    @overload
+    def reorder(
+        self, sentences: list[str], **options: Unpack[SentenceOrderOptions]
+    ) -> Reordering: ...
+
+    @overload
+    def reorder(
+        self, sentences: list[list[str]], **options: Unpack[SentenceOrderOptions]
+    ) -> list[Reordering]: ...
+
+    def reorder(
+        self, sentences: list[str] | list[list[str]], **options: Unpack[SentenceOrderOptions]
+    ) -> Reordering | list[Reordering]:
+        """The order in which the sentences of a text, or of each of several, follow best."""
+        return self._send(calls.reorder(sentences, options))
+
     def info(self) -> InfoReply:
         """What the service runs, and what it accepts."""
         return self._send(calls.info())
 
     def _send(self, call: Call[ReplyT]) -> ReplyT:
-        tries = Tries(self._server.timeout_s)
-        while True:
-            try:
-                response = self._http.request(
-                    call.method,
-                    self._server.base_url + call.path,
-                    json=call.body,
-                    headers=self._server.headers,
-                    timeout=tries.left_s,
-                )
-            except httpx.HTTPError as error:
-                raise self._server.explain(error) from error
-            delay_s = tries.delay_s(response)
-            if delay_s is None:
-                return read_response(call, response)
-            time.sleep(delay_s)
+        conversation = self._exchange.converse(call)
+        try:
+            step = next(conversation)
+            while True:
+                if isinstance(step, Send):
+                    step = conversation.send(self._perform(step))
+                else:
+                    time.sleep(step.delay_s)
+                    step = conversation.send(None)
+        except StopIteration as end:
+            reply: ReplyT = end.value
+            return reply
+
+    def _perform(self, step: Send) -> Outcome:
+        ends_s = time.monotonic() + step.timeout_s
+        chunks: list[bytes] = []
+        try:
+            with self._http.stream(
+                step.call.method,
+                self._server.base_url + step.call.path,
+                json=step.call.body,
+                headers=self._server.headers,
+                timeout=step.timeout_s,
+            ) as response:
+                for chunk in response.iter_bytes():
+                    chunks.append(chunk)
+                    if time.monotonic() > ends_s:
+                        return httpx.ReadTimeout("the response did not end in time")
+        except httpx.HTTPError as error:
+            return error
+        return _received(response, b"".join(chunks))
 
 
 class AsyncAlbertClient:
@@ -190,9 +282,13 @@ class AsyncAlbertClient:
         *,
         api_key: str | None = None,
         timeout_s: float = _TIMEOUT_S,
+        num_retries: int = _NUM_RETRIES,
         http_client: httpx.AsyncClient | None = None,
     ) -> None:
-        self._server = Server.at(base_url, api_key, timeout_s)
+        self._server = Server.at(
+            base_url, api_key=api_key, timeout_s=timeout_s, num_retries=num_retries
+        )
+        self._exchange = Exchange(self._server)
         self._http = http_client or httpx.AsyncClient()
         self._is_own = http_client is None
 
@@ -227,6 +323,38 @@ class AsyncAlbertClient:
     ) -> FillMaskAnswer | list[FillMaskAnswer]:
         """The likeliest tokens for the mask; for several masks in a text, a list for each."""
         return await self._send(calls.fill_mask(inputs, options))
+
+    @overload
+    async def fill_mask_jointly(
+        self, inputs: str, **options: Unpack[FillMaskOptions]
+    ) -> list[FilledMasks]: ...
+
+    @overload
+    async def fill_mask_jointly(
+        self, inputs: list[str], **options: Unpack[FillMaskOptions]
+    ) -> list[list[FilledMasks]]: ...
+
+    async def fill_mask_jointly(
+        self, inputs: str | list[str], **options: Unpack[FillMaskOptions]
+    ) -> list[FilledMasks] | list[list[FilledMasks]]:
+        """The likeliest ways to fill all masks of a text together."""
+        return await self._send(calls.fill_mask_jointly(inputs, options))
+
+    @overload
+    async def score_targets(
+        self, inputs: str, targets: list[str], **options: Unpack[ScoreTargetsOptions]
+    ) -> TargetsAnswer: ...
+
+    @overload
+    async def score_targets(
+        self, inputs: list[str], targets: list[str], **options: Unpack[ScoreTargetsOptions]
+    ) -> list[TargetsAnswer]: ...
+
+    async def score_targets(
+        self, inputs: str | list[str], targets: list[str], **options: Unpack[ScoreTargetsOptions]
+    ) -> TargetsAnswer | list[TargetsAnswer]:
+        """How well each target fits the mask, be it one piece of the vocabulary or several."""
+        return await self._send(calls.score_targets(inputs, targets, options))
 
     @overload
     async def text_classification(
@@ -276,24 +404,77 @@ class AsyncAlbertClient:
         """The probability that the second text follows the first."""
         return await self._send(calls.sentence_order(inputs, options))
 
+    @overload
+    async def coherence(
+        self, sentences: list[str], **options: Unpack[SentenceOrderOptions]
+    ) -> Coherence: ...
+
+    @overload
+    async def coherence(
+        self, sentences: list[list[str]], **options: Unpack[SentenceOrderOptions]
+    ) -> list[Coherence]: ...
+
+    async def coherence(
+        self, sentences: list[str] | list[list[str]], **options: Unpack[SentenceOrderOptions]
+    ) -> Coherence | list[Coherence]:
+        """How well the sentences of a text, or of each of several, follow each other."""
+        return await self._send(calls.coherence(sentences, options))
+
+    @overload
+    async def reorder(
+        self, sentences: list[str], **options: Unpack[SentenceOrderOptions]
+    ) -> Reordering: ...
+
+    @overload
+    async def reorder(
+        self, sentences: list[list[str]], **options: Unpack[SentenceOrderOptions]
+    ) -> list[Reordering]: ...
+
+    async def reorder(
+        self, sentences: list[str] | list[list[str]], **options: Unpack[SentenceOrderOptions]
+    ) -> Reordering | list[Reordering]:
+        """The order in which the sentences of a text, or of each of several, follow best."""
+        return await self._send(calls.reorder(sentences, options))
+
     async def info(self) -> InfoReply:
         """What the service runs, and what it accepts."""
         return await self._send(calls.info())
 
     async def _send(self, call: Call[ReplyT]) -> ReplyT:
-        tries = Tries(self._server.timeout_s)
-        while True:
-            try:
+        conversation = self._exchange.converse(call)
+        try:
+            step = next(conversation)
+            while True:
+                if isinstance(step, Send):
+                    step = conversation.send(await self._perform(step))
+                else:
+                    await asyncio.sleep(step.delay_s)
+                    step = conversation.send(None)
+        except StopIteration as end:
+            reply: ReplyT = end.value
+            return reply
+
+    async def _perform(self, step: Send) -> Outcome:
+        try:
+            async with asyncio.timeout(step.timeout_s):
                 response = await self._http.request(
-                    call.method,
-                    self._server.base_url + call.path,
-                    json=call.body,
+                    step.call.method,
+                    self._server.base_url + step.call.path,
+                    json=step.call.body,
                     headers=self._server.headers,
-                    timeout=tries.left_s,
+                    timeout=step.timeout_s,
                 )
-            except httpx.HTTPError as error:
-                raise self._server.explain(error) from error
-            delay_s = tries.delay_s(response)
-            if delay_s is None:
-                return read_response(call, response)
-            await asyncio.sleep(delay_s)
+        except TimeoutError:
+            return httpx.ReadTimeout("the response did not end in time")
+        except httpx.HTTPError as error:
+            return error
+        return _received(response, response.content)
+
+
+def _received(response: httpx.Response, content: bytes) -> Received:
+    return Received(
+        url=str(response.url),
+        status=response.status_code,
+        headers=response.headers,
+        content=content,
+    )

@@ -26,7 +26,13 @@ from albert_serve import __version__
 from albert_serve.batcher import Batcher
 from albert_serve.bundle import Bundle
 from albert_serve.envelope import error_response, id_header, read_json, request_id_of
-from albert_serve.errors import AlbertServeError, InvalidInputError, NotFoundError, NotReadyError
+from albert_serve.errors import (
+    AlbertServeError,
+    InvalidInputError,
+    NotFoundError,
+    NotReadyError,
+    TooMuchAtOnceError,
+)
 from albert_serve.schemas import (
     TRUNCATED_HEADER,
     WARNINGS_HEADER,
@@ -36,7 +42,7 @@ from albert_serve.schemas import (
     describe,
 )
 from albert_serve.settings import Settings
-from albert_serve.tasks import TASKS, AnyTask, Logits, Prepared, prepare_request, shape_reply
+from albert_serve.tasks import TASKS, AnyTask, Prepared, Work, prepare_request, shape_reply
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 # What nginx logs for it; nobody is there to read the reply.
@@ -80,15 +86,16 @@ class Backend:
         """
         # Off the event loop: a request's texts may be megabytes.
         prepared = await asyncio.to_thread(self._prepare, name, given)
-        inputs = [one for item in prepared for one in item.inputs]
-        logits = await self.batcher.run(inputs, ends_s - time.monotonic())
-        answers = await asyncio.to_thread(_finish, prepared, logits)
-        body = pydantic_core.to_json(shape_reply(given, answers))
+        work = Work(prepared)
+        while work.inputs:  # one round, but where the next inputs depend on these answers
+            logits = await self.batcher.run(work.inputs, ends_s - time.monotonic())
+            await asyncio.to_thread(work.take, logits)
+        body = pydantic_core.to_json(shape_reply(given, work.answers))
         return Response(body, headers=_notes(prepared), media_type="application/json")
 
     def _prepare(self, name: str, given: TaskRequest) -> list[Prepared[Any]]:
         if isinstance(given.inputs, list) and len(given.inputs) > self.settings.max_items:
-            raise InvalidInputError(
+            raise TooMuchAtOnceError(
                 f"inputs holds {len(given.inputs)} items; at most {self.settings.max_items} are "
                 "taken at once: split the list"
             )
@@ -192,11 +199,6 @@ def _backend(request: Request) -> Backend:
     if backend is None:
         raise NotReadyError("the service is starting")
     return backend
-
-
-def _finish(prepared: Sequence[Prepared[Any]], logits: Sequence[Logits]) -> list[Any]:
-    rest = iter(logits)
-    return [item.finish([next(rest) for _ in item.inputs]) for item in prepared]
 
 
 def _notes(prepared: Sequence[Prepared[Any]]) -> dict[str, str]:

@@ -60,6 +60,7 @@ class Engine:
         tasks: the names of the tasks whose heads the bundle holds.
         max_batch_tokens: the most tokens, padding included, of one encoder call; a longer
             single input runs alone.
+        call_cost_tokens: what one more encoder call costs, as tokens of compute.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Engine:
         self.device = device
         self.tasks = tuple(heads)
         self.max_batch_tokens = best_batch_tokens(config, device)
+        self.call_cost_tokens = _CALL_COST_TOKENS[device]
         self._encoder = encoder
         self._heads = heads
         # A CPU runs calls beside each other; buffers on a device serve one call at a time.
@@ -98,6 +100,7 @@ class Engine:
                 opened.head_file(name),
                 head_options() if provider is None else cuda_options(),
                 cuda=provider,
+                folds=False,
             )
             for name in opened.manifest.tasks
         }
@@ -119,8 +122,7 @@ class Engine:
             self._check(given)
         logits: list[Logits | None] = [None] * len(inputs)
         lengths = [len(given.ids) for given in inputs]
-        cost = _CALL_COST_TOKENS[self.device]
-        for group in group_by_length(lengths, self.max_batch_tokens, cost):
+        for group in group_by_length(lengths, self.max_batch_tokens, self.call_cost_tokens):
             with self._turn:
                 answers = self._run_group([inputs[i] for i in group])
             for index, rows in zip(group, answers, strict=True):

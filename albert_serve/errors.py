@@ -16,7 +16,8 @@ The message says what was got, what is allowed and how to mend it.
         ├── UnsupportedMediaError  415
         ├── InvalidInputError      422   (ValueError)
         │   ├── NoMaskError
-        │   └── TextTooLongError
+        │   ├── TextTooLongError
+        │   └── TooMuchAtOnceError
         ├── QueueFullError         429
         ├── NotReadyError          503
         └── DeadlineExceededError  504
@@ -122,6 +123,12 @@ class TextTooLongError(InvalidInputError):
     """A text of more tokens than the model has positions, and no leave to truncate."""
 
     error_type = "too_long"
+
+
+class TooMuchAtOnceError(InvalidInputError):
+    """A request that would be taken in parts: its items are too many, or too long together."""
+
+    error_type = "too_much_at_once"
 
 
 class QueueFullError(RequestError):

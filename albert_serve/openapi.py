@@ -7,6 +7,7 @@ from typing import Any, Final
 from pydantic import BaseModel, TypeAdapter
 
 from albert_serve import __version__
+from albert_serve.examples import EXAMPLES
 from albert_serve.schemas import (
     ErrorReply,
     FillMaskReply,
@@ -28,6 +29,7 @@ _REPLIES: Final[dict[str, TypeAdapter[Any]]] = {
 }
 _ERRORS: Final[dict[str, str]] = {
     "400": "The body is not JSON.",
+    "401": "No key, or one that is not known, where the service asks for one.",
     "404": "The model served here does not have this task.",
     "413": "The body is over the limit that /info tells.",
     "415": "The content type is not application/json.",
@@ -44,6 +46,7 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
     schemas: dict[str, Any] = dict(base.get("components", {}).get("schemas", {}))
     paths = {f"/{name}": {"post": _operation(name, schemas)} for name in TASKS}
     paths["/info"] = {"get": _get("What is served, and its limits.", InfoReply, schemas)}
+    paths["/health"] = {"get": _health(schemas)}
     return {
         **base,
         "info": {
@@ -66,7 +69,7 @@ def _operation(name: str, schemas: dict[str, Any]) -> dict[str, Any]:
         "summary": (request.__doc__ or "").strip(),
         "requestBody": {
             "required": True,
-            "content": _json(_reference(request, schemas), _examples(request)),
+            "content": _json(_reference(request, schemas), _examples(name)),
         },
         "responses": {
             "200": {"description": "The answer.", "content": _json(reply, {})},
@@ -81,6 +84,21 @@ def _get(summary: str, reply: type[BaseModel], schemas: dict[str, Any]) -> dict[
         "tags": [_TAG],
         "summary": summary,
         "responses": {"200": {"description": summary, "content": content}},
+    }
+
+
+def _health(schemas: dict[str, Any]) -> dict[str, Any]:
+    reply = {"type": "object", "properties": {"status": {"const": "ok"}}}
+    return {
+        "tags": [_TAG],
+        "summary": "Whether requests are taken.",
+        "responses": {
+            "200": {"description": "They are.", "content": _json(reply, {})},
+            "503": {
+                "description": _ERRORS["503"],
+                "content": _json(_reference(ErrorReply, schemas), {}),
+            },
+        },
     }
 
 
@@ -100,11 +118,11 @@ def _collect(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _examples(request: type[BaseModel]) -> dict[str, Any]:
-    extra = request.model_config.get("json_schema_extra")
-    found = extra.get("examples") if isinstance(extra, dict) else None
-    values = found if isinstance(found, list) else []
-    return {f"example {number}": {"value": value} for number, value in enumerate(values, start=1)}
+def _examples(name: str) -> dict[str, Any]:
+    return {
+        f"{name}-{number}": {"summary": example.summary, "value": example.body}
+        for number, example in enumerate(EXAMPLES[name], start=1)
+    }
 
 
 def _json(schema: dict[str, Any], examples: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from albert_serve.settings import Device, RuntimeOptions
 OLDEST_RUNTIME: Final = (1, 31)
 # SkipLayerNormalization takes 6 times as long on a CPU as the operators that it replaces.
 _SLOWER_FUSIONS: Final = ["SkipLayerNormFusion"]
+_FOLDING: Final = ["ConstantFolding", "FuseFp16InitializerToFp32NodeTransformer"]
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 
 _logger = logging.getLogger(__name__)
@@ -72,11 +73,14 @@ def open_session(
     options: ort.SessionOptions,
     *,
     cuda: Mapping[str, str] | None = None,
+    folds: bool = True,
 ) -> ort.InferenceSession:
     """The session of a graph.
 
     Args:
         cuda: the CUDA provider's options; without them the graph runs on the CPU.
+        folds: whether what is made of weights alone, such as fp32 of fp16, is made now and kept;
+            otherwise it is made at each run.
 
     Raises:
         BundleCorruptError: the runtime refuses the graph.
@@ -84,9 +88,10 @@ def open_session(
     providers: list[Any] = [("CPUExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})]
     if cuda is not None:
         providers.insert(0, ("CUDAExecutionProvider", dict(cuda)))
+    left_out = _SLOWER_FUSIONS if folds else [*_SLOWER_FUSIONS, *_FOLDING]
     try:
         return ort.InferenceSession(
-            str(graph), options, providers=providers, disabled_optimizers=_SLOWER_FUSIONS
+            str(graph), options, providers=providers, disabled_optimizers=left_out
         )
     except Exception as error:  # the runtime's exceptions share no base but this
         raise BundleCorruptError(

@@ -7,116 +7,104 @@ what they have no room for travels in the two headers named here.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+from typing import Annotated, Final, Literal, Self, TypeAlias
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    model_validator,
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from albert_serve.wire import (
+    MANY,
+    MAX_CHARS,
+    ONE,
+    OneOrMany,
+    OrNull,
+    Reply,
+    Request,
+    Text,
+    contradiction,
+    one_or_many,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
+from albert_serve.wire import describe as describe  # part of the contract, too
 
 # A JSON array of what the caller should know about a reply, in ASCII.
 WARNINGS_HEADER: Final = "X-Albert-Warnings"
 # How many tokens were left out, where the request allowed it.
 TRUNCATED_HEADER: Final = "X-Albert-Truncated-Tokens"
 
+MAX_TOP_K: Final = 1000
+MAX_TARGETS: Final = 1000
+# Of all texts of a request together: each is a row of numbers as long as the vocabulary.
+MAX_MASKS: Final = 1024
+# Each candidate of a joint filling is read again for every mask.
+MAX_JOINT_TOP_K: Final = 16
+MAX_SENTENCES: Final = 256
+# Reordering reads every two of them in both orders.
+MAX_REORDERED: Final = 32
+
 Truncation: TypeAlias = Literal["error", "truncate"]
 ScoreFunction: TypeAlias = Literal["sigmoid", "softmax", "none"]
 ProblemType: TypeAlias = Literal[
     "regression", "single_label_classification", "multi_label_classification"
 ]
-ItemT = TypeVar("ItemT")
 
-_MAX_TOP_K: Final = 1000
-_MAX_ERRORS_TOLD: Final = 3
-_MAX_INPUT_CHARS_TOLD: Final = 60
-
-
-class _Request(BaseModel):
-    """Anything a caller sends: no unknown field, no silent conversion, null means the default."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_names(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        unknown = [_shorten(name) for name in given if name not in cls.model_fields]
-        if unknown:
-            raise PydanticCustomError(
-                "unknown_field",
-                "{unknown} is not known here; allowed are {allowed}",
-                {
-                    "unknown": ", ".join(unknown[:_MAX_ERRORS_TOLD]),
-                    "allowed": ", ".join(cls.model_fields),
-                },
-            )
-        return {name: value for name, value in given.items() if value is not None}
-
-
-class _Reply(BaseModel):
-    """Anything the service sends; a client passes over fields that it does not know yet."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
-
-
-# No field can have such a name, so that `_path` can leave tags out.
-_ONE: Final = "<one>"
-_MANY: Final = "<many>"
+# No field can have such a name, so that it is left out where an error's place is told.
 _TEXT: Final = "<text>"
 _OBJECT: Final = "<object>"
+_PAIR: Final = "<pair>"
+_SENTENCES: Final = "<sentences>"
 
 
-def _shape(value: object) -> str:
-    return _MANY if isinstance(value, list) else _ONE
+class TextPair(Request):
+    """Two texts that are read together."""
+
+    text: Text = Field(description="The first text.")
+    text_pair: Text = Field(description="The second text.")
+
+
+class Sentences(Request):
+    """A text, as the sentences that it consists of."""
+
+    sentences: list[Text] = Field(min_length=2, max_length=MAX_SENTENCES)
+
+
+class TextInput(Request):
+    """A text, or two that are read together."""
+
+    text: Text = Field(description="The first, or only, text.")
+    text_pair: Text | None = Field(None, description="The second text.")
+
+
+class QuestionContext(Request):
+    """A question, and the text that its answer is looked for in."""
+
+    question: Text
+    context: Text
 
 
 def _text_or_object(value: object) -> str:
     return _TEXT if isinstance(value, str) else _OBJECT
 
 
-# Tagged, so that a wrong value is told against the one form that the caller meant.
-OneOrMany: TypeAlias = Annotated[
-    Annotated[ItemT, Tag(_ONE)] | Annotated[list[ItemT], Field(min_length=1), Tag(_MANY)],
-    Discriminator(_shape),
-]
-
-
-class TextPair(_Request):
-    """Two texts that are read together."""
-
-    text: str = Field(description="The first text.")
-    text_pair: str = Field(description="The second text.")
-
-
-class TextInput(_Request):
-    """A text, or two that are read together."""
-
-    text: str = Field(description="The first, or only, text.")
-    text_pair: str | None = Field(None, description="The second text.")
-
-
-class QuestionContext(_Request):
-    """A question, and the text that its answer is looked for in."""
-
-    question: str
-    context: str
+def _pair_or_sentences(value: object) -> str:
+    many = isinstance(value, Sentences) or (isinstance(value, dict) and "sentences" in value)
+    return _SENTENCES if many else _PAIR
 
 
 TextItem: TypeAlias = Annotated[
-    Annotated[str, Tag(_TEXT)] | Annotated[TextInput, Tag(_OBJECT)],
+    Annotated[Text, Tag(_TEXT)] | Annotated[TextInput, Tag(_OBJECT)],
     Discriminator(_text_or_object),
+]
+Targets: TypeAlias = Annotated[
+    Annotated[Text, Tag(ONE)]
+    | Annotated[list[Text], Field(min_length=1, max_length=MAX_TARGETS), Tag(MANY)],
+    Discriminator(one_or_many),
+]
+OrderItem: TypeAlias = Annotated[
+    Annotated[TextPair, Tag(_PAIR)] | Annotated[Sentences, Tag(_SENTENCES)],
+    Discriminator(_pair_or_sentences),
 ]
 
 
-class Parameters(_Request):
+class Parameters(Request):
     """What every task takes."""
 
     truncation: Truncation = Field(
@@ -128,12 +116,34 @@ class Parameters(_Request):
 class FillMaskParameters(Parameters):
     """How a mask is filled."""
 
-    top_k: int = Field(5, ge=1, le=_MAX_TOP_K, description="Predictions for each mask.")
-    targets: OneOrMany[str] | None = Field(
+    top_k: int = Field(5, ge=1, le=MAX_TOP_K, description="Predictions for each mask.")
+    targets: Targets | None = Field(
         None,
         description="Score these tokens only. One that the vocabulary lacks stands for its first "
         f"piece, which the {WARNINGS_HEADER} header then says.",
     )
+    joint: bool = Field(
+        False,
+        description="Fill all masks of a text together: the surest mask first, and the others read "
+        "again with it filled (a beam search). Each prediction then fills every mask; its score "
+        "is the product of the probabilities with which its masks were filled. "
+        f"top_k is at most {MAX_JOINT_TOP_K}.",
+    )
+    multi_token_targets: bool = Field(
+        False,
+        description="Score targets of several pieces as wholes: the mask is widened to as many, "
+        "and the score is the product of each piece's probability given those before it.",
+    )
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.joint and self.multi_token_targets:
+            raise contradiction("joint and multi_token_targets do not go together; choose one")
+        if self.multi_token_targets and self.targets is None:
+            raise contradiction("multi_token_targets needs targets; name the words to score")
+        if self.joint and self.top_k > MAX_JOINT_TOP_K:
+            raise contradiction(f"with joint, top_k is at most {MAX_JOINT_TOP_K}, not {self.top_k}")
+        return self
 
 
 class TextClassificationParameters(Parameters):
@@ -143,14 +153,14 @@ class TextClassificationParameters(Parameters):
         None, description="Left out, the model's problem type decides."
     )
     top_k: int | None = Field(
-        None, ge=1, le=_MAX_TOP_K, description="The best so many labels; left out, all."
+        None, ge=1, le=MAX_TOP_K, description="The best so many labels; left out, all."
     )
 
 
 class QuestionAnsweringParameters(Parameters):
     """How an answer is looked for; lengths count tokens."""
 
-    top_k: int = Field(1, ge=1, le=_MAX_TOP_K, description="Answers; over 1 replies with a list.")
+    top_k: int = Field(1, ge=1, le=MAX_TOP_K, description="Answers; over 1 replies with a list.")
     doc_stride: int | None = Field(
         None, ge=0, description="Tokens that neighbouring windows share; left out, 128 or fewer."
     )
@@ -165,77 +175,49 @@ class QuestionAnsweringParameters(Parameters):
         False, description='Let "no answer" compete, as an empty answer.'
     )
     align_to_words: bool = Field(True, description="Widen an answer to whole words.")
+    compat: bool = Field(
+        False,
+        description="Answer as the pipeline of transformers 4.57.6 did: scores are normalised in "
+        "each window, those of equal texts are added up (and may exceed 1), words end at white "
+        "space, max_question_len is passed over, and a single answer has no list around it.",
+    )
 
 
 class SentenceOrderParameters(Parameters):
     """How sentence order is scored."""
 
-
-def _default_if_null(value: object) -> object:
-    return {} if value is None else value
-
-
-_ParametersT = TypeVar("_ParametersT", bound=Parameters)
-_OrNull: TypeAlias = Annotated[_ParametersT, BeforeValidator(_default_if_null)]
+    reorder: bool = Field(
+        False,
+        description=f"Look for the best order of up to {MAX_REORDERED} sentences, too.",
+    )
 
 
-class FillMaskRequest(_Request):
+class FillMaskRequest(Request):
     """Fill the masks of one text or of several."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"inputs": "The capital of France is [MASK].", "parameters": {"top_k": 3}},
-                {"inputs": ["a [MASK]", "b [MASK]"], "parameters": {"targets": ["x", "y"]}},
-            ]
-        }
-    )
-    inputs: OneOrMany[str]
-    parameters: _OrNull[FillMaskParameters] = FillMaskParameters()
+    inputs: OneOrMany[Text]
+    parameters: OrNull[FillMaskParameters] = FillMaskParameters()
 
 
-class TextClassificationRequest(_Request):
+class TextClassificationRequest(Request):
     """Classify one text, or pair of texts, or several."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"inputs": "A film to remember.", "parameters": {"top_k": 1}},
-                {"inputs": {"text": "A dog runs.", "text_pair": "An animal moves."}},
-            ]
-        }
-    )
     inputs: OneOrMany[TextItem]
-    parameters: _OrNull[TextClassificationParameters] = TextClassificationParameters()
+    parameters: OrNull[TextClassificationParameters] = TextClassificationParameters()
 
 
-class QuestionAnsweringRequest(_Request):
+class QuestionAnsweringRequest(Request):
     """Find the answer to a question in a text, for one such pair or several."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "inputs": {"question": "Who wrote it?", "context": "It was written by Ada."},
-                    "parameters": {"handle_impossible_answer": True},
-                }
-            ]
-        }
-    )
     inputs: OneOrMany[QuestionContext]
-    parameters: _OrNull[QuestionAnsweringParameters] = QuestionAnsweringParameters()
+    parameters: OrNull[QuestionAnsweringParameters] = QuestionAnsweringParameters()
 
 
-class SentenceOrderRequest(_Request):
-    """Say whether the second text follows the first, for one pair or several."""
+class SentenceOrderRequest(Request):
+    """Say whether the second text follows the first, or how well sentences follow each other."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"inputs": {"text": "It rained.", "text_pair": "So we stayed in."}}]
-        }
-    )
-    inputs: OneOrMany[TextPair]
-    parameters: _OrNull[SentenceOrderParameters] = SentenceOrderParameters()
+    inputs: OneOrMany[OrderItem]
+    parameters: OrNull[SentenceOrderParameters] = SentenceOrderParameters()
 
 
 TaskRequest: TypeAlias = (
@@ -243,7 +225,7 @@ TaskRequest: TypeAlias = (
 )
 
 
-class FilledToken(_Reply):
+class FilledToken(Reply):
     """One way to fill a mask."""
 
     score: float = Field(description="Probability over the whole vocabulary.")
@@ -252,14 +234,33 @@ class FilledToken(_Reply):
     sequence: str = Field(description="The text with this mask filled.")
 
 
-class LabelScore(_Reply):
+class FilledTarget(FilledToken):
+    """A target of one or several pieces in place of a mask; `token` is the first of them."""
+
+    score: float = Field(description="Product of the pieces' probabilities, each given the former.")
+    token_str: str = Field(description="The whole target.")
+    tokens: list[int]
+
+
+class FilledMasks(Reply):
+    """One way to fill all masks of a text."""
+
+    score: float = Field(
+        description="Product of the probabilities with which the masks were filled."
+    )
+    tokens: list[int] = Field(description="One for each mask, in the order of the text.")
+    token_strs: list[str]
+    sequence: str = Field(description="The text with all masks filled.")
+
+
+class LabelScore(Reply):
     """How much a label fits."""
 
     label: str
     score: float
 
 
-class Answer(_Reply):
+class Answer(Reply):
     """A part of the context: `context[start:end] == answer`, in code points."""
 
     answer: str = Field(description='"" where "no answer" is the answer.')
@@ -268,23 +269,49 @@ class Answer(_Reply):
     end: int
 
 
-class Order(_Reply):
+class Order(Reply):
     """How a pair of texts is ordered."""
 
     in_order: float = Field(description="Probability that the second text follows the first.")
 
 
-FillMaskAnswer: TypeAlias = list[FilledToken] | list[list[FilledToken]]
-QuestionAnsweringAnswer: TypeAlias = Answer | list[Answer]
+class PairOrder(Reply):
+    """How two of a list's sentences are ordered; they are named by their places in it."""
 
-FillMaskReply: TypeAlias = FillMaskAnswer | list[FillMaskAnswer]
+    first: int
+    second: int
+    in_order: float = Field(description="Probability that the second follows the first.")
+
+
+class Coherence(Reply):
+    """How well sentences follow each other in the order that they were given in."""
+
+    pairs: list[PairOrder] = Field(description="Neighbours; with reorder every two, both ways.")
+    coherence: float = Field(description="Geometric mean of the neighbours' in_order.")
+
+
+class Reordering(Coherence):
+    """How well sentences follow each other, and the order in which they do so best."""
+
+    best_order: list[int] = Field(description="Their places in the list.")
+    best_coherence: float = Field(description="The coherence of that order.")
+
+
+FillMaskAnswer: TypeAlias = list[FilledToken] | list[list[FilledToken]]
+TargetsAnswer: TypeAlias = list[FilledTarget] | list[list[FilledTarget]]
+# The narrower kinds first: the wider ones take them as well.
+AnyFillMaskAnswer: TypeAlias = TargetsAnswer | FillMaskAnswer | list[FilledMasks]
+QuestionAnsweringAnswer: TypeAlias = Answer | list[Answer]
+SentenceOrderAnswer: TypeAlias = Reordering | Coherence | Order
+
+FillMaskReply: TypeAlias = AnyFillMaskAnswer | list[AnyFillMaskAnswer]
 # Nested for a single text too: Hugging Face's clients take the first element.
 TextClassificationReply: TypeAlias = list[list[LabelScore]]
 QuestionAnsweringReply: TypeAlias = QuestionAnsweringAnswer | list[QuestionAnsweringAnswer]
-SentenceOrderReply: TypeAlias = Order | list[Order]
+SentenceOrderReply: TypeAlias = SentenceOrderAnswer | list[SentenceOrderAnswer]
 
 
-class TaskInfo(_Reply):
+class TaskInfo(Reply):
     """One task that the service answers."""
 
     name: str
@@ -292,7 +319,7 @@ class TaskInfo(_Reply):
     problem_type: ProblemType | None = None
 
 
-class InfoReply(_Reply):
+class InfoReply(Reply):
     """What the service runs, and what it accepts."""
 
     model_id: str
@@ -303,52 +330,17 @@ class InfoReply(_Reply):
     mask_token: str
     max_items: int = Field(description="Items that one request may hold.")
     max_body_bytes: int
+    max_chars: int = Field(MAX_CHARS, description="Characters of one text.")
+    max_targets: int = Field(MAX_TARGETS, description="Targets of one fill-mask request.")
+    max_top_k: int = MAX_TOP_K
+    max_masks: int = Field(MAX_MASKS, description="Masks in all texts of a request together.")
+    max_sentences: int = Field(MAX_SENTENCES, description="Sentences of one text.")
+    max_reordered: int = Field(MAX_REORDERED, description="Sentences that are reordered.")
 
 
-class ErrorReply(_Reply):
+class ErrorReply(Reply):
     """The body of every reply that is not a success."""
 
     error: str
     error_type: str
     request_id: str | None = None
-
-
-def describe(error: ValidationError) -> str:
-    """What is wrong with a request, as one sentence."""
-    found = error.errors(include_url=False)
-    told = [_describe_one(details) for details in found[:_MAX_ERRORS_TOLD]]
-    if len(found) > _MAX_ERRORS_TOLD:
-        told.append(f"and {len(found) - _MAX_ERRORS_TOLD} more")
-    return "; ".join(told)
-
-
-# pydantic's type of error -> what to say instead of its message.
-_PHRASES: Final = {
-    "missing": "is missing",
-    "too_short": "must hold at least one item",
-    "model_type": "must be an object",
-}
-
-
-def _describe_one(details: ErrorDetails) -> str:
-    path = _path(details["loc"])
-    if details["type"] in ("missing", "too_short"):
-        return f"{path} {_PHRASES[details['type']]}"
-    if details["type"] == "unknown_field":
-        return f"{path}: {details['msg']}"
-    message = _PHRASES.get(details["type"], details["msg"].replace("Input should", "must"))
-    return f"{path} {message}, not {_shorten(details['input'])}"
-
-
-def _path(loc: tuple[int | str, ...]) -> str:
-    """("inputs", "<many>", 2, "<object>", "text") as "inputs[2].text"."""
-    names = [part for part in loc if isinstance(part, int) or not part.startswith("<")]
-    parts = [f"[{name}]" if isinstance(name, int) else f".{name}" for name in names]
-    return "".join(parts).removeprefix(".") or "the body"
-
-
-def _shorten(value: object) -> str:
-    text = ascii(value)
-    if len(text) <= _MAX_INPUT_CHARS_TOLD:
-        return text
-    return f"{text[:_MAX_INPUT_CHARS_TOLD]}..."

@@ -1,32 +1,29 @@
 """Batch scoring: a JSONL file of inputs to a JSONL file of answers, row for row in order.
 
 A row is `{"inputs": ..., "parameters": {...}}` as the endpoint takes it, or the fields of one item:
-`{"text"}`, `{"text", "text_pair"}`, `{"question", "context"}`; an `"id"` is passed through, other
-columns are passed over. A result is `{"id", "output"}`, with `"warnings"` and `"truncated_tokens"`
-where there are any, or `{"id", "error", "error_type"}`: a bad row never stops the job. Files ending
-in `.gz` or `.xz` are compressed. The output appears under its name when it is complete.
+`{"text"}`, `{"text", "text_pair"}`, `{"question", "context"}`, `{"sentences"}`; an `"id"` is passed
+through, other columns are passed over. A result is `{"id", "output"}`, with `"warnings"` and
+`"truncated_tokens"` where there are any, or `{"id", "error", "error_type"}`: a bad row never stops
+the job. Files ending in `.gz` or `.xz` are compressed. The output appears under its name when it is
+complete.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
-import lzma
-import os
 import time
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Protocol, TextIO
+from typing import Any, Final, Protocol
 
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 from tqdm import tqdm
 
 from albert_serve.errors import AlbertServeError, InvalidInputError, MalformedRequestError
+from albert_serve.jsonl import appearing, read_lines
 from albert_serve.schemas import TaskRequest, describe
 from albert_serve.tasks import (
     TASKS,
@@ -34,6 +31,7 @@ from albert_serve.tasks import (
     EncoderInput,
     Logits,
     Prepared,
+    Round,
     TaskSetup,
     open_task,
     prepare_request,
@@ -44,7 +42,7 @@ _FIELDS: Final = {
     "fill-mask": ("text",),
     "text-classification": ("text", "text_pair"),
     "question-answering": ("question", "context"),
-    "sentence-order": ("text", "text_pair"),
+    "sentence-order": ("text", "text_pair", "sentences"),
 }
 
 
@@ -109,8 +107,8 @@ def score_file(
     reader = _RowReader(task=task, opened=opened, parameters=_checked(task, parameters or {}))
     started_s = time.monotonic()
     num_rows = num_errors = 0
-    with _appearing(output) as stream, tqdm(unit=" rows", desc=task, disable=None) as bar:
-        rows = (reader.read(number, line) for number, line in _lines(source))
+    with appearing(output) as stream, tqdm(unit=" rows", desc=task, disable=None) as bar:
+        rows = (reader.read(number, line) for number, line in read_lines(source))
         while window := list(islice(rows, num_window_rows)):
             _answer(engine, window)
             stream.writelines(row.to_json() + "\n" for row in window)
@@ -183,8 +181,9 @@ class _RowReader:
             return fields["inputs"]
         item = {name: fields[name] for name in _FIELDS[self.task] if name in fields}
         if not item:
-            names = " and ".join(_FIELDS[self.task])
-            raise InvalidInputError(f"the row has neither inputs nor {names}")
+            *names, last = _FIELDS[self.task]
+            told = f"{', '.join(names)} or {last}" if names else last
+            raise InvalidInputError(f"the row has neither inputs nor {told}")
         return item["text"] if self.task == "fill-mask" else item
 
 
@@ -211,42 +210,69 @@ def _refuse(constant: str) -> None:
 
 
 def _answer(engine: Runner, rows: Sequence[_Row]) -> None:
-    """Run what the rows ask for, like lengths together, and finish each item when it can be."""
-    places = [
-        _Place(row=row, item=number, part=part, given=given)
+    """Run what the rows ask for, round after round, until each item has an answer or an error."""
+    items = [
+        _Item(row=row, number=number, stage=item)
         for row in rows
         for number, item in enumerate(row.items)
-        for part, given in enumerate(item.inputs)
     ]
-    parts: dict[tuple[int, int], dict[int, Logits]] = {}
-    for group in _group(places, engine.max_batch_tokens):
-        for place, outcome in zip(group, _run(engine, [p.given for p in group]), strict=True):
-            if isinstance(outcome, AlbertServeError):
-                place.row.error = place.row.error or outcome
-                continue
-            arrived = parts.setdefault((id(place.row), place.item), {})
-            arrived[place.part] = outcome
-            if len(arrived) == len(place.row.items[place.item].inputs):
-                # At once, for a fill-mask's logits are as wide as the vocabulary.
-                _finish(place.row, place.item, parts.pop((id(place.row), place.item)))
+    while items:
+        items = [item for item in _run_round(engine, items) if item.row.error is None]
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Item:
+    """An item of a row, and the round that it is in."""
+
+    row: _Row
+    number: int
+    stage: Round[Any]
+    arrived: dict[int, Logits] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Place:
-    """Where an input's logits belong: which part of which item of which row."""
+    """Where an input's logits belong: which part of which item."""
 
-    row: _Row
-    item: int
+    item: _Item
     part: int
     given: EncoderInput
 
 
-def _finish(row: _Row, number: int, arrived: Mapping[int, Logits]) -> None:
+def _run_round(engine: Runner, items: Sequence[_Item]) -> list[_Item]:
+    """Run what the items need now, like lengths together; returns those that need another round."""
+    places = [
+        _Place(item=item, part=part, given=given)
+        for item in items
+        for part, given in enumerate(item.stage.inputs)
+    ]
+    further = []
+    for group in _group(places, engine.max_batch_tokens):
+        for place, outcome in zip(group, _run(engine, [p.given for p in group]), strict=True):
+            item = place.item
+            if isinstance(outcome, AlbertServeError):
+                item.row.error = item.row.error or outcome
+                continue
+            item.arrived[place.part] = outcome
+            # At once, for a fill-mask's logits are as wide as the vocabulary.
+            if len(item.arrived) == len(item.stage.inputs) and (after := _finish(item)):
+                further.append(after)
+    return further
+
+
+def _finish(item: _Item) -> _Item | None:
+    """Give the row its answer; or returns the item in its next round."""
+    logits = [item.arrived[part] for part in range(len(item.arrived))]
+    item.arrived.clear()
     try:
-        logits = [arrived[part] for part in range(len(arrived))]
-        row.answers[number] = row.items[number].finish(logits)
+        outcome = item.stage.finish(logits)
     except AlbertServeError as error:
-        row.error = row.error or error
+        item.row.error = item.row.error or error
+        return None
+    if isinstance(outcome, Round):
+        return _Item(row=item.row, number=item.number, stage=outcome)
+    item.row.answers[item.number] = outcome
+    return None
 
 
 def _group(places: Iterable[_Place], max_tokens: int) -> Iterator[list[_Place]]:
@@ -270,41 +296,3 @@ def _run(engine: Runner, inputs: Sequence[EncoderInput]) -> list[Logits | Albert
             return [error]
     half = len(inputs) // 2
     return _run(engine, inputs[:half]) + _run(engine, inputs[half:])
-
-
-def _lines(source: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, each with its number from 1."""
-    try:
-        with _open_to_read(source) as stream:
-            for number, line in enumerate(stream, start=1):
-                if line.strip():
-                    yield number, line
-    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
-        raise InvalidInputError(f"{source} is damaged or incomplete: {error}") from error
-
-
-@contextmanager
-def _appearing(output: Path) -> Iterator[TextIO]:
-    """A file to write that takes its name once it is complete, and is `.partial` until then."""
-    partial = output.with_name(output.name + ".partial")
-    with _open_to_write(partial, output.suffix) as stream:
-        yield stream
-    with partial.open("rb") as written:
-        os.fsync(written.fileno())
-    partial.replace(output)
-
-
-def _open_to_read(path: Path) -> gzip.GzipFile | lzma.LZMAFile | BinaryIO:
-    if path.suffix == ".gz":
-        return gzip.open(path)
-    return lzma.open(path) if path.suffix == ".xz" else path.open("rb")
-
-
-def _open_to_write(path: Path, suffix: str) -> TextIO:
-    # JSON's own escape for half of a surrogate pair, which an id may hold.
-    encoding, errors = "utf-8", "backslashreplace"
-    if suffix == ".gz":
-        return gzip.open(path, "wt", encoding=encoding, errors=errors)
-    if suffix == ".xz":
-        return lzma.open(path, "wt", encoding=encoding, errors=errors)
-    return path.open("w", encoding=encoding, errors=errors)

@@ -44,7 +44,11 @@ class Serving:
             settings=settings,
             bundle=bundle,
             tasks=load_tasks(bundle),
-            batcher=Batcher(self._engine, max_queue_tokens=settings.max_queue_tokens),
+            batcher=Batcher(
+                self._engine,
+                max_queue_tokens=settings.max_queue_tokens,
+                call_cost_tokens=self._engine.call_cost_tokens,
+            ),
         )
 
     @bentoml.on_deployment  # type: ignore[untyped-decorator]

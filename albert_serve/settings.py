@@ -232,7 +232,7 @@ _NUMBERS: Final[dict[str, tuple[str, type[int | float], float, float]]] = {
     "ALBERT_SERVE_MAX_QUEUE_TOKENS": ("max_queue_tokens", int, 1, 1 << 30),
     "ALBERT_SERVE_DEADLINE_S": ("deadline_s", float, 0.05, _LONGEST_DEADLINE_S),
     "ALBERT_SERVE_MAX_BODY_BYTES": ("max_body_bytes", int, 1, 1 << 30),
-    "ALBERT_SERVE_MAX_ITEMS": ("max_items", int, 1, 1 << 20),
+    "ALBERT_SERVE_MAX_ITEMS": ("max_items", int, 1, 1 << 16),
     "ALBERT_SERVE_DRAIN_GRACE_S": ("drain_grace_s", float, 0, 600),
 }
 # Variable -> field, and what it takes.

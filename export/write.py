@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import onnx
 import onnxruntime
@@ -46,6 +46,8 @@ from training.checkpoint import load_checkpoint
 from training.engine import TorchEngine
 from training.heads import AlbertForTasks
 from training.vocab import VocabError, build_tokenizer
+
+_TORCH_BATCH_TOKENS: Final = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,7 +206,8 @@ def _measure_quality(
     source: Source, folder: Path, model: AlbertForTasks, data: RealData
 ) -> dict[TaskName, Quality]:
     engine = Engine.open(Bundle.open(folder, verify="size"), RuntimeOptions(device="cpu"))
-    return measure_quality(source, folder / TOKENIZER_FILE, TorchEngine(model), engine, data)
+    reference = TorchEngine(model, max_batch_tokens=_TORCH_BATCH_TOKENS)
+    return measure_quality(source, folder / TOKENIZER_FILE, reference, engine, data)
 
 
 def _write_tokenizer(source: Source, folder: Path) -> None:

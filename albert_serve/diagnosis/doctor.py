@@ -20,8 +20,8 @@ from albert_serve.diagnosis.footprint import Footprint, Opening, measure_footpri
 from albert_serve.diagnosis.machine import Machine, read_machine
 from albert_serve.diagnosis.memory import read_memory
 from albert_serve.diagnosis.products import Products, measure_products
-from albert_serve.settings import RuntimeOptions
 from albert_serve.diagnosis.speed import Speed, measure_speeds
+from albert_serve.settings import RuntimeOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

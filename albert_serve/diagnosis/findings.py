@@ -101,12 +101,11 @@ def _footprint(footprint: Footprint) -> list[str]:
     ]
     count = footprint.num_processes
     who = "one process" if count == 1 else f"{count} processes"
-    added = in_bytes(footprint.bundle_pss_bytes)
+    added, weights = map(in_bytes, (footprint.bundle_pss_bytes, footprint.weights_pss_bytes))
     return [
         *table((who, "before opening", "after a run of all tasks"), rows),
         f"the bundle adds {added}, {footprint.bundle_over_weights:.2f} times the weight file",
-        f"of that {in_bytes(footprint.weights_pss_bytes)} are weights, "
-        f"{footprint.weights_over_file:.2f} times the weight file",
+        f"of that weights: {weights}, {footprint.weights_over_file:.2f} times",
     ]
 
 

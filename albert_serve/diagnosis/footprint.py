@@ -1,7 +1,7 @@
 """The memory of processes that serve a bundle, measured in fresh ones, and what opening it takes.
 
-Each process is `python -m albert_serve.diagnosis.footprint`, which answers lines of JSON: so that all can be
-asked while all are alive.
+Each process is `python -m albert_serve.diagnosis.footprint`, which answers lines of JSON: so that
+all can be asked while all are alive.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from albert_serve.bundle import WEIGHTS_FILE, Bundle
-from albert_serve.engine import Engine
-from albert_serve.errors import AlbertServeError, EngineError
 from albert_serve.diagnosis.memory import Memory, mapped_pss_bytes, read_memory
 from albert_serve.diagnosis.products import run_product
+from albert_serve.diagnosis.timing import time_once
+from albert_serve.engine import Engine
+from albert_serve.errors import AlbertServeError, EngineError
 from albert_serve.prepacked import PACKED_FILE
 from albert_serve.settings import RuntimeOptions
-from albert_serve.diagnosis.timing import time_once
 
 # A process that takes longer is ended: a diagnosis must not hang.
 _TIMEOUT_S: Final = 300.0

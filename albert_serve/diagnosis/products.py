@@ -13,9 +13,9 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from albert_serve.diagnosis.timing import time_runs
 from albert_serve.runtime import encoder_options
 from albert_serve.settings import RuntimeOptions
-from albert_serve.diagnosis.timing import time_runs
 
 Kind = Literal["fp32", "int8"]
 

@@ -11,9 +11,9 @@ from tqdm import tqdm
 
 from albert_serve.bundle import Bundle
 from albert_serve.config import AlbertConfig
+from albert_serve.diagnosis.timing import time_runs
 from albert_serve.engine import Engine
 from albert_serve.tasks.base import EncoderInput
-from albert_serve.diagnosis.timing import time_runs
 
 # Tokens of a single sequence; the longest that the model takes is added.
 _LENGTHS: Final = (8, 32, 128)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from albert_serve.errors import InvalidInputError, NotFoundError
+from albert_serve.errors import InvalidInputError, NotFoundError, TooMuchAtOnceError
 from albert_serve.schemas import (
+    MAX_MASKS,
     FillMaskParameters,
     FillMaskRequest,
     Parameters,
@@ -20,9 +21,10 @@ from albert_serve.schemas import (
     TextClassificationParameters,
     TextClassificationRequest,
 )
-from albert_serve.tasks.base import EncoderInput, Logits, Prepared, Task
+from albert_serve.tasks.base import EncoderInput, Logits, Prepared, Round, Task
 from albert_serve.tasks.fill_mask import FillMask
 from albert_serve.tasks.question_answering import QuestionAnswering
+from albert_serve.tasks.rounds import Work
 from albert_serve.tasks.sentence_order import SentenceOrder
 from albert_serve.tasks.text_classification import TextClassification
 from albert_serve.tokenizer import AlbertTokenizer
@@ -36,10 +38,12 @@ __all__ = [
     "Logits",
     "Prepared",
     "QuestionAnswering",
+    "Round",
     "SentenceOrder",
     "Task",
     "TaskSetup",
     "TextClassification",
+    "Work",
     "open_task",
     "prepare_request",
     "shape_reply",
@@ -140,7 +144,19 @@ def prepare_request(task: AnyTask, request: TaskRequest) -> list[Prepared[Any]]:
 
     Raises:
         InvalidInputError: an item cannot be answered; of several items, the message says which.
+        TooMuchAtOnceError: the masks of all items together are more than are read at once.
     """
+    prepared = _prepare_items(task, request)
+    num_masks = sum(item.num_wide_rows for item in prepared)
+    if num_masks > MAX_MASKS:
+        raise TooMuchAtOnceError(
+            f"the vocabulary would be read at {num_masks} masks; at most {MAX_MASKS} are read at "
+            "once: send fewer texts, masks or targets"
+        )
+    return prepared
+
+
+def _prepare_items(task: AnyTask, request: TaskRequest) -> list[Prepared[Any]]:
     if not isinstance(request.inputs, list):
         return [task.prepare(request.inputs, request.parameters)]
     prepared = []

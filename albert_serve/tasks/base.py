@@ -36,25 +36,38 @@ class EncoderInput:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared(Generic[AnswerT_co]):
-    """An item ready for the engine.
+class Round(Generic[AnswerT_co]):
+    """What the engine has to run for an item, and what comes of it.
 
     Attributes:
-        inputs: what the engine has to run; one, or one per window of a long text.
-        finish: turns the logits into the answer: one (R, K) float32 array an input, in order.
-        num_truncated: tokens that were left out because the caller allowed it.
-        warnings: what the reply must tell the caller.
+        inputs: what the engine has to run, at least one.
+        finish: turns the logits, one (R, K) float32 array an input, in order, into the answer; or
+            into a further round, where the answer depends on inputs that these logits decide.
     """
 
     inputs: list[EncoderInput]
-    finish: Callable[[list[Logits]], AnswerT_co]
-    num_truncated: int = 0
-    warnings: list[str] = field(default_factory=list)
+    finish: Callable[[list[Logits]], AnswerT_co | Round[AnswerT_co]]
 
     @property
     def num_tokens(self) -> int:
         """Tokens over all inputs."""
         return sum(len(given.ids) for given in self.inputs)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared(Round[AnswerT_co]):
+    """An item ready for the engine: its first round, and for most tasks the only one.
+
+    Attributes:
+        num_truncated: tokens that were left out because the caller allowed it.
+        warnings: what the reply must tell the caller.
+        num_wide_rows: rows of logits as wide as the vocabulary that it needs at once, at most; an
+            answer stands on all of them, so that they are held together.
+    """
+
+    num_truncated: int = 0
+    num_wide_rows: int = 0
+    warnings: list[str] = field(default_factory=list)
 
 
 class Task(Protocol[ItemT_contra, ParametersT_contra, AnswerT_co]):

@@ -1,7 +1,8 @@
 """Fill-mask: the likeliest tokens for each [MASK] of a text.
 
 Scores and sequences are those of `transformers`' pipeline. The masks of one text are scored
-independently of each other.
+independently of each other, unless they shall be filled together (`joint_filling.py`); a target of
+several pieces is scored by its first, unless it shall be scored as a whole (`target_scoring.py`).
 
 Shape legend: R masks, V vocabulary.
 """
@@ -9,20 +10,26 @@ Shape legend: R masks, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_serve.errors import InvalidInputError, NoMaskError
-from albert_serve.schemas import FilledToken, FillMaskAnswer, FillMaskParameters
-from albert_serve.tasks.base import EncoderInput, Logits, Prepared
-from albert_serve.tasks.fitting import Fitted, fit
-from albert_serve.tasks.probability import softmax
+from albert_serve.errors import NoMaskError, TextTooLongError
+from albert_serve.schemas import (
+    AnyFillMaskAnswer,
+    FilledToken,
+    FillMaskAnswer,
+    FillMaskParameters,
+    Truncation,
+)
+from albert_serve.tasks.base import Logits, Prepared, Round
+from albert_serve.tasks.fitting import Fitted, fit_encodings
+from albert_serve.tasks.joint_filling import JointFilling
+from albert_serve.tasks.masked import MaskedText
+from albert_serve.tasks.probability import best, softmax
+from albert_serve.tasks.target_scoring import TargetScoring
+from albert_serve.tasks.targets import read_first_pieces, read_whole
 from albert_serve.tokenizer import AlbertTokenizer
-
-_MAX_WARNINGS: Final = 20
-_MAX_CHARS_TOLD: Final = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,119 +39,126 @@ class FillMask:
     tokenizer: AlbertTokenizer
     max_positions: int
 
-    def prepare(self, item: str, parameters: FillMaskParameters) -> Prepared[FillMaskAnswer]:
-        """Encode one text; the answer is a list for one mask, a list for each mask otherwise.
+    def prepare(self, item: str, parameters: FillMaskParameters) -> Prepared[AnyFillMaskAnswer]:
+        """Encode one text.
+
+        The answer is a list for one mask, a list for each mask otherwise; but where masks are
+        filled together, it is one list of fillings.
 
         Raises:
             NoMaskError: no mask, or none before the cut.
-            InvalidInputError: a target stands for no token.
+            InvalidInputError: the targets cannot be scored, or there are too many masks or targets.
             TextTooLongError: the text does not fit and may not be truncated.
         """
-        fitted = fit(
-            self.tokenizer,
-            item,
-            None,
-            max_positions=self.max_positions,
-            truncation=parameters.truncation,
+        first: Round[AnyFillMaskAnswer]
+        warnings: list[str] = []
+        if parameters.multi_token_targets:
+            whole = read_whole(self.tokenizer, _targets(parameters))
+            num_more = max(map(len, whole)) - 1
+            fitted = self._fit(item, parameters.truncation, num_more)
+            text = self._find_masks(fitted)
+            first = TargetScoring(text=text, targets=whole, top_k=parameters.top_k).start()
+            num_wide_rows = sum(len(given.rows or []) for given in first.inputs)
+        else:
+            fitted = self._fit(item, parameters.truncation, num_more=0)
+            text = self._find_masks(fitted)
+            ids = None
+            if parameters.targets is not None:
+                ids, warnings = read_first_pieces(self.tokenizer, _targets(parameters))
+            kind = JointFilling if parameters.joint else _Filling
+            filling = kind(text=text, candidates=ids, top_k=parameters.top_k)
+            first, num_wide_rows = filling.start(), filling.num_wide_rows
+        return Prepared(
+            inputs=first.inputs,
+            finish=first.finish,
+            num_truncated=fitted.num_truncated,
+            warnings=warnings,
+            num_wide_rows=num_wide_rows,
         )
+
+    def _fit(self, text: str, truncation: Truncation, num_more: int) -> Fitted:
+        """The text in the positions that the model has, less those that its masks will need."""
+        encoding = self.tokenizer.encode_plain(text)
+        fitted = fit_encodings(
+            self.tokenizer, encoding, None, max_positions=self.max_positions, truncation=truncation
+        )
+        num_tokens = len(fitted.encoding) + num_more
+        if num_tokens <= self.max_positions:
+            return fitted
+        if truncation == "error" or num_more > self.max_positions // 2:
+            raise TextTooLongError(
+                f"with the longest target, of {num_more + 1} pieces, the text is {num_tokens} "
+                f"tokens, and the model reads at most {self.max_positions}; shorten either"
+            )
+        return fit_encodings(
+            self.tokenizer,
+            encoding,
+            None,
+            max_positions=self.max_positions - num_more,
+            truncation=truncation,
+        )
+
+    def _find_masks(self, fitted: Fitted) -> MaskedText:
         ids = fitted.encoding.ids
         masks = [i for i, token in enumerate(ids) if token == self.tokenizer.mask_id]
         if not masks:
             raise NoMaskError(self._explain_no_mask(fitted))
-        targets, warnings = self._read_targets(parameters.targets)
-        return Prepared(
-            inputs=[
-                EncoderInput(ids=ids, types=fitted.encoding.types, task="fill-mask", rows=masks)
-            ],
-            finish=lambda logits: self._finish(logits[0], ids, masks, targets, parameters.top_k),
-            num_truncated=fitted.num_truncated,
-            warnings=warnings,
-        )
+        return MaskedText(tokenizer=self.tokenizer, ids=ids, masks=masks)
 
     def _explain_no_mask(self, fitted: Fitted) -> str:
         mask = self.tokenizer.mask_token
         if fitted.num_truncated:
             return (
-                f"no {mask} in the first {self.max_positions} tokens, which are all that the model "
-                f"reads; {fitted.num_truncated} were cut off; shorten the text before the {mask}"
+                f"no {mask} in the first {len(fitted.encoding)} tokens, which are all that are "
+                f"read; {fitted.num_truncated} were cut off; shorten the text before the {mask}"
             )
         return f"the text has no {mask}; write {mask} where a token is to be filled in"
 
-    def _read_targets(
-        self, targets: str | list[str] | None
-    ) -> tuple[NDArray[np.int64] | None, list[str]]:
-        """The ids to score, each once, in the caller's order; and what the caller should know."""
-        if targets is None:
-            return None, []
-        ids: dict[int, None] = {}
-        warnings: list[str] = []
-        for target in [targets] if isinstance(targets, str) else targets:
-            pieces = self.tokenizer.encode_plain(target).ids
-            token = self.tokenizer.token_id(target)
-            if token is None:
-                token = self._first_piece(target, pieces)
-                warnings.append(
-                    f"the target {_shorten(target)} is not in the vocabulary; its first piece "
-                    f"{self.tokenizer.token(token)!r} was scored"
-                )
-            ids[token] = None
-        if len(warnings) > _MAX_WARNINGS:  # they travel in a header, which has a limit
-            rest = f"and so for {len(warnings) - _MAX_WARNINGS} further targets"
-            warnings = [*warnings[:_MAX_WARNINGS], rest]
-        return np.array(list(ids), dtype=np.int64), warnings
 
-    def _first_piece(self, target: str, pieces: list[int]) -> int:
-        # The space before a word, which alone says nothing of it.
-        telling = [piece for piece in pieces if self.tokenizer.token(piece) != "▁"]
-        if not telling or self.tokenizer.token(telling[0]) == "<unk>":
-            raise InvalidInputError(
-                f"the target {_shorten(target)} begins with nothing that the vocabulary knows; "
-                "leave it out or choose another word"
-            )
-        return pieces[0]
+def _targets(parameters: FillMaskParameters) -> list[str]:
+    targets = parameters.targets or []
+    return [targets] if isinstance(targets, str) else targets
 
-    def _finish(
-        self,
-        logits: Logits,
-        ids: list[int],
-        masks: list[int],
-        targets: NDArray[np.int64] | None,
-        top_k: int,
-    ) -> FillMaskAnswer:
-        candidates = np.arange(logits.shape[1]) if targets is None else targets
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Filling:
+    """Fills each mask of one text by itself.
+
+    Attributes:
+        candidates: the ids that a mask may be filled with; None for all.
+        top_k: how many tokens are answered for each mask.
+    """
+
+    text: MaskedText
+    candidates: NDArray[np.int64] | None
+    top_k: int
+
+    @property
+    def num_wide_rows(self) -> int:
+        return len(self.text.masks)
+
+    def start(self) -> Round[FillMaskAnswer]:
+        """The one round that this takes."""
+        return Round(
+            inputs=[self.text.reading(self.text.ids, self.text.masks)],
+            finish=lambda logits: self._finish(logits[0]),
+        )
+
+    def _finish(self, logits_RV: Logits) -> FillMaskAnswer:
+        candidates = np.arange(logits_RV.shape[1]) if self.candidates is None else self.candidates
         answers = [
             [
-                self._filled(ids, mask, token, float(shares[token]))
-                for token in _best(shares, candidates, top_k)
+                self._filled(mask, token, float(shares_V[token]))
+                for token in best(shares_V, candidates, self.top_k)
             ]
-            for shares, mask in zip(softmax(logits), masks, strict=True)
+            for shares_V, mask in zip(softmax(logits_RV), self.text.masks, strict=True)
         ]
         return answers[0] if len(answers) == 1 else answers
 
-    def _filled(self, ids: list[int], mask: int, token: int, score: float) -> FilledToken:
-        sequence = [*ids[:mask], token, *ids[mask + 1 :]]
+    def _filled(self, mask: int, token: int, score: float) -> FilledToken:
         return FilledToken(
             score=score,
             token=token,
-            token_str=self.tokenizer.decode([token], keep_special=True),
-            sequence=self.tokenizer.decode(
-                [given for given in sequence if given != self.tokenizer.pad_id],
-                # Other masks must stay to be seen, and with them all special tokens do.
-                keep_special=ids.count(self.tokenizer.mask_id) > 1,
-            ),
+            token_str=self.text.write_pieces([token]),
+            sequence=self.text.write(mask, [token]),
         )
-
-
-def _shorten(target: str) -> str:
-    short = target[:_MAX_CHARS_TOLD]
-    return repr(short) if short == target else f"{short!r}..."
-
-
-def _best(shares: NDArray[np.float64], candidates: NDArray[np.int64], top_k: int) -> list[int]:
-    """The `top_k` likeliest candidates, likeliest first; the smaller id first of equals."""
-    shares = shares[candidates]
-    if top_k < len(candidates):
-        within = np.argpartition(-shares, top_k - 1)[:top_k]
-        candidates, shares = candidates[within], shares[within]
-    order = np.lexsort((candidates, -shares))
-    return [int(candidate) for candidate in candidates[order]]

@@ -40,8 +40,28 @@ def fit(
     Raises:
         TextTooLongError: it does not fit, and `truncation` is "error".
     """
-    first = tokenizer.encode_plain(text)
-    second = None if pair is None else tokenizer.encode_plain(pair)
+    return fit_encodings(
+        tokenizer,
+        tokenizer.encode_plain(text),
+        None if pair is None else tokenizer.encode_plain(pair),
+        max_positions=max_positions,
+        truncation=truncation,
+    )
+
+
+def fit_encodings(
+    tokenizer: AlbertTokenizer,
+    first: Encoding,
+    second: Encoding | None,
+    *,
+    max_positions: int,
+    truncation: Truncation,
+) -> Fitted:
+    """`fit` of texts that are encoded already, without special tokens.
+
+    Raises:
+        TextTooLongError: they do not fit, and `truncation` is "error".
+    """
     whole = tokenizer.build(first, second)
     num_excess = len(whole) - max_positions
     if num_excess <= 0:

@@ -2,14 +2,15 @@
 
 A context of any length is read in overlapping windows, `[CLS] question [SEP] window [SEP]`, whose
 logits become those of one document before anything is normalised (`windows.py`). So scores compare
-across a long context and never exceed 1. On a context of one window they are those of
-`transformers` 4.57's pipeline, which scored each window by itself and added up equal texts from
-different places.
+across a long context and never exceed 1. `transformers` 4.57.6 scored each window by itself and
+added up equal texts from different places; `compat` asks for its answers (`qa_compat.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from albert_serve.errors import InvalidInputError, TextTooLongError
@@ -20,6 +21,7 @@ from albert_serve.schemas import (
     QuestionContext,
 )
 from albert_serve.tasks.base import EncoderInput, Logits, Prepared
+from albert_serve.tasks.qa_compat import CompatDecoder, RawTokens
 from albert_serve.tasks.spans import align, find_spans, strip
 from albert_serve.tasks.windows import Windows, lay_windows
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
@@ -64,10 +66,35 @@ class QuestionAnswering:
         overlap = _overlap(parameters, max_seq_len, room) if len(context) > room else 0
         windows = lay_windows(len(context), room, overlap, num_before=len(kept) + 2)
         _check_work(windows, max_seq_len, overlap)
+        inputs = [self._input(kept, context.slice(*bounds)) for bounds in windows.ranges]
+        finish: Callable[[list[Logits]], QuestionAnsweringAnswer]
+        if parameters.compat:
+            finish = self._compat_decoder(item, parameters, windows, inputs).finish
+        else:
+            finish = partial(_finish, windows, context, item.context, parameters)
         return Prepared(
-            inputs=[self._input(kept, context.slice(*bounds)) for bounds in windows.ranges],
-            finish=lambda logits: _finish(logits, windows, context, item.context, parameters),
+            inputs=inputs,
+            finish=finish,
             num_truncated=len(question) - len(kept),
+            warnings=_warnings(parameters),
+        )
+
+    def _compat_decoder(
+        self,
+        item: QuestionContext,
+        parameters: QuestionAnsweringParameters,
+        windows: Windows,
+        inputs: list[EncoderInput],
+    ) -> CompatDecoder:
+        question = RawTokens.read(self.tokenizer, item.question)
+        return CompatDecoder(
+            inputs=inputs,
+            windows=windows,
+            question=question.slice(0, windows.num_before - 2),
+            context=RawTokens.read(self.tokenizer, item.context),
+            text=item.context,
+            parameters=parameters,
+            cls_id=self.tokenizer.cls_id,
         )
 
     def _encode(self, item: QuestionContext) -> tuple[Encoding, Encoding]:
@@ -96,15 +123,23 @@ class QuestionAnswering:
 
 def _num_kept(num_question: int, parameters: QuestionAnsweringParameters, max_seq_len: int) -> int:
     """How many tokens of the question stay: all of them, but where there is leave to cut."""
-    if parameters.max_question_len is not None:
+    if parameters.max_question_len is not None and not parameters.compat:
         return min(num_question, parameters.max_question_len)
-    return (
-        min(num_question, max_seq_len // 2) if parameters.truncation == "truncate" else num_question
-    )
+    if parameters.truncation == "truncate":
+        return min(num_question, max_seq_len // 2)
+    return num_question
+
+
+def _warnings(parameters: QuestionAnsweringParameters) -> list[str]:
+    if parameters.compat and parameters.max_question_len is not None:
+        return ["with compat, max_question_len has no effect, as it had none there"]
+    return []
 
 
 def _overlap(parameters: QuestionAnsweringParameters, max_seq_len: int, room: int) -> int:
     asked = parameters.doc_stride
+    if asked is None and parameters.compat:
+        asked = min(_DEFAULT_DOC_STRIDE, max_seq_len // 2)
     if asked is None:
         # Half of the room at most, so that a long question does not multiply the windows.
         return min(_DEFAULT_DOC_STRIDE, max_seq_len // 2, room // 2)
@@ -126,11 +161,11 @@ def _check_work(windows: Windows, max_seq_len: int, overlap: int) -> None:
 
 
 def _finish(
-    logits: list[Logits],
     windows: Windows,
     context: Encoding,
     text: str,
     parameters: QuestionAnsweringParameters,
+    logits: list[Logits],
 ) -> QuestionAnsweringAnswer:
     offsets = strip(context.offsets, text)
     if parameters.align_to_words:

@@ -73,15 +73,19 @@ def find_spans(
 def _candidates(
     shares: NDArray[np.float64], offsets: Sequence[tuple[int, int]], max_answer_len: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """First character, end and score of each span that holds a character; (C,) each."""
+    """First character, end and score of each span that holds a character; (C,) each.
+
+    None begins or ends with a token that stands for white space alone.
+    """
     bounds = np.array(offsets, dtype=np.int64).reshape(-1, 2)
     num_tokens = len(bounds)
+    filled = bounds[:, 1] > bounds[:, 0]
     parts = []
     for extra in range(min(max_answer_len, num_tokens)):
         starts = bounds[: num_tokens - extra, 0]
         ends = bounds[extra:, 1]
         scores = shares[0, : num_tokens - extra] * shares[1, extra:]
-        held = ends > starts
+        held = (ends > starts) & filled[: num_tokens - extra] & filled[extra:]
         parts.append((starts[held], ends[held], scores[held]))
     starts, ends, scores = (np.concatenate(part) for part in zip(*parts, strict=True))
     return starts, ends, scores

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from albert_serve.tasks import EncoderInput, Logits, Prepared, TaskSetup
+from albert_serve.tasks import EncoderInput, Logits, Prepared, TaskSetup, Work
 from albert_serve.tokenizer import AlbertTokenizer
 from training.checkpoint import load_checkpoint
 from training.heads import AlbertForTasks
@@ -57,7 +57,11 @@ def answer(engine: TorchEngine) -> Answerer:
     """Runs what a task prepared, and gives the answer."""
 
     def run(prepared: Prepared[Any]) -> Any:
-        return prepared.finish(engine.run(prepared.inputs))
+        work = Work([prepared])
+        while work.inputs:
+            work.take(engine.run(work.inputs))
+        [found] = work.answers
+        return found
 
     return run
 

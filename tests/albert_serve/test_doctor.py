@@ -23,18 +23,18 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from albert_serve.diagnosis.advice import advise, int8_speedup
 from albert_serve.bundle import Bundle
+from albert_serve.diagnosis.advice import advise, int8_speedup
 from albert_serve.diagnosis.doctor import Diagnosis, diagnose
-from albert_serve.errors import EngineError
 from albert_serve.diagnosis.findings import findings_text
 from albert_serve.diagnosis.footprint import Footprint, _started, measure_footprint
 from albert_serve.diagnosis.machine import cpu_quota, read_machine
 from albert_serve.diagnosis.memory import read_memory
 from albert_serve.diagnosis.products import Products, product_model
-from albert_serve.settings import RuntimeOptions
 from albert_serve.diagnosis.speed import Speed, encoder_flops, linear_flops
 from albert_serve.diagnosis.timing import time_runs
+from albert_serve.errors import EngineError
+from albert_serve.settings import RuntimeOptions
 from training.checkpoint import load_checkpoint
 from training.model import Batch
 
@@ -96,7 +96,7 @@ def test_memory_is_that_of_all_processes_while_all_are_alive(found: Diagnosis) -
         assert footprint.bundle_pss_bytes == added > 0
         assert footprint.bundle_over_weights == added / found.weights_bytes
         assert footprint.weights_over_file == footprint.weights_pss_bytes / found.weights_bytes
-        assert 0.5 < footprint.weights_over_file
+        assert footprint.weights_over_file > 0.5
     # What two have in private is theirs; the pages of the libraries are common, and divided.
     assert one.after.anonymous_bytes < two.after.anonymous_bytes
     assert two.after.pss_bytes < two.after.private_bytes + two.after.shared_bytes

@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 import transformers
 
-from albert_serve.errors import EngineError, InvalidInputError, NoMaskError, TextTooLongError
-from albert_serve.schemas import FilledToken, FillMaskParameters
-from albert_serve.tasks import FillMask
+from albert_serve.errors import (
+    EngineError,
+    InvalidInputError,
+    NoMaskError,
+    TextTooLongError,
+    TooMuchAtOnceError,
+)
+from albert_serve.schemas import MAX_MASKS, FilledToken, FillMaskParameters, FillMaskRequest
+from albert_serve.tasks import FillMask, Round, prepare_request
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 from tests.albert_serve.task_fixtures import Answerer, TorchEngine
 
@@ -82,7 +88,16 @@ def test_each_mask_of_several_has_a_list(task: FillMask, answer: Answerer, oracl
         assert_same_tokens(tokens, expected_tokens)
 
 
-@pytest.mark.parametrize("targets", ["▁the", ["▁of", "▁the", "▁of"], ["e", "supervolcanoes"]])
+@pytest.mark.parametrize(
+    "targets",
+    [
+        pytest.param("▁the", id="one"),
+        pytest.param(["▁of", "▁the", "▁of"], id="twice the same"),
+        pytest.param(["e", "supervolcanoes"], id="by its first piece"),
+        pytest.param(["☃", "▁the", "", "東京", "Café"], id="unknown, empty, to be normalised"),
+        pytest.param(["[MASK]", "▁", "<unk>"], id="special"),
+    ],
+)
 def test_targets_equal_the_pipeline(
     targets: str | list[str], task: FillMask, answer: Answerer, oracle: Any
 ) -> None:
@@ -106,16 +121,35 @@ def test_what_is_told_of_many_long_targets_fits_a_header(task: FillMask) -> None
     assert sum(map(len, told)) < 4000
 
 
-@pytest.mark.parametrize("target", ["", " ", "☃", "\ud800"])
-def test_a_target_that_stands_for_nothing_is_refused(target: str, task: FillMask) -> None:
-    with pytest.raises(InvalidInputError):
-        task.prepare("a [MASK]", FillMaskParameters(targets=target))
+def test_a_target_that_says_nothing_is_told(task: FillMask) -> None:
+    unknown, empty = task.prepare("a [MASK]", FillMaskParameters(targets=["☃", " "])).warnings
+    assert unknown.endswith("its first piece '▁' was scored, which says nothing of it")
+    assert empty.startswith("the target ' ' is not in the vocabulary and stands for nothing")
 
 
-def test_top_k_over_the_vocabulary_answers_all_of_it(task: FillMask, answer: Answerer) -> None:
-    found = answer(task.prepare("a [MASK]", FillMaskParameters(top_k=1000)))
-    assert len({given.token for given in found}) == 1000
-    assert sum(given.score for given in found) == pytest.approx(1.0)
+@pytest.mark.parametrize("targets", ["", [" ", "\u0301"]])
+def test_targets_that_all_stand_for_nothing_are_refused(
+    targets: str | list[str], task: FillMask
+) -> None:
+    with pytest.raises(InvalidInputError, match="none of the targets stands for any token"):
+        task.prepare("a [MASK]", FillMaskParameters(targets=targets))
+
+
+@pytest.mark.parametrize("text", ["a [MASK]", "a [MASK] b [MASK]"])
+def test_the_whole_vocabulary_equals_the_pipeline(
+    text: str, task: FillMask, answer: Answerer, oracle: Any
+) -> None:
+    found = answer(task.prepare(text, FillMaskParameters(top_k=1000)))
+    expected = oracle(text, top_k=1000)
+    if isinstance(found[0], FilledToken):
+        found, expected = [found], [expected]
+    for tokens, expected_tokens in zip(found, expected, strict=True):
+        # Scores that differ by less than rounding may change places.
+        assert_same_tokens(
+            sorted(tokens, key=lambda one: one.token),
+            sorted(expected_tokens, key=lambda one: one["token"]),
+        )
+        assert sum(one.score for one in tokens) == pytest.approx(1.0)
 
 
 def test_only_mask_rows_are_asked_for(task: FillMask, tokenizer: AlbertTokenizer) -> None:
@@ -164,3 +198,39 @@ def test_damaged_logits_are_no_answer(task: FillMask) -> None:
     prepared = task.prepare("a [MASK]", DEFAULT)
     with pytest.raises(EngineError, match="not finite"):
         prepared.finish([np.full((1, 1000), np.nan, np.float32)])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "num_masks"),
+    [
+        pytest.param({}, 13, id="each by itself"),
+        pytest.param({"joint": True, "top_k": 16}, 5, id="together"),
+        pytest.param({"targets": ["encyclopedic"], "multi_token_targets": True}, 5, id="whole"),
+    ],
+)
+def test_a_request_of_very_many_masks_is_refused(
+    parameters: dict[str, Any], num_masks: int, task: FillMask
+) -> None:
+    """Each mask's logits are as wide as the vocabulary, and all are held until the answer."""
+    inputs = ["[MASK] " * num_masks] * 80
+    request = FillMaskRequest(inputs=inputs, parameters=FillMaskParameters(**parameters))
+    with pytest.raises(TooMuchAtOnceError, match=f"at most {MAX_MASKS} are read at once"):
+        prepare_request(task, request)
+    few = FillMaskRequest(inputs=inputs[:3], parameters=FillMaskParameters(**parameters))
+    assert len(prepare_request(task, few)) == 3
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{}, {"joint": True}, {"targets": ["encyclopedic"], "multi_token_targets": True}],
+    ids=["each by itself", "together", "whole"],
+)
+def test_no_round_has_more_rows_than_was_said(
+    parameters: dict[str, Any], task: FillMask, engine: TorchEngine
+) -> None:
+    prepared = task.prepare("[MASK] [MASK] e [MASK]", FillMaskParameters(**parameters))
+    stage: Any = prepared
+    while isinstance(stage, Round):
+        logits = engine.run(stage.inputs)
+        assert sum(map(len, logits)) <= prepared.num_wide_rows
+        stage = stage.finish(logits)

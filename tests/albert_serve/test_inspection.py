@@ -16,10 +16,10 @@ from safetensors import safe_open
 
 from albert_serve.bundle import Bundle
 from albert_serve.config import AlbertConfig
-from albert_serve.errors import BundleCorruptError
 from albert_serve.diagnosis.inspection import describe_bundle
 from albert_serve.diagnosis.overview import description_text
 from albert_serve.diagnosis.report import columns, in_bytes, rounded, section, table, tree
+from albert_serve.errors import BundleCorruptError
 from export.verify import external_tensors
 from export.write import export_bundle
 from training.checkpoint import load_checkpoint, save_checkpoint

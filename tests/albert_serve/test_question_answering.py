@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from albert_serve.errors import InvalidInputError, TextTooLongError
 from albert_serve.schemas import Answer, QuestionAnsweringParameters, QuestionContext
 from albert_serve.tasks import EncoderInput, Logits, QuestionAnswering, TaskSetup
-from albert_serve.tasks.spans import align, find_spans
+from albert_serve.tasks.spans import align, find_spans, strip
 from albert_serve.tasks.windows import lay_windows
 from tests.albert_serve.task_fixtures import Answerer
 
@@ -135,7 +135,7 @@ def test_top_k_decides_the_shape(task: QuestionAnswering, answer: Answerer) -> N
 
 @given(context=ODD_TEXT, question=ODD_TEXT, align_to_words=st.booleans())
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_an_answer_is_always_that_part_of_the_context(
     context: str, question: str, align_to_words: bool, task: QuestionAnswering, answer: Answerer
@@ -307,3 +307,18 @@ def test_words(text: str, start: int, end: int, expected: str) -> None:
 def test_empty_spans_are_no_answers() -> None:
     shares: NDArray[np.float32] = np.zeros((3, 2), np.float32)
     assert find_spans(shares, [(0, 0), (0, 0)], max_answer_len=2, top_k=5).best == []
+
+
+def test_no_answer_ends_with_white_space() -> None:
+    logits: NDArray[np.float32] = np.zeros((4, 2), np.float32)
+    offsets = strip([(0, 1), (1, 2), (2, 3)], "0 0")
+    found = find_spans(logits, offsets, max_answer_len=3, top_k=5).best
+    assert sorted((one.start, one.end) for one in found) == [(0, 1), (0, 3), (2, 3)]
+
+
+def test_an_odd_space_before_a_word_is_no_part_of_it(
+    task: QuestionAnswering, answer: Answerer
+) -> None:
+    parameters = QuestionAnsweringParameters(top_k=10, align_to_words=False)
+    found = answer(task.prepare(ask("\x1f0 0", "0"), parameters))
+    assert all(one.answer == one.answer.strip() for one in found)

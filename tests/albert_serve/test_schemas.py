@@ -9,21 +9,33 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from albert_serve.schemas import (
+    MAX_JOINT_TOP_K,
+    MAX_SENTENCES,
+    MAX_TARGETS,
     Answer,
+    Coherence,
     ErrorReply,
+    FilledMasks,
+    FilledTarget,
     FilledToken,
+    FillMaskReply,
     InfoReply,
     LabelScore,
     Order,
+    PairOrder,
+    Reordering,
+    SentenceOrderReply,
+    Sentences,
     TaskRequest,
     TextInput,
     TextPair,
     describe,
 )
 from albert_serve.tasks import TASKS, shape_reply
+from albert_serve.wire import MAX_CHARS, MAX_ITEMS
 
 ITEMS: dict[str, Any] = {
     "fill-mask": "a [MASK]",
@@ -71,11 +83,12 @@ def test_inputs_are_one_item_or_a_list(task: str) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_schema_has_examples_that_it_takes(task: str) -> None:
-    schema = TASKS[task].request.model_json_schema()
-    assert schema["additionalProperties"] is False
-    for example in schema["examples"]:
-        read(task, example)
+def test_a_list_without_end_is_no_request(task: str) -> None:
+    assert TASKS[task].request.model_json_schema()["additionalProperties"] is False
+    told = refusal(task, {"inputs": [ITEMS[task]] * (MAX_ITEMS + 1)})
+    assert told == (
+        f"inputs holds {MAX_ITEMS + 1} items; at most {MAX_ITEMS} are taken: split the list"
+    )
 
 
 def test_classification_takes_texts_and_objects_mixed() -> None:
@@ -96,7 +109,8 @@ def test_classification_takes_texts_and_objects_mixed() -> None:
         pytest.param(
             "fill-mask",
             {"inputs": "a", "parameters": {"topk": 3}},
-            "parameters: 'topk' is not known here; allowed are truncation, top_k, targets",
+            "parameters: 'topk' is not known here; allowed are truncation, top_k, targets, joint, "
+            "multi_token_targets",
             id="unknown parameter",
         ),
         pytest.param(
@@ -154,8 +168,127 @@ def test_a_refusal_is_one_readable_sentence(task: str, body: Any, expected: str)
     assert refusal(task, body) == expected
 
 
+@pytest.mark.parametrize(
+    ("task", "body", "expected"),
+    [
+        pytest.param(
+            "fill-mask",
+            {"inputs": ["a", "x" * (MAX_CHARS + 1)]},
+            f"inputs[1] has {MAX_CHARS + 1} characters; at most {MAX_CHARS} are taken: shorten or "
+            "split the text",
+            id="long text",
+        ),
+        pytest.param(
+            "question-answering",
+            {"inputs": {"question": "q", "context": "x" * (MAX_CHARS + 1)}},
+            f"inputs.context has {MAX_CHARS + 1} characters; at most {MAX_CHARS} are taken: "
+            "shorten or split the text",
+            id="long context",
+        ),
+        pytest.param(
+            "fill-mask",
+            {"inputs": "a", "parameters": {"targets": ["x"] * (MAX_TARGETS + 1)}},
+            f"parameters.targets holds {MAX_TARGETS + 1} items; at most {MAX_TARGETS} are taken: "
+            "split the list",
+            id="many targets",
+        ),
+        pytest.param(
+            "fill-mask",
+            {"inputs": "a", "parameters": {"targets": []}},
+            "parameters.targets must hold at least one item",
+            id="no target",
+        ),
+        pytest.param(
+            "fill-mask",
+            {"inputs": "a", "parameters": {"targets": ["x", 1]}},
+            "parameters.targets[1] must be a valid string, not 1",
+            id="which target",
+        ),
+        pytest.param(
+            "fill-mask",
+            {"inputs": "a", "parameters": {"top_k": 1001}},
+            "parameters.top_k must be less than or equal to 1000, not 1001",
+            id="many predictions",
+        ),
+        pytest.param(
+            "fill-mask",
+            {"inputs": "a", "parameters": {"joint": True, "top_k": MAX_JOINT_TOP_K + 1}},
+            f"parameters: with joint, top_k is at most {MAX_JOINT_TOP_K}, not "
+            f"{MAX_JOINT_TOP_K + 1}",
+            id="many fillings",
+        ),
+        pytest.param(
+            "fill-mask",
+            {"inputs": "a", "parameters": {"multi_token_targets": True}},
+            "parameters: multi_token_targets needs targets; name the words to score",
+            id="whole targets without any",
+        ),
+        pytest.param(
+            "fill-mask",
+            {
+                "inputs": "a",
+                "parameters": {"multi_token_targets": True, "joint": True, "targets": "b"},
+            },
+            "parameters: joint and multi_token_targets do not go together; choose one",
+            id="both",
+        ),
+        pytest.param(
+            "fill-mask",
+            {"inputs": "a", "parameters": {"joint": 1}},
+            "parameters.joint must be a valid boolean, not 1",
+            id="no boolean",
+        ),
+        pytest.param(
+            "sentence-order",
+            {"inputs": {"sentences": ["a"]}},
+            "inputs.sentences must hold at least 2 items",
+            id="one sentence",
+        ),
+        pytest.param(
+            "sentence-order",
+            {"inputs": [{"sentences": ["a"] * (MAX_SENTENCES + 1)}]},
+            f"inputs[0].sentences holds {MAX_SENTENCES + 1} items; at most {MAX_SENTENCES} are "
+            "taken: split the list",
+            id="many sentences",
+        ),
+        pytest.param(
+            "sentence-order",
+            {"inputs": {"sentences": ["a", "b"], "text": "c"}},
+            "inputs: 'text' is not known here; allowed are sentences",
+            id="both forms",
+        ),
+        pytest.param(
+            "fill-mask",
+            {"inputs": "\ud800"},
+            "inputs holds half of a surrogate pair, which stands for no character",
+            id="half a character",
+        ),
+    ],
+)
+def test_caps_and_contradictions_are_told(task: str, body: Any, expected: str) -> None:
+    assert refusal(task, body) == expected
+
+
 def test_a_long_value_is_not_repeated_whole() -> None:
     assert len(refusal("sentence-order", {"inputs": "x" * 10_000})) < 200
+    assert len(refusal("fill-mask", {"inputs": {"x" * 10_000: ["y" * 10_000] * 1000}})) < 200
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_deep_value_is_refused_in_a_line(task: str) -> None:
+    deep: Any = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert len(refusal(task, {"inputs": [deep]})) < 200
+    assert len(refusal(task, {"inputs": ITEMS[task], "parameters": {"truncation": deep}})) < 200
+
+
+def test_pairs_and_sentences_may_stand_in_one_list() -> None:
+    inputs = [{"text": "a", "text_pair": "b"}, {"sentences": ["c", "d"]}]
+    assert read("sentence-order", {"inputs": inputs}).inputs == [
+        TextPair(text="a", text_pair="b"),
+        Sentences(sentences=["c", "d"]),
+    ]
 
 
 @given(body=ANY_JSON | st.dictionaries(st.sampled_from(["inputs", "parameters"]), ANY_JSON))
@@ -189,6 +322,11 @@ def test_classification_always_replies_nested() -> None:
         (LabelScore, {"label", "score"}),
         (Answer, {"answer", "score", "start", "end"}),
         (Order, {"in_order"}),
+        (FilledTarget, {"score", "token", "token_str", "sequence", "tokens"}),
+        (FilledMasks, {"score", "tokens", "token_strs", "sequence"}),
+        (PairOrder, {"first", "second", "in_order"}),
+        (Coherence, {"pairs", "coherence"}),
+        (Reordering, {"pairs", "coherence", "best_order", "best_coherence"}),
         (ErrorReply, {"error", "error_type", "request_id"}),
     ],
 )
@@ -202,6 +340,30 @@ def test_replies_refuse_nan_and_pass_over_what_is_new() -> None:
     assert Order.model_validate({"in_order": 0.5, "new": 1}) == Order(in_order=0.5)
     assert TextPair.model_validate({"text": "a", "text_pair": "b"}).text_pair == "b"
     assert "tasks" in InfoReply.model_json_schema()["required"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "one"),
+    [
+        (FillMaskReply, FilledToken(score=0.5, token=1, token_str="a", sequence="a")),
+        (FillMaskReply, FilledTarget(score=0.5, token=1, token_str="a", sequence="a", tokens=[1])),
+        (FillMaskReply, FilledMasks(score=0.5, tokens=[1], token_strs=["a"], sequence="a")),
+    ],
+    ids=["token", "target", "masks"],
+)
+def test_a_reply_is_read_as_what_it_was_written_as(reply: Any, one: Any) -> None:
+    adapter = TypeAdapter(reply)
+    for written in ([one], [[one]]):
+        assert adapter.validate_json(adapter.dump_json(written)) == written
+
+
+def test_an_order_is_read_as_what_it_was_written_as() -> None:
+    adapter: TypeAdapter[Any] = TypeAdapter(SentenceOrderReply)
+    pairs = [PairOrder(first=0, second=1, in_order=0.5)]
+    coherence = Coherence(pairs=pairs, coherence=0.5)
+    reordering = Reordering(pairs=pairs, coherence=0.5, best_order=[0, 1], best_coherence=0.5)
+    written = [Order(in_order=0.5), coherence, reordering]
+    assert adapter.validate_json(adapter.dump_json(written)) == written
 
 
 @pytest.mark.parametrize("module", ["schemas", "client"])

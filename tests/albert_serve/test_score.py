@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from albert_serve.errors import EngineError, InvalidInputError, NotFoundError
-from albert_serve.schemas import TextClassificationParameters
+from albert_serve.schemas import FillMaskParameters, TextClassificationParameters
 from albert_serve.score import score_file
 from albert_serve.tasks import EncoderInput, Logits, TaskSetup, open_task
 from tests.albert_serve.task_fixtures import Answerer, TorchEngine
@@ -91,6 +91,63 @@ def test_bare_fields_and_inputs_are_the_same(
     assert several["output"] == [one["output"]] * 2
     best = one["output"][0] if isinstance(one["output"], list) else one["output"]
     assert set(best) >= fields
+
+
+def test_sentences_are_scored_bare_or_as_inputs(score: Score) -> None:
+    sentences = ["It rained.", "We stayed in.", "We played cards."]
+    bare, one, pair = score(
+        "sentence-order",
+        [
+            {"sentences": sentences},
+            {"inputs": {"sentences": sentences}},
+            {"text": "It rained.", "text_pair": "We stayed in."},
+        ],
+    )
+    assert bare == one
+    assert set(bare["output"]) == {"pairs", "coherence"}
+    assert pair["output"]["in_order"] == pytest.approx(bare["output"]["pairs"][0]["in_order"])
+    [both] = score("sentence-order", [{"text": "a", "text_pair": "b", "sentences": sentences}])
+    assert both["error_type"] == "invalid_input"
+
+
+def test_what_takes_several_rounds_is_what_it_is_alone(
+    score: Score, answer: Answerer, task_setup: TaskSetup
+) -> None:
+    texts = ["The [MASK] was [MASK] .", "a [MASK]", "[MASK] [MASK] [MASK] and a [MASK]"] * 3
+    found = score("fill-mask", [{"text": text} for text in texts], joint=True, top_k=2)
+    task = open_task("fill-mask", task_setup)
+    parameters = FillMaskParameters(joint=True, top_k=2)
+    expected = [answer(task.prepare(text, parameters)) for text in texts]
+    assert [row["output"] for row in found] == [
+        [filled.model_dump() for filled in answers] for answers in expected
+    ]
+
+
+def test_a_row_that_breaks_the_engine_in_a_later_round_fails_alone(
+    engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
+) -> None:
+    poison = task_setup.tokenizer.token_id("€")
+
+    class Faltering(TorchEngine):
+        """Fails at the poison once one of the two masks beside it has been filled."""
+
+        def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+            if any(poison in given.ids and len(given.rows or []) == 1 for given in inputs):
+                raise EngineError("faltered")
+            return super().run(inputs)
+
+    rows = [{"inputs": ["[MASK] € [MASK]", "a [MASK]"]}, {"inputs": "[MASK] [MASK]"}]
+    rows.append({"inputs": "one [MASK] and [MASK] of them"})
+    source, output = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    score_file(
+        Faltering(engine.model),
+        "fill-mask",
+        task_setup,
+        source,
+        output,
+        parameters={"joint": True},
+    )
+    assert ["error" in row for row in read(output)] == [True, False, False]
 
 
 def test_a_bad_row_fails_alone(score: Score) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -48,8 +50,9 @@ def task(task_setup: TaskSetup) -> TextClassification:
 
 
 def finish(task: TextClassification, logits: Sequence[float]) -> list[LabelScore]:
-    prepared = task.prepare("a", DEFAULT)
-    return prepared.finish([np.array([logits], np.float32)])
+    found = task.prepare("a", DEFAULT).finish([np.array([logits], np.float32)])
+    assert isinstance(found, list)
+    return found
 
 
 def assert_same_labels(found: list[LabelScore], expected: list[dict[str, Any]]) -> None:
@@ -81,6 +84,50 @@ def test_a_pair_equals_the_pipeline(
     pair = {"text": "A dog runs.", "text_pair": "An animal moves."}
     found = answer(task.prepare(TextInput.model_validate(pair), DEFAULT))
     assert_same_labels(found, oracle(pair, top_k=None))
+
+
+@pytest.mark.parametrize("top_k", [None, 1, 2, 5])
+def test_every_top_k_equals_the_pipeline(
+    top_k: int | None, task: TextClassification, answer: Answerer, oracle: Any, sentences: list[str]
+) -> None:
+    parameters = TextClassificationParameters(top_k=top_k)
+    expected = oracle(sentences[:3], top_k=top_k)
+    for text, labels in zip(sentences[:3], expected, strict=True):
+        found = answer(task.prepare(text, parameters))
+        assert_same_labels(found, [labels] if isinstance(labels, dict) else labels)
+
+
+@pytest.mark.parametrize(
+    "problem_type",
+    ["regression", "single_label_classification", "multi_label_classification"],
+)
+def test_the_problem_type_decides_as_in_the_pipeline(
+    problem_type: ProblemType,
+    checkpoint_dir: Path,
+    tmp_path: Path,
+    tokenizer: AlbertTokenizer,
+    answer: Answerer,
+) -> None:
+    folder = tmp_path / "typed"
+    shutil.copytree(checkpoint_dir, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps({**config, "problem_type": problem_type}))
+    pipeline = transformers.pipeline("text-classification", model=str(folder), device="cpu")
+    task = TextClassification(
+        tokenizer=tokenizer, max_positions=128, labels=LABELS, problem_type=problem_type
+    )
+    found = answer(task.prepare("It was a film.", DEFAULT))
+    assert_same_labels(found, pipeline("It was a film.", top_k=None))
+
+
+def test_a_text_that_is_cut_equals_the_pipeline(
+    task: TextClassification, answer: Answerer, oracle: Any
+) -> None:
+    text = "word " * 200
+    parameters = TextClassificationParameters(truncation="truncate")
+    expected = oracle(text, top_k=None, truncation=True, max_length=128)
+    assert_same_labels(answer(task.prepare(text, parameters)), expected)
 
 
 def test_top_k_keeps_the_best(task: TextClassification, answer: Answerer) -> None:

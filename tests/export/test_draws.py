@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from albert_serve.bundle import TaskEntry
@@ -138,6 +139,9 @@ def test_the_text_that_comes_along_is_enough(source: Source, tokenizer: AlbertTo
     assert predictions(samples["sentence-order"]) >= 1000
     assert len(samples["text-classification"].items) > 500
     assert len(samples["question-answering"].items) > 100
+    # There are enough masks in the text as it is; pairs take more than one cutting.
+    num_tokens = len(" ".join(documents(tokenizer, DEFAULT_TEXT)).split())
+    assert tokens(samples["fill-mask"]) < 1.1 * num_tokens < tokens(samples["sentence-order"])
     assert samples["fill-mask"].files == ["verification.jsonl"]
     assert 90_000 < DEFAULT_TEXT.stat().st_size < 120_000
 
@@ -279,6 +283,31 @@ def test_a_question_that_cannot_be_asked_is_left_out(
         sample = draw(source, tokenizer, "question-answering", RealData(text=(), questions=(file,)))
     assert len(sample.items) == 32
     assert "cannot be asked: 1" in caplog.text
+
+
+@pytest.mark.parametrize(("num_unanswerable", "num_empty"), [(0, 0), (1, 33)])
+def test_no_answer_is_one_where_a_question_has_none(
+    source: Source,
+    tokenizer: AlbertTokenizer,
+    tmp_path: Path,
+    num_unanswerable: int,
+    num_empty: int,
+) -> None:
+    content = json.loads(SQUAD.read_text(encoding="utf-8"))
+    for question in content["data"][0]["paragraphs"][0]["qas"][:num_unanswerable]:
+        question["answers"] = []
+    file = tmp_path / "squad.json"
+    file.write_text(json.dumps(content))
+
+    sample = draw(source, tokenizer, "question-answering", RealData(text=(), questions=(file,)))
+
+    answers = []
+    for item in sample.items:
+        logits = [np.zeros((len(given.ids), 2), np.float32) for given in item.inputs]
+        for each in logits:
+            each[0] = 30  # [CLS], which stands for no answer
+        answers += [found.text for found in item.read(logits)]
+    assert answers.count("") == num_empty
 
 
 @pytest.mark.parametrize(

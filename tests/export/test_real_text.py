@@ -51,6 +51,7 @@ def test_no_more_is_read_than_asked_for(tmp_path: Path) -> None:
     text = read_real_text([tmp_path], 300)
     assert text.files == ["a.txt", "b.txt", "c.txt"]
     assert len(written(text)) < 400
+    assert read_real_text([tmp_path], 1).files == ["a.txt"]
     assert all(3 < written(text).count(name * 2) < 20 for name in "abc")
 
 

@@ -1,0 +1,167 @@
+"""Requests to try, for each task: the ones that the API document shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Example:
+    """A request's body, and what it shows."""
+
+    summary: str
+    body: dict[str, Any]
+
+
+_CONTEXT: Final = (
+    "The bridge over the river was built in 1932. It was designed by an engineer from Vienna, and "
+    "was closed to cars in 1988."
+)
+
+EXAMPLES: Final[dict[str, tuple[Example, ...]]] = {
+    "fill-mask": (
+        Example(
+            summary="The likeliest tokens",
+            body={"inputs": "He was born in the United [MASK].", "parameters": {"top_k": 3}},
+        ),
+        Example(
+            summary="Several texts, and the tokens to choose from",
+            body={
+                "inputs": ["The capital of France is [MASK].", "It is the [MASK] of the country."],
+                "parameters": {"targets": ["paris", "capital", "london"], "truncation": "error"},
+            },
+        ),
+        Example(
+            summary="Several masks, each by itself",
+            body={"inputs": "The [MASK] was built in the [MASK] century."},
+        ),
+        Example(
+            summary="Several masks together",
+            body={
+                "inputs": "The [MASK] was built in the [MASK] century.",
+                "parameters": {"joint": True, "top_k": 3},
+            },
+        ),
+        Example(
+            summary="Words of several pieces as wholes",
+            body={
+                "inputs": "He studied [MASK] in Vienna.",
+                "parameters": {
+                    "targets": ["physics", "electrical engineering", "crystallography"],
+                    "multi_token_targets": True,
+                },
+            },
+        ),
+    ),
+    "text-classification": (
+        Example(summary="A text", body={"inputs": "A moving film with a wonderful cast."}),
+        Example(
+            summary="Several texts, and the best label of each",
+            body={
+                "inputs": ["A moving film.", "Two hours that I will not get back."],
+                "parameters": {"top_k": 1},
+            },
+        ),
+        Example(
+            summary="A pair of texts, cut where they are too long",
+            body={
+                "inputs": {"text": "A dog runs.", "text_pair": "An animal moves."},
+                "parameters": {"truncation": "truncate"},
+            },
+        ),
+        Example(
+            summary="Each label by itself",
+            body={
+                "inputs": "A moving film with a wonderful cast.",
+                "parameters": {"function_to_apply": "sigmoid"},
+            },
+        ),
+    ),
+    "question-answering": (
+        Example(
+            summary="The best answer",
+            body={"inputs": {"question": "When was the bridge built?", "context": _CONTEXT}},
+        ),
+        Example(
+            summary="Several answers, none of them among them",
+            body={
+                "inputs": {"question": "Who designed the bridge?", "context": _CONTEXT},
+                "parameters": {
+                    "top_k": 3,
+                    "handle_impossible_answer": True,
+                    "max_answer_len": 8,
+                    "align_to_words": True,
+                },
+            },
+        ),
+        Example(
+            summary="A long context in overlapping windows",
+            body={
+                "inputs": {"question": "When was it closed?", "context": " ".join([_CONTEXT] * 6)},
+                "parameters": {
+                    "max_seq_len": 64,
+                    "doc_stride": 16,
+                    "max_question_len": 16,
+                    "truncation": "truncate",
+                },
+            },
+        ),
+        Example(
+            summary="As transformers 4.57.6 answered",
+            body={
+                "inputs": [
+                    {"question": "When was the bridge built?", "context": _CONTEXT},
+                    {"question": "When was the bridge closed?", "context": _CONTEXT},
+                ],
+                "parameters": {"compat": True},
+            },
+        ),
+    ),
+    "sentence-order": (
+        Example(
+            summary="A pair of texts",
+            body={
+                "inputs": {
+                    "text": "He was born in Vienna in 1901. He studied physics there.",
+                    "text_pair": "After that, he moved to Berlin and worked as a teacher.",
+                }
+            },
+        ),
+        Example(
+            summary="How well sentences follow each other",
+            body={
+                "inputs": {
+                    "sentences": [
+                        "He was born in Vienna in 1901.",
+                        "He studied physics there.",
+                        "After that, he moved to Berlin.",
+                    ]
+                },
+                "parameters": {"truncation": "truncate"},
+            },
+        ),
+        Example(
+            summary="The order in which they do so best",
+            body={
+                "inputs": {
+                    "sentences": [
+                        "After that, he moved to Berlin.",
+                        "He was born in Vienna in 1901.",
+                        "He studied physics there.",
+                    ]
+                },
+                "parameters": {"reorder": True},
+            },
+        ),
+        Example(
+            summary="Several at once",
+            body={
+                "inputs": [
+                    {"text": "It rained.", "text_pair": "So we stayed in."},
+                    {"sentences": ["It rained.", "So we stayed in.", "We played cards."]},
+                ]
+            },
+        ),
+    ),
+}

@@ -1,0 +1,48 @@
+"""A text with masks in it, encoded: what all ways of filling masks start from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from albert_serve.tasks.base import EncoderInput
+from albert_serve.tokenizer import AlbertTokenizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskedText:
+    """An encoded text and its masks.
+
+    Attributes:
+        ids: with the special tokens.
+        masks: positions of [MASK], at least one.
+    """
+
+    tokenizer: AlbertTokenizer
+    ids: list[int]
+    masks: list[int]
+
+    def reading(self, ids: Sequence[int], rows: Sequence[int]) -> EncoderInput:
+        """The input that reads some form of this text, and the vocabulary at these positions."""
+        return EncoderInput(ids=list(ids), types=[0] * len(ids), task="fill-mask", rows=list(rows))
+
+    def replaced(self, mask: int, pieces: Sequence[int]) -> list[int]:
+        """The ids with these in place of the mask at that position."""
+        return [*self.ids[:mask], *pieces, *self.ids[mask + 1 :]]
+
+    def write(self, mask: int, pieces: Sequence[int]) -> str:
+        """The text, in characters, with these in place of the mask at that position."""
+        # Other masks must stay to be seen, and with them all special tokens do.
+        return self._decode(self.replaced(mask, pieces), keep_special=len(self.masks) > 1)
+
+    def write_filled(self, ids: Sequence[int]) -> str:
+        """The text, in characters, with all masks filled."""
+        return self._decode(ids, keep_special=False)
+
+    def _decode(self, ids: Sequence[int], *, keep_special: bool) -> str:
+        shown = [token for token in ids if token != self.tokenizer.pad_id]
+        return self.tokenizer.decode(shown, keep_special=keep_special)
+
+    def write_pieces(self, pieces: Sequence[int]) -> str:
+        """What is put in place of a mask, in characters."""
+        return self.tokenizer.decode(pieces, keep_special=True)

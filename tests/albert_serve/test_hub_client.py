@@ -1,0 +1,211 @@
+"""Hugging Face's own clients against the running service, with every parameter that they have.
+
+What they get is compared with what `transformers` itself gives for the same checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from huggingface_hub import AsyncInferenceClient, InferenceClient
+from huggingface_hub.errors import HfHubHTTPError
+
+from tests.albert_serve.support import Running
+
+MASKED = "The [MASK] run was scored in the first inning."
+TEXT = "An earned run is any run that was not enabled by a fielding error."
+QUESTION = {"question": "What is an earned run?", "context": TEXT}
+LONG = {"question": "What is an earned run?", "context": " ".join([TEXT] * 8)}
+
+# Calls a method of the client of a task: (task, method, arguments).
+Call = Callable[..., Any]
+
+
+@pytest.fixture(params=["sync", "async"])
+def call(request: pytest.FixtureRequest, service: Running) -> Call:
+    def run(task: str, **arguments: Any) -> Any:
+        name = task.replace("-", "_")
+        return getattr(InferenceClient(f"{service.url}/{task}"), name)(**arguments)
+
+    def run_async(task: str, **arguments: Any) -> Any:
+        async def send() -> Any:
+            async with AsyncInferenceClient(f"{service.url}/{task}") as client:
+                return await getattr(client, task.replace("-", "_"))(**arguments)
+
+        return asyncio.run(send())
+
+    return run if request.param == "sync" else run_async
+
+
+@pytest.fixture(scope="module")
+def fill_mask(checkpoint_dir: Path) -> Any:
+    return transformers.pipeline("fill-mask", model=str(checkpoint_dir), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def classify(checkpoint_dir: Path) -> Any:
+    return transformers.pipeline("text-classification", model=str(checkpoint_dir), device="cpu")
+
+
+def options_of(method: Callable[..., Any]) -> set[str]:
+    """The keyword arguments of a client's method, other than the model's address."""
+    parameters = inspect.signature(method).parameters.values()
+    return {one.name for one in parameters if one.kind is one.KEYWORD_ONLY} - {"model"}
+
+
+def assert_same_tokens(found: Any, expected: Any) -> None:
+    assert [(one.token, one.token_str, one.sequence) for one in found] == [
+        (one["token"], one["token_str"], one["sequence"]) for one in expected
+    ]
+    scores = [one.score for one in found]
+    assert scores == pytest.approx([one["score"] for one in expected], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="no option"),
+        pytest.param({"top_k": 1}, id="the best"),
+        pytest.param({"top_k": 40}, id="many"),
+        pytest.param({"targets": ["run", "▁the", "supervolcanoes"]}, id="targets"),
+        pytest.param({"targets": ["▁run", "▁the"], "top_k": 1}, id="both"),
+        pytest.param({"targets": None, "top_k": None}, id="nulls"),
+    ],
+)
+def test_fill_mask(call: Call, options: dict[str, Any], fill_mask: Any) -> None:
+    given = {name: value for name, value in options.items() if value is not None}
+    found = call("fill-mask", text=MASKED, **options)
+    assert_same_tokens(found, fill_mask(MASKED, **given))
+
+
+def test_fill_mask_of_several_masks(call: Call, fill_mask: Any) -> None:
+    text = "The [MASK] run was [MASK]."
+    found = call("fill-mask", text=text, top_k=3)
+    expected = fill_mask(text, top_k=3)
+    for tokens, expected_tokens in zip(found, expected, strict=True):
+        # The client makes objects of the outermost list's elements only.
+        assert [one["token"] for one in tokens] == [one["token"] for one in expected_tokens]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="no option"),
+        pytest.param({"top_k": 1}, id="the best"),
+        pytest.param({"top_k": 2, "function_to_apply": "sigmoid"}, id="sigmoid"),
+        pytest.param({"function_to_apply": "softmax"}, id="softmax"),
+        pytest.param({"function_to_apply": "none"}, id="none"),
+        pytest.param({"function_to_apply": None, "top_k": None}, id="nulls"),
+    ],
+)
+def test_text_classification(call: Call, options: dict[str, Any], classify: Any) -> None:
+    given = {name: value for name, value in options.items() if value is not None}
+    found = call("text-classification", text=TEXT, **options)
+    expected = classify(TEXT, **{"top_k": None, **given})
+    assert [one.label for one in found] == [one["label"] for one in expected]
+    scores = [one.score for one in found]
+    assert scores == pytest.approx([one["score"] for one in expected], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="no option"),
+        pytest.param({"top_k": 3}, id="several"),
+        pytest.param({"align_to_words": False, "top_k": 2}, id="tokens"),
+        pytest.param({"max_answer_len": 1}, id="short"),
+        pytest.param({"max_question_len": 2}, id="short question"),
+        pytest.param({"max_seq_len": 40, "doc_stride": 8, "top_k": 2}, id="windows"),
+        pytest.param({"handle_impossible_answer": True, "top_k": 20}, id="no answer"),
+        pytest.param(
+            {
+                "align_to_words": None,
+                "doc_stride": None,
+                "handle_impossible_answer": None,
+                "max_answer_len": None,
+                "max_question_len": None,
+                "max_seq_len": None,
+                "top_k": None,
+            },
+            id="nulls",
+        ),
+        pytest.param(
+            {
+                "align_to_words": True,
+                "doc_stride": 4,
+                "handle_impossible_answer": True,
+                "max_answer_len": 5,
+                "max_question_len": 6,
+                "max_seq_len": 32,
+                "top_k": 4,
+            },
+            id="all",
+        ),
+    ],
+)
+@pytest.mark.parametrize("item", [QUESTION, LONG], ids=["short", "long"])
+def test_question_answering(call: Call, item: dict[str, str], options: dict[str, Any]) -> None:
+    found = call("question-answering", **item, **options)
+    top_k = options.get("top_k") or 1
+    if top_k == 1:
+        found = [found]
+    assert 1 <= len(found) <= top_k
+    for one in found:
+        assert item["context"][one.start : one.end] == one.answer
+        assert 0 <= one.score <= 1
+    if options.get("max_answer_len") == 1:
+        assert " " not in found[0].answer
+
+
+def test_question_answering_tells_no_answer(call: Call) -> None:
+    found = call("question-answering", **QUESTION, handle_impossible_answer=True, top_k=1000)
+    assert [(one.start, one.end) for one in found if one.answer == ""] == [(0, 0)]
+
+
+@pytest.mark.parametrize("kind", [InferenceClient, AsyncInferenceClient])
+def test_every_option_of_the_clients_is_tried_here(kind: Any) -> None:
+    """A new version of the client that has more of them has to be looked at."""
+    assert options_of(kind.fill_mask) == {"targets", "top_k"}
+    assert options_of(kind.text_classification) == {"function_to_apply", "top_k"}
+    assert options_of(kind.question_answering) == {
+        "align_to_words",
+        "doc_stride",
+        "handle_impossible_answer",
+        "max_answer_len",
+        "max_question_len",
+        "max_seq_len",
+        "top_k",
+    }
+
+
+@pytest.fixture
+def described(service: Running) -> InferenceClient:
+    return InferenceClient(service.url, provider="hf-inference")
+
+
+def test_health_and_info_are_where_the_client_looks(described: InferenceClient) -> None:
+    assert described.health_check() is True
+    assert described.get_endpoint_info()["max_positions"] == 128
+
+
+@pytest.mark.parametrize(
+    ("task", "arguments", "status", "message"),
+    [
+        ("fill-mask", {"text": "no mask"}, 422, r"the text has no \[MASK\]"),
+        ("fill-mask", {"text": "a [MASK]", "top_k": 0}, 422, "top_k must be greater"),
+        ("text-classification", {"text": "word " * 300}, 422, "at most 128"),
+        ("question-answering", {"question": "", "context": "a"}, 422, "question is empty"),
+    ],
+)
+def test_the_client_shows_our_errors(
+    call: Call, task: str, arguments: dict[str, Any], status: int, message: str
+) -> None:
+    with pytest.raises(HfHubHTTPError, match=message) as caught:
+        call(task, **arguments)
+    assert caught.value.response.status_code == status
