@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help setup serve test test-slow bench-pretrain check format clean
+.PHONY: help setup serve test test-slow bench-pretrain bench-engine bench-sizes check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -40,6 +40,17 @@ test-slow: $(VENV)/.dev  ## run the tests that take minutes
 
 bench-pretrain: $(VENV)/.dev  ## train with transformers and with this package, and compare
 	$(BIN)/python -m benchmarks.pretrain
+
+$(VENV)/.bench: $(VENV)/.dev
+	@echo "installing what this package is compared with ..."
+	$(PIP) --group bench
+	@touch $@
+
+bench-engine: $(VENV)/.bench  ## run models with this package, transformers, ONNX Runtime and OpenVINO
+	$(BIN)/python -m benchmarks.engine
+
+bench-sizes: $(VENV)/.dev  ## bundles of the paper's sizes, on disk and in memory
+	$(BIN)/python -m benchmarks.sizes
 
 check: $(VENV)/.dev  ## ruff, mypy strict, import-linter
 	$(BIN)/ruff check .

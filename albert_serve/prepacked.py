@@ -8,12 +8,12 @@ of the runtime, in a folder of their hash; it is never needed, and may be delete
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +28,9 @@ from albert_serve.errors import BundleCorruptError
 from albert_serve.runtime import cpu_name, encoder_options, open_session
 from albert_serve.settings import RuntimeOptions
 from albert_serve.weights import WORDS, read_header, stored_name
+
+if sys.platform != "win32":
+    import fcntl
 
 _GRAPH: Final = "encoder.onnx"
 PACKED_FILE: Final = "encoder.data"
@@ -70,8 +73,9 @@ def packed_encoder(bundle: Bundle, options: RuntimeOptions) -> Path | None:
         with _only_one(options.cache_folder):
             if not _is_whole(folder, entry):
                 _make(bundle, options, entry, folder)
-    except (OSError, BundleCorruptError) as error:
-        _logger.warning("no packed weights are kept in %s: %s", options.cache_folder, error)
+    except OSError as error:
+        reason = " ".join(str(error).split())
+        _logger.warning("no packed weights are kept in %s: %s", options.cache_folder, reason)
         return None
     return folder / _GRAPH
 
@@ -123,7 +127,7 @@ def _make(bundle: Bundle, options: RuntimeOptions, entry: _Entry, folder: Path) 
             "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
         }.items():
             made.add_session_config_entry(key, value)
-        open_session(bundle.encoder_file, made)
+        _write_packed(bundle.encoder_file, made)
         files = {name: file_entry(partial / name) for name in (_GRAPH, PACKED_FILE)}
         content = entry.model_copy(update={"files": files}).model_dump_json(indent=2)
         (partial / _ENTRY).write_text(content, encoding="utf-8")
@@ -132,6 +136,20 @@ def _make(bundle: Bundle, options: RuntimeOptions, entry: _Entry, folder: Path) 
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     _forget_stale(folder, entry)
+
+
+def _write_packed(graph: Path, made: ort.SessionOptions) -> None:
+    """Let the runtime write what it packs.
+
+    Raises:
+        OSError: it cannot.
+    """
+    try:
+        open_session(graph, made)
+    except BundleCorruptError as error:
+        raise OSError(
+            f"the runtime could not write them; is there room for twice the weights? ({error})"
+        ) from error
 
 
 def _forget_stale(folder: Path, entry: _Entry) -> None:
@@ -149,7 +167,8 @@ def _only_one(cache: Path) -> Iterator[None]:
     cache.mkdir(parents=True, exist_ok=True)
     lock = os.open(cache / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        if sys.platform != "win32":
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
         os.close(lock)

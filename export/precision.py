@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 from tqdm import tqdm
 
@@ -47,7 +48,10 @@ def write_weights(source: Source, file: Path, precision: Precision, kept: Collec
     tensors = {
         stored: array for name in bar for stored, array in _convert(source, name, precision, kept)
     }
-    save_file(tensors, file, metadata={"format": "pt"})
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
 
 
 def part_of(name: str) -> Part | None:

@@ -117,7 +117,8 @@ def export_bundle(
         _write_tokenizer(source, folder)
         _write_weights(source, folder / WEIGHTS_FILE, precision, kept_fp32)
         graphs = _write_graphs(source, folder)
-        unused = check_references(graphs, read_header(folder / WEIGHTS_FILE))
+        unread = check_references(graphs, read_header(folder / WEIGHTS_FILE))
+        unused = sorted({*unread, *source.stored.keys()} - {*source.names})
         model = load_checkpoint(checkpoint, source.num_outputs)
         parity = measure_parity(folder, source.tasks, model)
         if precision == "fp32":

@@ -10,12 +10,13 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from safetensors.numpy import load_file
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
-from albert_serve.bundle import Bundle, Part
+from albert_serve.bundle import Bundle, Part, Precision
 from albert_serve.config import preset
 from albert_serve.errors import BundleCorruptError
 from albert_serve.weights import (
@@ -25,6 +26,7 @@ from albert_serve.weights import (
     expected_shapes,
     read_header,
 )
+from export import precision as precision_module
 from export.errors import ExportError
 from export.precision import PARTS, part_of, quantize, write_weights
 from export.source import read_source
@@ -43,6 +45,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "checkpoint"
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     arrays.arrays(
         np.float32,
@@ -189,3 +192,23 @@ def test_the_same_checkpoint_gives_the_same_bytes(checkpoint: Path, tmp_path: Pa
     ]
     assert manifests[0].files == manifests[1].files
     assert json.loads((tmp_path / "one/manifest.json").read_text())["precision"] == "int8"
+
+
+def test_weights_that_no_task_needs_are_named(checkpoint: Path, tmp_path: Path) -> None:
+    file = checkpoint / "model.safetensors"
+    tensors = load_file(file) | {"extra.weight": np.zeros((2, 2), np.float32)}
+    save_file(tensors, file, metadata={"format": "pt"})
+    for precision in get_args(Precision):
+        exported = export_bundle(checkpoint, tmp_path / precision, precision=precision)
+        assert exported.unused == ["extra.weight"]
+
+
+def test_a_full_disk_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(precision_module, "save_file", fail)
+        with pytest.raises(ExportError, match="cannot be written: I/O error: No space left"):
+            export_bundle(checkpoint, tmp_path / "bundles/int8", precision="int8")
+    assert list((tmp_path / "bundles").iterdir()) == []

@@ -1,0 +1,148 @@
+"""The code that the page shows does what the page did, whatever was written into it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from playwright.sync_api import Page, expect
+
+from tests.albert_serve.browsing import OpenPage, browser, open_page, site  # noqa: F401
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=120)
+VALUE = st.recursive(
+    TEXT | st.booleans() | st.integers(-1000, 1000) | st.none(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=8,
+)
+# Prints what curl would be called with.
+SHELL = "curl() { printf '%s\\0' \"$@\"; }\n"
+
+
+def test_the_commands_and_programs_give_the_answers_that_the_page_shows(
+    open_page: OpenPage,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = open_page("fill-mask")
+    page.fill("#fill-mask-text", "It's a [MASK] \"run\" of $HOME `ls` \\n.")
+    page.get_by_role("button", name="Predict").click()
+    done = subprocess.run(
+        ["bash", "-c", code_of(page, "fill-mask", "curl")],
+        capture_output=True,
+        check=True,
+        timeout=30,
+    )
+    words = [one["token_str"] for one in json.loads(done.stdout)]
+    expect(page.locator("#panel-fill-mask .bar-label")).to_have_text(words)
+    exec(compile(code_of(page, "fill-mask", "Python"), "snippet", "exec"), {})
+    assert f"token_str={words[0]!r}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("task", "method"),
+    [
+        ("text-classification", "text_classification"),
+        ("question-answering", "question_answering"),
+        ("sentence-order", "coherence"),
+    ],
+)
+def test_every_tasks_program_runs(
+    open_page: OpenPage,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+    task: str,
+    method: str,
+) -> None:
+    program = code_of(open_page(task), task, "Python")
+    assert f"albert.{method}(" in program
+    exec(compile(program, "snippet", "exec"), {})
+    assert "=0." in capsys.readouterr().out
+
+
+def test_the_copy_button_copies_the_code(open_page: OpenPage) -> None:  # noqa: F811
+    page = open_page("fill-mask", permissions=["clipboard-read", "clipboard-write"])
+    code = code_of(page, "fill-mask", "Python")
+    page.locator("#panel-fill-mask .copy").click()
+    page.get_by_text("Copied", exact=True).first.wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == code
+
+
+def test_it_copies_where_the_browser_gives_no_clipboard(open_page: OpenPage) -> None:  # noqa: F811
+    page = open_page("fill-mask")
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    code = code_of(page, "fill-mask", "curl")
+    page.locator("#panel-fill-mask .copy").click()
+    page.get_by_text("Copied", exact=True).first.wait_for()
+    page.fill("#fill-mask-text", "")
+    page.focus("#fill-mask-text")
+    page.keyboard.press("Control+V")
+    assert page.input_value("#fill-mask-text").strip() == code
+
+
+def test_any_request_survives_the_shell_and_python(open_page: OpenPage) -> None:  # noqa: F811
+    page = open_page("fill-mask")
+
+    @settings(max_examples=60, deadline=None)
+    @given(request=st.dictionaries(TEXT, VALUE, max_size=3), wants_key=st.booleans())
+    def check(request: dict[str, Any], wants_key: bool) -> None:
+        command, program = written(page, request, wants_key)
+        *head, body, end = run_shell(command).split("\0")
+        assert json.loads(body) == request
+        assert head[0] == "http://127.0.0.1:1/p/fill-mask"
+        assert ("Authorization: Bearer s3cret" in head) == wants_key
+        assert end == ""
+        assert python_arguments(program) == ([request], {"options": request})
+
+    check()
+
+
+def code_of(page: Page, task: str, language: str) -> str:
+    panel = page.locator(f"#panel-{task}")
+    panel.get_by_role("button", name=language, exact=True).click()
+    found: str = panel.locator("pre code").evaluate("place => place.textContent")
+    return found
+
+
+def written(page: Page, request: dict[str, Any], wants_key: bool) -> tuple[str, str]:
+    """The code for a request, and for a method that is given it in both ways."""
+    command, program = page.evaluate(
+        """async ([request, wantsKey]) => {
+            const { curl, python } = await import(new URL('web/code.js', document.baseURI));
+            const service = { url: 'http://127.0.0.1:1/p', wantsKey };
+            const call = { method: 'ask', given: [request], options: { options: request } };
+            return [curl(service, 'fill-mask', request), python(service, call)];
+        }""",
+        [request, wants_key],
+    )
+    return command, program
+
+
+def run_shell(command: str) -> str:
+    environment = {"ALBERT_API_KEY": "s3cret", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        ["bash", "-c", SHELL + command],
+        capture_output=True,
+        check=True,
+        timeout=30,
+        env=environment,
+    )
+    return done.stdout.decode()
+
+
+def python_arguments(program: str) -> tuple[list[Any], dict[str, Any]]:
+    """What the program gives to its one call of the client's method."""
+    calls = [node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Call)]
+    [call] = [node for node in calls if ast.unparse(node.func) == "albert.ask"]
+    named = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    return [ast.literal_eval(value) for value in call.args], named
+
+
+def test_the_shell_of_the_test_sees_what_curl_would() -> None:
+    assert run_shell("curl a 'b c' \\\n  \"$ALBERT_API_KEY\"") == "a\0b c\0s3cret\0"
+
+

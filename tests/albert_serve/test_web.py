@@ -1,0 +1,72 @@
+"""How the page's files are given out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+import albert_serve.web
+from albert_serve.web import page_routes
+
+FOLDER = Path(albert_serve.web.__file__).parent
+NAMES = sorted(path.name for path in FOLDER.iterdir() if path.suffix in {".css", ".js", ".svg"})
+
+
+@pytest.fixture(scope="module")
+def http() -> TestClient:
+    return TestClient(Starlette(routes=page_routes()))
+
+
+def test_the_page_allows_nothing_from_elsewhere_and_nothing_inline(http: TestClient) -> None:
+    reply = http.get("/")
+    assert reply.headers["content-type"] == "text/html; charset=utf-8"
+    assert reply.text.startswith("<!doctype html>")
+    policy = reply.headers["content-security-policy"]
+    assert "default-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert not re.search(r"<style|\son\w+=|\sstyle=|<script(?![^>]*\ssrc=)", reply.text)
+    assert "://" not in reply.text
+
+
+def test_there_are_files_besides_the_page() -> None:
+    assert {"app.js", "style.css", "icon.svg"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_file_comes_whole_with_its_type(http: TestClient, name: str) -> None:
+    reply = http.get(f"/web/{name}")
+    assert reply.content == (FOLDER / name).read_bytes()
+    kinds = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+    assert reply.headers["content-type"].split(";")[0] == kinds[Path(name).suffix]
+    named = re.findall(r"from '\./(.+?)'", reply.text) if name.endswith(".js") else []
+    assert set(named) <= set(NAMES)
+
+
+@pytest.mark.parametrize("path", ["/", "/web/app.js"])
+@pytest.mark.parametrize("form", ["{}", "W/{}", '"other", {}'])
+def test_a_copy_that_is_still_good_is_not_sent_again(
+    http: TestClient, path: str, form: str
+) -> None:
+    etag = http.get(path).headers["etag"]
+    again = http.get(path, headers={"If-None-Match": form.format(etag)})
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["etag"] == etag
+    assert http.get(path, headers={"If-None-Match": '"other"'}).status_code == 200
+    assert http.get(path).headers["cache-control"] == "no-cache"
+
+
+@pytest.mark.parametrize("name", ["none.js", "index.html", "__init__.py", "..%2fbundle.py", ""])
+def test_nothing_else_is_given_out(http: TestClient, name: str) -> None:
+    assert http.get(f"/web/{name}").status_code == 404
+
+
+def test_its_head_can_be_asked_for(http: TestClient) -> None:
+    reply = http.head("/")
+    assert reply.status_code == 200
+    assert reply.content == b""
+    assert http.post("/").status_code == 405
