@@ -90,7 +90,7 @@ def _score(options: argparse.Namespace) -> int:
     setups = load_setups(bundle)
     if options.task not in setups:
         raise NotFoundError(f"{bundle.folder} has no {options.task}; it has {', '.join(setups)}")
-    engine = Engine.open(bundle, settings.runtime)
+    engine = Engine.open(bundle, settings.job_runtime)
     summary = score_file(
         engine,
         options.task,

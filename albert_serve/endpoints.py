@@ -23,6 +23,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from albert_serve import __version__
+from albert_serve.access import PRIORITY_HEADER
 from albert_serve.batcher import Batcher
 from albert_serve.bundle import Bundle
 from albert_serve.envelope import error_response, id_header, read_json, request_id_of
@@ -33,6 +34,7 @@ from albert_serve.errors import (
     NotReadyError,
     TooMuchAtOnceError,
 )
+from albert_serve.scheduling import PRIORITIES, Priority
 from albert_serve.schemas import (
     TRUNCATED_HEADER,
     WARNINGS_HEADER,
@@ -43,6 +45,7 @@ from albert_serve.schemas import (
 )
 from albert_serve.settings import Settings
 from albert_serve.tasks import TASKS, AnyTask, Prepared, Work, prepare_request, shape_reply
+from albert_serve.web import page_routes
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 # What nginx logs for it; nobody is there to read the reply.
@@ -73,7 +76,9 @@ class Backend:
     batcher: Batcher
     accepting: bool = True
 
-    async def answer(self, name: str, given: TaskRequest, ends_s: float) -> Response:
+    async def answer(
+        self, name: str, given: TaskRequest, ends_s: float, priority: Priority
+    ) -> Response:
         """The reply to a valid request.
 
         Args:
@@ -88,7 +93,9 @@ class Backend:
         prepared = await asyncio.to_thread(self._prepare, name, given)
         work = Work(prepared)
         while work.inputs:  # one round, but where the next inputs depend on these answers
-            logits = await self.batcher.run(work.inputs, ends_s - time.monotonic())
+            logits = await self.batcher.run(
+                work.inputs, ends_s - time.monotonic(), priority=priority
+            )
             await asyncio.to_thread(work.take, logits)
         body = pydantic_core.to_json(shape_reply(given, work.answers))
         return Response(body, headers=_notes(prepared), media_type="application/json")
@@ -117,6 +124,7 @@ class Backend:
             mask_token="[MASK]",  # noqa: S106  # not that kind of token
             max_items=self.settings.max_items,
             max_body_bytes=self.settings.max_body_bytes,
+            needs_key=self.settings.has_keys and "api" in self.settings.guard,
         )
 
 
@@ -134,8 +142,8 @@ def make_app(openapi: Callable[[], dict[str, Any]]) -> Starlette:
             ),
             Route("/info", _enveloped(_info)),
             Route("/health", _enveloped(_health)),
-            # In place of BentoML's page there, which loads a tracker.
-            Route("/", _docs),
+            # `/` in place of BentoML's page there, which loads a tracker.
+            *page_routes(),
             Route("/docs", _docs),
             Route("/docs.json", functools.partial(_docs_json, openapi)),
         ]
@@ -165,6 +173,7 @@ async def _task(name: str, request: Request) -> Response:
         there = ", ".join(backend.tasks)
         raise NotFoundError(f"the model served here has no {name}; it has {there}")
     settings = backend.settings
+    priority = _priority(request)
     ends_s = time.monotonic() + settings.deadline_s
     body = await read_json(
         request, max_bytes=settings.max_body_bytes, deadline_s=settings.deadline_s
@@ -173,7 +182,17 @@ async def _task(name: str, request: Request) -> Response:
         given = TASKS[name].request.model_validate(body)
     except ValidationError as error:
         raise InvalidInputError(describe(error)) from error
-    return await _unless_gone(request, backend.answer(name, given, ends_s))
+    return await _unless_gone(request, backend.answer(name, given, ends_s, priority))
+
+
+def _priority(request: Request) -> Priority:
+    given = request.headers.get(PRIORITY_HEADER, "interactive").strip().lower()
+    for priority in PRIORITIES:
+        if given == priority:
+            return priority
+    raise InvalidInputError(
+        f"the header {PRIORITY_HEADER} is {given[:40]!r}; allowed are {' and '.join(PRIORITIES)}"
+    )
 
 
 async def _info(request: Request) -> Response:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -51,6 +53,18 @@ _ACTIVATION_BYTES: Final = 8 << 20
 _WARM_UP_TOKENS: Final = 32
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Beside:
+    """What runs batches beside each other, each on one thread of the pool.
+
+    Where there are batches enough this is faster than one after another on all threads, for
+    nobody waits for the slowest at each operator. Its weights are pages that are there anyway.
+    """
+
+    encoder: Encoder
+    pool: ThreadPoolExecutor
+
+
 class Engine:
     """The sessions of one bundle. Safe to call from many threads at once.
 
@@ -70,6 +84,7 @@ class Engine:
         heads: dict[str, ort.InferenceSession],
         *,
         device: str = "cpu",
+        beside: Beside | None = None,
     ) -> None:
         self.config = config
         self.device = device
@@ -77,6 +92,7 @@ class Engine:
         self.max_batch_tokens = best_batch_tokens(config, device)
         self.call_cost_tokens = _CALL_COST_TOKENS[device]
         self._encoder = encoder
+        self._beside = beside
         self._heads = heads
         # A CPU runs calls beside each other; buffers on a device serve one call at a time.
         self._turn = contextlib.nullcontext() if device == "cpu" else threading.Lock()
@@ -104,7 +120,15 @@ class Engine:
             )
             for name in opened.manifest.tasks
         }
-        engine = cls(opened.config, _open_encoder(opened, options, device), heads, device=device)
+        packed = None
+        if device == "cpu" and options.prepack == "cache":
+            packed = packed_encoder(opened, options)
+        beside = None
+        if packed is not None and options.threads > 1:
+            single = _open_encoder(opened, replace(options, num_threads=1), device, packed)
+            beside = Beside(encoder=single, pool=ThreadPoolExecutor(options.threads))
+        encoder = _open_encoder(opened, options, device, packed)
+        engine = cls(opened.config, encoder, heads, device=device, beside=beside)
         return_free_memory()
         return engine
 
@@ -122,9 +146,8 @@ class Engine:
             self._check(given)
         logits: list[Logits | None] = [None] * len(inputs)
         lengths = [len(given.ids) for given in inputs]
-        for group in group_by_length(lengths, self.max_batch_tokens, self.call_cost_tokens):
-            with self._turn:
-                answers = self._run_group([inputs[i] for i in group])
+        groups = group_by_length(lengths, self.max_batch_tokens, self.call_cost_tokens)
+        for group, answers in zip(groups, self._run_groups(inputs, groups), strict=True):
             for index, rows in zip(group, answers, strict=True):
                 logits[index] = rows
         return [rows for rows in logits if rows is not None]
@@ -141,9 +164,23 @@ class Engine:
             [EncoderInput(ids=ids, types=[0] * num_tokens, task=t, rows=[0]) for t in self.tasks]
         )
 
-    def _run_group(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+    def _run_groups(
+        self, inputs: Sequence[EncoderInput], groups: Sequence[Sequence[int]]
+    ) -> Iterable[list[Logits]]:
+        """The logits of each group: several beside each other, a lone one on all threads."""
+        batches = [[inputs[i] for i in group] for group in groups]
+        if self._beside is not None and len(batches) > 1:
+            encoder = self._beside.encoder
+            return self._beside.pool.map(lambda batch: self._run_group(encoder, batch), batches)
+        return (self._run_group(self._encoder, batch) for batch in batches)
+
+    def _run_group(self, encoder: Encoder, inputs: Sequence[EncoderInput]) -> list[Logits]:
+        with self._turn:
+            return self._run_in_turn(encoder, inputs)
+
+    def _run_in_turn(self, encoder: Encoder, inputs: Sequence[EncoderInput]) -> list[Logits]:
         batch = _pad(inputs, self.config.pad_id)
-        hidden_BSH = _encode(self._encoder, batch)
+        hidden_BSH = _encode(encoder, batch)
         num_positions = int(hidden_BSH.shape()[1])
         rows = [
             np.arange(len(given.ids)) if given.rows is None else np.array(given.rows, np.int64)
@@ -204,13 +241,14 @@ def best_batch_tokens(config: AlbertConfig, device: str) -> int:
     return max(_LEAST_BATCH_TOKENS, min(most, fitting))
 
 
-def _open_encoder(bundle: Bundle, options: RuntimeOptions, device: str) -> Encoder:
+def _open_encoder(
+    bundle: Bundle, options: RuntimeOptions, device: str, packed: Path | None
+) -> Encoder:
     if device == "cuda":
         session = open_session(
             bundle.cuda_encoder_file, cuda_options(), cuda=cuda_provider(captures=True)
         )
         return BucketedEncoder(session=session, hidden_size=bundle.config.hidden_size)
-    packed = packed_encoder(bundle, options) if options.prepack == "cache" else None
     made = encoder_options(options)
     words = None
     if packed is not None:

@@ -11,9 +11,12 @@ import json
 import logging
 import math
 import re
+import time
 import uuid
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final
+from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
@@ -29,15 +32,25 @@ from albert_serve.errors import (
     UnsupportedMediaError,
     request_error,
 )
+from albert_serve.logs import REQUEST_ID
 from albert_serve.schemas import ErrorReply
+from albert_serve.surfaces import HEALTH_PATHS, METRICS_PATH
 
 REQUEST_ID_HEADER: Final = "X-Request-ID"
 _SANE_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
+# They are asked for every few seconds, by machines.
+_QUIET: Final = HEALTH_PATHS | {METRICS_PATH}
+# What a reply keeps of the headers of the one that it replaces: they let a browser read it.
+_KEPT: Final = ("vary", "access-control-")
 _logger = logging.getLogger(__name__)
+_access_logger = logging.getLogger("albert_serve.access_log")
 
 
 class Envelope:
-    """ASGI middleware: gives each request its id, and each error the envelope."""
+    """ASGI middleware: gives each request its id and its line in the log, each error the envelope.
+
+    What is inside of it is logged with the request's id.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -48,7 +61,16 @@ class Envelope:
             await self.app(scope, receive, send)
             return
         scope["albert_serve.request_id"] = _find_or_make_id(Headers(scope=scope))
+        context = REQUEST_ID.set(request_id_of(scope))
+        started_s = time.perf_counter()
         reply = _Reply(scope, receive, send)
+        try:
+            await self._answer(scope, receive, reply)
+        finally:
+            _log_access(scope, reply.status, time.perf_counter() - started_s)
+            REQUEST_ID.reset(context)
+
+    async def _answer(self, scope: Scope, receive: Receive, reply: _Reply) -> None:
         try:
             await self.app(scope, receive, reply.send)
         except Exception:
@@ -56,7 +78,8 @@ class Envelope:
             if reply.started and not reply.finished:
                 raise  # too late for an envelope: the server closes the connection
             if not reply.started:
-                await _replacement(scope, HTTPStatus.INTERNAL_SERVER_ERROR)(scope, receive, send)
+                status = HTTPStatus.INTERNAL_SERVER_ERROR
+                await _replacement(scope, status, {})(scope, receive, reply.send)
 
 
 class _Reply:
@@ -64,6 +87,7 @@ class _Reply:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.started = self.finished = False
+        self.status: int | None = None
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -72,9 +96,10 @@ class _Reply:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.started = True
+            self.status = message["status"]
             headers = MutableHeaders(raw=message.setdefault("headers", []))
             if message["status"] >= HTTPStatus.BAD_REQUEST and REQUEST_ID_HEADER not in headers:
-                self._instead = _replacement(self._scope, message["status"], headers.get("allow"))
+                self._instead = _replacement(self._scope, message["status"], headers)
             else:
                 headers[REQUEST_ID_HEADER] = request_id_of(self._scope)
         ends = message["type"] == "http.response.body" and not message.get("more_body")
@@ -97,8 +122,13 @@ def id_header(scope: Scope) -> dict[str, str]:
 
 
 def error_response(error: AlbertServeError, scope: Scope) -> Response:
-    """The envelope of an error, with the status that the error knows."""
-    response = _envelope(scope, error.status, error.error_type, str(error))
+    """The envelope of an error, with the status that the error knows.
+
+    What went wrong inside of the service is the log's to say: it may name files.
+    """
+    is_internal = error.status == HTTPStatus.INTERNAL_SERVER_ERROR
+    message = _internal(error.error_type) if is_internal else str(error)
+    response = _envelope(scope, error.status, error.error_type, message)
     if isinstance(error, QueueFullError):
         response.headers["Retry-After"] = str(math.ceil(error.retry_after_s))
     return response
@@ -152,14 +182,18 @@ def _find_or_make_id(headers: Headers) -> str:
     return given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
 
 
-def _replacement(scope: Scope, status: int, allow: str | None = None) -> Response:
-    """The envelope in place of a bare reply of the router, of BentoML, or of an exception."""
+def _replacement(scope: Scope, status: int, given: Mapping[str, str]) -> Response:
+    """The envelope in place of a bare reply of the router, of BentoML, or of an exception.
+
+    Args:
+        given: the headers of what is replaced.
+    """
+    allow = given.get("allow")
     told = {
         HTTPStatus.NOT_FOUND: f"there is nothing at {scope['path']}; see /docs for what there is",
         HTTPStatus.METHOD_NOT_ALLOWED: f"{scope['method']} is not allowed here; use {allow}",
         HTTPStatus.SERVICE_UNAVAILABLE: "the service is not ready",
-        HTTPStatus.INTERNAL_SERVER_ERROR: "an unexpected error; the service's log has it under "
-        "the request's id",
+        HTTPStatus.INTERNAL_SERVER_ERROR: _internal("internal"),
     }
     message = told.get(HTTPStatus(status), HTTPStatus(status).phrase)
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
@@ -169,7 +203,37 @@ def _replacement(scope: Scope, status: int, allow: str | None = None) -> Respons
     response = _envelope(scope, status, kind, message)
     if allow:
         response.headers["Allow"] = allow
+    response.headers.update(
+        {name: value for name, value in given.items() if name.lower().startswith(_KEPT)}
+    )
     return response
+
+
+def _internal(error_type: str) -> str:
+    what = "the model failed on this request" if error_type == "engine" else "an unexpected error"
+    return f"{what}; the service's log has it under the request's id"
+
+
+def _log_access(scope: Scope, status: int | None, duration_s: float) -> None:
+    if scope["path"] in _QUIET:
+        return
+    duration_ms = round(duration_s * 1000, 1)
+    # As sent: a path may hold a line's end, escaped, and with it a line that nobody logged.
+    path = quote(scope["path"], safe="/")
+    _access_logger.info(
+        "%s %s %s %.1f ms (request %s)",
+        scope["method"],
+        path,
+        status or "-",
+        duration_ms,
+        request_id_of(scope),
+        extra={
+            "method": scope["method"],
+            "path": path,
+            "status": status,
+            "duration_ms": duration_ms,
+        },
+    )
 
 
 def _envelope(scope: Scope, status: int, error_type: str, message: str) -> Response:

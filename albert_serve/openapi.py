@@ -7,7 +7,9 @@ from typing import Any, Final
 from pydantic import BaseModel, TypeAdapter
 
 from albert_serve import __version__
+from albert_serve.access import PRIORITY_HEADER
 from albert_serve.examples import EXAMPLES
+from albert_serve.scheduling import PRIORITIES
 from albert_serve.schemas import (
     ErrorReply,
     FillMaskReply,
@@ -21,6 +23,19 @@ from albert_serve.tasks import TASKS
 _REF: Final = "#/components/schemas/{model}"
 _TAG: Final = "Service APIs"
 
+_SECURITY: Final = {
+    "key": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "An API key, where the service asks for one.",
+    }
+}
+_PRIORITY: Final = {
+    "name": PRIORITY_HEADER,
+    "in": "header",
+    "description": "batch for what can wait until no interactive request does.",
+    "schema": {"type": "string", "enum": list(PRIORITIES), "default": PRIORITIES[0]},
+}
 _REPLIES: Final[dict[str, TypeAdapter[Any]]] = {
     "fill-mask": TypeAdapter(FillMaskReply),
     "text-classification": TypeAdapter(TextClassificationReply),
@@ -55,7 +70,12 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
             "description": "ALBERT: fill-mask, text classification, question answering and "
             "sentence order, in Hugging Face's inference format.",
         },
-        "components": {**base.get("components", {}), "schemas": schemas},
+        "components": {
+            **base.get("components", {}),
+            "schemas": schemas,
+            "securitySchemes": _SECURITY,
+        },
+        "security": [{}, {"key": []}],
         "paths": {**paths, **base.get("paths", {})},
     }
 
@@ -67,6 +87,7 @@ def _operation(name: str, schemas: dict[str, Any]) -> dict[str, Any]:
         "tags": [_TAG],
         "operationId": name.replace("-", "_"),
         "summary": (request.__doc__ or "").strip(),
+        "parameters": [_PRIORITY],
         "requestBody": {
             "required": True,
             "content": _json(_reference(request, schemas), _examples(name)),

@@ -330,6 +330,7 @@ class InfoReply(Reply):
     mask_token: str
     max_items: int = Field(description="Items that one request may hold.")
     max_body_bytes: int
+    needs_key: bool = Field(False, description="Whether the tasks are answered with a key only.")
     max_chars: int = Field(MAX_CHARS, description="Characters of one text.")
     max_targets: int = Field(MAX_TARGETS, description="Targets of one fill-mask request.")
     max_top_k: int = MAX_TOP_K

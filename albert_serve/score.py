@@ -37,6 +37,9 @@ from albert_serve.tasks import (
     prepare_request,
 )
 
+# So many that the engine can run batches beside each other, and few enough that the logits of
+# fill-mask, as wide as the vocabulary, have room.
+_BATCHES_AT_ONCE: Final = 8
 # The fields of a bare item.
 _FIELDS: Final = {
     "fill-mask": ("text",),
@@ -247,7 +250,7 @@ def _run_round(engine: Runner, items: Sequence[_Item]) -> list[_Item]:
         for part, given in enumerate(item.stage.inputs)
     ]
     further = []
-    for group in _group(places, engine.max_batch_tokens):
+    for group in _group(places, _BATCHES_AT_ONCE * engine.max_batch_tokens):
         for place, outcome in zip(group, _run(engine, [p.given for p in group]), strict=True):
             item = place.item
             if isinstance(outcome, AlbertServeError):

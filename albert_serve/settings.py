@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -17,12 +18,19 @@ from albert_serve.errors import ConfigError
 BUNDLE_VARIABLE: Final = "ALBERT_SERVE_BUNDLE"
 CACHE_VARIABLE: Final = "ALBERT_SERVE_CACHE"
 _WORKERS: Final = "ALBERT_SERVE_WORKERS"
+_API_KEYS: Final = "ALBERT_SERVE_API_KEYS"
+_API_KEYS_FILE: Final = "ALBERT_SERVE_API_KEYS_FILE"
+_GUARD: Final = "ALBERT_SERVE_GUARD"
+_CORS_ORIGINS: Final = "ALBERT_SERVE_CORS_ORIGINS"
+_ORIGIN: Final = re.compile(r"https?://[^/\s?#@]+")
 # BentoML itself gives up after 60 s (service.py); ours must come first, for it says why.
 _LONGEST_DEADLINE_S: Final = 55.0
 
 
 Device = Literal["auto", "cpu", "cuda"]
 Prepack = Literal["memory", "cache", "none"]
+# What keys can guard: the tasks and /info, the metrics, and what is there for people to read.
+Surface = Literal["api", "metrics", "docs"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +91,12 @@ class Settings:
         max_items: MAX_ITEMS in one request's list; past it 422.
         drain_grace_s: DRAIN_GRACE_S, seconds after SIGTERM during which the service is not ready
             but still answers, for load balancers that need to notice.
+        api_keys: API_KEYS, separated by commas. With none, and no file, everything is open.
+        api_keys_file: API_KEYS_FILE, keys one a line; it is read again when it changes.
+        guard: GUARD, what needs a key, if there are keys: api, metrics, docs, by commas.
+        cors_origins: CORS_ORIGINS, whose pages may call the service from a browser, by commas; *
+            for all.
+        log_format: LOG_FORMAT, text or json.
     """
 
     bundle: Path
@@ -98,6 +112,19 @@ class Settings:
     max_body_bytes: int = 4_194_304
     max_items: int = 1024
     drain_grace_s: float = 0.0
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    api_keys_file: Path | None = None
+    guard: tuple[Surface, ...] = get_args(Surface)
+    cors_origins: tuple[str, ...] = ()
+    log_format: Literal["text", "json"] = "text"
+
+    @property
+    def job_runtime(self) -> RuntimeOptions:
+        """How a batch job runs the bundle: alone on the machine, its batches beside each other."""
+        prepack = self.prepack
+        if prepack == "auto":
+            prepack = "cache" if self.cache_folder else "memory"
+        return replace(self, num_workers=1, prepack=prepack).runtime
 
     @classmethod
     def from_environment(cls, options: Mapping[str, str] | None = None) -> Settings:
@@ -113,21 +140,27 @@ class Settings:
         source = {**os.environ, **(options or {})}
         given = {name: text.strip() for name, text in source.items() if text.strip()}
         chosen = {
-            field: _read(variable, given[variable], kind, least, most)
-            for variable, (field, kind, least, most) in _NUMBERS.items()
+            name: _read(variable, given[variable], kind, least, most)
+            for variable, (name, kind, least, most) in _NUMBERS.items()
             if variable in given
         }
         chosen |= {
-            field: _choose(variable, given[variable], allowed)
-            for variable, (field, allowed) in _CHOICES.items()
+            name: _choose(variable, given[variable], allowed)
+            for variable, (name, allowed) in _CHOICES.items()
             if variable in given
         }
         folder = given.get(BUNDLE_VARIABLE)
         return cls(
             bundle=Path(folder) if folder else shipped_bundle(),
             cache_folder=_cache_folder(given),
+            **_access(given),
             **chosen,
         )
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether keys are asked for at all."""
+        return bool(self.api_keys) or self.api_keys_file is not None
 
     @property
     def runtime(self) -> RuntimeOptions:
@@ -147,16 +180,24 @@ class Settings:
         """This process's environment with these settings in it, for a process to be started."""
         numbers = {
             variable: str(value)
-            for variable, (field, *_) in _NUMBERS.items()
-            if (value := getattr(self, field)) is not None
+            for variable, (name, *_) in _NUMBERS.items()
+            if (value := getattr(self, name)) is not None
         }
         # BentoML reports each start to its makers unless told not to; who wants that can say so.
         quiet = {"BENTOML_DO_NOT_TRACK": "True"}
-        choices = {variable: str(getattr(self, field)) for variable, (field, _) in _CHOICES.items()}
+        choices = {variable: str(getattr(self, name)) for variable, (name, _) in _CHOICES.items()}
         folders = {BUNDLE_VARIABLE: str(self.bundle.resolve())}
         if self.cache_folder is not None:
             folders[CACHE_VARIABLE] = str(self.cache_folder.absolute())
-        return {**quiet, **os.environ, **numbers, **choices, **folders}
+        return {**quiet, **os.environ, **numbers, **choices, **folders, **self._access()}
+
+    def _access(self) -> dict[str, str]:
+        access = {_CORS_ORIGINS: ",".join(self.cors_origins)}
+        if self.has_keys:
+            access |= {_API_KEYS: ",".join(self.api_keys), _GUARD: ",".join(self.guard)}
+        if self.api_keys_file is not None:
+            access[_API_KEYS_FILE] = str(self.api_keys_file.absolute())
+        return access
 
 
 def shipped_bundle(models: Path | None = None) -> Path:
@@ -207,6 +248,33 @@ def _cache_folder(given: Mapping[str, str]) -> Path | None:
         return None
 
 
+def _access(given: Mapping[str, str]) -> dict[str, Any]:
+    keys, file = _listed(given, _API_KEYS), given.get(_API_KEYS_FILE)
+    chosen: dict[str, Any] = {"api_keys": keys, "cors_origins": _listed(given, _CORS_ORIGINS)}
+    for origin in chosen["cors_origins"]:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                f"{_CORS_ORIGINS} holds {origin!r}; an origin is like https://app.example.com, "
+                "without a path, or * for all"
+            )
+    if file:
+        chosen["api_keys_file"] = Path(file)
+    if _GUARD in given:
+        if not keys and not file:
+            raise ConfigError(
+                f"{_GUARD} is set, but there is no key; set {_API_KEYS} or {_API_KEYS_FILE}"
+            )
+        names = _listed(given, _GUARD)
+        chosen["guard"] = tuple(_choose(_GUARD, name, get_args(Surface)) for name in names)
+    return chosen
+
+
+def _listed(given: Mapping[str, str], variable: str) -> tuple[str, ...]:
+    """What a variable holds, separated by commas, each once."""
+    parts = (part.strip() for part in given.get(variable, "").split(","))
+    return tuple(dict.fromkeys(part for part in parts if part))
+
+
 def _choose(name: str, text: str, allowed: tuple[str, ...]) -> str:
     if text not in allowed:
         raise ConfigError(f"{name} is {text!r}; allowed are {', '.join(allowed)}")
@@ -240,4 +308,5 @@ _CHOICES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "ALBERT_SERVE_DEVICE": ("device", get_args(Device)),
     "ALBERT_SERVE_PREPACK": ("prepack", ("auto", *get_args(Prepack))),
     "ALBERT_SERVE_SPINNING": ("spinning", ("on", "off")),
+    "ALBERT_SERVE_LOG_FORMAT": ("log_format", ("text", "json")),
 }

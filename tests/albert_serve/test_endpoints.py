@@ -58,8 +58,10 @@ class Service:
     engine: SlowEngine
     backend: Backend
 
-    async def post(self, task: str = "fill-mask") -> httpx.Response:
-        return await self.http.post(f"/{task}", json=REQUEST)
+    async def post(
+        self, task: str = "fill-mask", headers: dict[str, str] | None = None
+    ) -> httpx.Response:
+        return await self.http.post(f"/{task}", json=REQUEST, headers=headers)
 
     async def started(self) -> asyncio.Task[httpx.Response]:
         """A request that the engine is busy with."""
@@ -130,6 +132,40 @@ def test_a_full_queue_is_429_with_retry_after_and_recovers(
     asyncio.run(check())
 
 
+def test_a_batch_job_says_so_in_a_header_and_leaves_room_for_others(
+    engine: Engine, bundle_dir: Path
+) -> None:
+    async def check() -> None:
+        async with serving(engine, bundle_dir, max_queue_tokens=20) as service:
+            batch = {"X-Priority": " Batch "}
+            running = await service.started()
+            queued = [asyncio.create_task(service.post(headers=batch)) for _ in range(4)]
+            refused, _ = await asyncio.wait(queued, return_when=asyncio.FIRST_COMPLETED)
+            interactive = asyncio.create_task(service.post())
+            await asyncio.sleep(0.05)
+            assert not interactive.done()
+            service.engine.gate.set()
+            assert (await interactive).status_code == 200
+            await asyncio.gather(running, *queued)
+        for reply in refused:
+            assert_error(reply.result(), 429, "overloaded")
+            assert "batch requests may add" in reply.result().json()["error"]
+
+    asyncio.run(check())
+
+
+def test_a_priority_that_there_is_not_is_422_and_names_those_there_are(
+    engine: Engine, bundle_dir: Path
+) -> None:
+    async def check() -> None:
+        async with serving(engine, bundle_dir) as service:
+            reply = await service.post(headers={"X-Priority": "urgent"})
+        assert_error(reply, 422, "invalid_input")
+        assert "'urgent'; allowed are interactive and batch" in reply.json()["error"]
+
+    asyncio.run(check())
+
+
 def test_no_answer_in_time_is_504(engine: Engine, bundle_dir: Path) -> None:
     async def check() -> None:
         async with serving(engine, bundle_dir, deadline_s=0.05) as service:
@@ -156,12 +192,17 @@ def test_a_body_that_does_not_arrive_is_504(engine: Engine, bundle_dir: Path) ->
 @pytest.mark.parametrize(
     ("failure", "error_type", "told"),
     [
-        pytest.param(EngineError("it gave NaN"), "engine", "it gave NaN", id="engine"),
+        pytest.param(EngineError("/secret/file"), "engine", "the model failed", id="engine"),
         pytest.param(KeyError("secret"), "internal", "an unexpected error", id="bug"),
     ],
 )
 def test_a_failure_is_500_and_says_no_more_than_it_should(
-    engine: Engine, bundle_dir: Path, failure: Exception, error_type: str, told: str
+    engine: Engine,
+    bundle_dir: Path,
+    failure: Exception,
+    error_type: str,
+    told: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def check() -> None:
         async with serving(engine, bundle_dir) as service:
@@ -169,6 +210,9 @@ def test_a_failure_is_500_and_says_no_more_than_it_should(
             service.engine.gate.set()
             reply = await service.post()
             assert_error(reply, 500, error_type)
+            (logged,) = [record for record in caplog.records if record.levelname == "ERROR"]
+            assert reply.json()["request_id"] in logged.getMessage()
+            assert "secret" in str(logged.exc_info)
             assert told in reply.json()["error"]
             assert "secret" not in reply.text
             service.engine.failure = None

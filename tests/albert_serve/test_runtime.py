@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from albert_serve.bundle import Bundle
 from albert_serve.config import preset
 from albert_serve.encoders import BucketedEncoder, CpuEncoder, PaddedBatch, bucket_shape
 from albert_serve.engine import Engine, best_batch_tokens
-from albert_serve.errors import BundleCorruptError, EngineError
+from albert_serve.errors import BundleCorruptError, EngineError, InvalidInputError
 from albert_serve.prepacked import packed_encoder
 from albert_serve.runtime import (
     check_runtime,
@@ -190,6 +191,21 @@ def test_without_packing_the_numbers_are_nearly_the_same(bundle_dir: Path, prepa
     inputs = some_inputs(one.tasks)
     for expected, got in zip(one.run(inputs), other.run(inputs), strict=True):
         np.testing.assert_allclose(got, expected, atol=1e-4)
+
+
+def test_batches_beside_each_other_give_the_same_numbers(
+    bundle_dir: Path, options: RuntimeOptions
+) -> None:
+    bundle = Bundle.open(bundle_dir)
+    one = Engine.open(bundle, RuntimeOptions(num_threads=1))
+    several = Engine.open(bundle, replace(options, num_threads=3))
+    several.max_batch_tokens = one.max_batch_tokens = 64
+    inputs = some_inputs(one.tasks) * 4
+    for expected, got in zip(one.run(inputs), several.run(inputs), strict=True):
+        np.testing.assert_allclose(got, expected, atol=1e-5)
+    with pytest.raises(InvalidInputError, match="an input of 0 tokens"):
+        several.run([*inputs, EncoderInput(ids=[], types=[], task=one.tasks[0], rows=[])])
+    assert len(several.run(inputs)) == len(inputs)
 
 
 def test_int8_answers_do_not_depend_on_the_texts_beside_them(int8_dir: Path) -> None:

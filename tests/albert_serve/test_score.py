@@ -213,7 +213,7 @@ def test_rows_of_like_lengths_run_together_within_the_budget(
         watched, "text-classification", task_setup, source, tmp_path / "out", parameters=parameters
     )
     assert sum(map(len, watched.batches)) == 60
-    assert all(len(batch) * max(batch) <= 512 for batch in watched.batches)
+    assert all(len(batch) * max(batch) <= 8 * 512 for batch in watched.batches)
     in_order = [length for batch in watched.batches for length in batch]
     assert in_order == sorted(in_order, reverse=True)
     assert len(watched.batches) < 30

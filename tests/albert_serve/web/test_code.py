@@ -7,18 +7,19 @@ import json
 import subprocess
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from playwright.sync_api import Page, expect
 
-from tests.albert_serve.browsing import OpenPage, browser, open_page, site  # noqa: F401
+from tests.albert_serve.web.browsing import OpenPage
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=120)
+# The driver of the browser loses this one on the way.
+NAME = TEXT.filter(lambda name: name != "__proto__")
 VALUE = st.recursive(
     TEXT | st.booleans() | st.integers(-1000, 1000) | st.none(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAME, inner, max_size=4),
     max_leaves=8,
 )
 # Prints what curl would be called with.
@@ -26,11 +27,11 @@ SHELL = "curl() { printf '%s\\0' \"$@\"; }\n"
 
 
 def test_the_commands_and_programs_give_the_answers_that_the_page_shows(
-    open_page: OpenPage,  # noqa: F811
+    open_page: OpenPage,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     page = open_page("fill-mask")
-    page.fill("#fill-mask-text", "It's a [MASK] \"run\" of $HOME `ls` \\n.")
+    page.fill("#fill-mask-text", 'It\'s a [MASK] "run" of $HOME `ls` \\n.')
     page.get_by_role("button", name="Predict").click()
     done = subprocess.run(
         ["bash", "-c", code_of(page, "fill-mask", "curl")],
@@ -53,7 +54,7 @@ def test_the_commands_and_programs_give_the_answers_that_the_page_shows(
     ],
 )
 def test_every_tasks_program_runs(
-    open_page: OpenPage,  # noqa: F811
+    open_page: OpenPage,
     capsys: pytest.CaptureFixture[str],
     task: str,
     method: str,
@@ -64,7 +65,7 @@ def test_every_tasks_program_runs(
     assert "=0." in capsys.readouterr().out
 
 
-def test_the_copy_button_copies_the_code(open_page: OpenPage) -> None:  # noqa: F811
+def test_the_copy_button_copies_the_code(open_page: OpenPage) -> None:
     page = open_page("fill-mask", permissions=["clipboard-read", "clipboard-write"])
     code = code_of(page, "fill-mask", "Python")
     page.locator("#panel-fill-mask .copy").click()
@@ -72,7 +73,7 @@ def test_the_copy_button_copies_the_code(open_page: OpenPage) -> None:  # noqa: 
     assert page.evaluate("navigator.clipboard.readText()") == code
 
 
-def test_it_copies_where_the_browser_gives_no_clipboard(open_page: OpenPage) -> None:  # noqa: F811
+def test_it_copies_where_the_browser_gives_no_clipboard(open_page: OpenPage) -> None:
     page = open_page("fill-mask")
     page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
     code = code_of(page, "fill-mask", "curl")
@@ -84,11 +85,11 @@ def test_it_copies_where_the_browser_gives_no_clipboard(open_page: OpenPage) -> 
     assert page.input_value("#fill-mask-text").strip() == code
 
 
-def test_any_request_survives_the_shell_and_python(open_page: OpenPage) -> None:  # noqa: F811
+def test_any_request_survives_the_shell_and_python(open_page: OpenPage) -> None:
     page = open_page("fill-mask")
 
-    @settings(max_examples=60, deadline=None)
-    @given(request=st.dictionaries(TEXT, VALUE, max_size=3), wants_key=st.booleans())
+    @settings(max_examples=30, deadline=None)
+    @given(request=st.dictionaries(NAME, VALUE, max_size=3), wants_key=st.booleans())
     def check(request: dict[str, Any], wants_key: bool) -> None:
         command, program = written(page, request, wants_key)
         *head, body, end = run_shell(command).split("\0")
@@ -144,5 +145,3 @@ def python_arguments(program: str) -> tuple[list[Any], dict[str, Any]]:
 
 def test_the_shell_of_the_test_sees_what_curl_would() -> None:
     assert run_shell("curl a 'b c' \\\n  \"$ALBERT_API_KEY\"") == "a\0b c\0s3cret\0"
-
-

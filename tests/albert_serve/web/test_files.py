@@ -31,6 +31,8 @@ def test_the_page_allows_nothing_from_elsewhere_and_nothing_inline(http: TestCli
     assert reply.headers["x-content-type-options"] == "nosniff"
     assert not re.search(r"<style|\son\w+=|\sstyle=|<script(?![^>]*\ssrc=)", reply.text)
     assert "://" not in reply.text
+    loaded = set(re.findall(r'(?:href|src)="web/(.+?)"', reply.text))
+    assert loaded == set(NAMES)
 
 
 def test_there_are_files_besides_the_page() -> None:

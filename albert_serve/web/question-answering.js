@@ -1,0 +1,71 @@
+// The form and the answers of question answering.
+
+import { showBars } from './bars.js';
+import { element, percent } from './elements.js';
+import { requestOf } from './service.js';
+
+const PEOPLE =
+  'Marie Curie was born in Warsaw in 1867. She moved to Paris to study physics, and in 1903 she shared the Nobel ' +
+  'Prize with her husband Pierre. In 1911 she won a second one, for chemistry.';
+const MOON =
+  'Apollo 11 landed on the Moon on 20 July 1969. Neil Armstrong and Buzz Aldrin walked on its surface for about two ' +
+  'hours, while Michael Collins stayed in orbit.';
+const LIBRARY =
+  'The library opened in 1895 and holds about two million books. It was rebuilt after a fire in 1944, and a new ' +
+  'reading room by the architect Anna Berg was added in 2006.';
+const EXAMPLES = [
+  { question: 'When was Marie Curie born?', context: PEOPLE },
+  { question: 'How long did they walk on the Moon?', context: MOON },
+  { question: 'When did the library open?', context: LIBRARY },
+  { question: 'Who designed the new reading room?', context: LIBRARY },
+];
+
+export function questionAnswering(section) {
+  const fields = section.querySelector('form').elements;
+  return {
+    name: 'question-answering',
+    examples: EXAMPLES.map((example) => ({ label: example.question, ...example })),
+    fill: ({ question, context }) => {
+      fields.question.value = question;
+      fields.context.value = context;
+    },
+    read: () => requestOf({ question: fields.question.value, context: fields.context.value }, parametersOf(fields)),
+    call: ({ inputs, parameters = {} }) => ({ method: 'question_answering', given: [inputs], options: parameters }),
+    show: (answer, request, place) => show([answer].flat(), request.inputs.context, place),
+  };
+}
+
+function parametersOf(fields) {
+  const parameters = {};
+  const top_k = fields.top_k.valueAsNumber;
+  if (!Number.isNaN(top_k) && top_k !== 1) parameters.top_k = top_k;
+  if (fields.handle_impossible_answer.checked) parameters.handle_impossible_answer = true;
+  return parameters;
+}
+
+/** Show the passage with the chosen answer marked, and the answers; a bar is relative to the best. */
+function show(answers, context, place) {
+  if (!place.hasChildNodes()) place.append(element('blockquote', { class: 'passage' }), element('ol', { class: 'bars long' }));
+  const [passage, list] = place.children;
+  const best = Math.max(...answers.map(({ score }) => score));
+  const rows = answers.map(({ answer, score }) => ({
+    label: answer || element('i', {}, 'no answer'), score, width: best > 0 ? score / best : 0,
+  }));
+  const choose = (index) => highlight(passage, context, answers[index]);
+  showBars(list, rows, { onChoose: choose, chosen: 0 });
+  choose(0);
+  const [{ answer, score }] = answers;
+  return `${answer || 'no answer'}, ${percent(score)}`;
+}
+
+function highlight(passage, context, { start, end }) {
+  const characters = Array.from(context); // places count code points
+  const part = (from, to) => characters.slice(from, to).join('');
+  if (end <= start) {
+    passage.replaceChildren(context);
+    return;
+  }
+  const mark = element('mark', {}, part(start, end));
+  passage.replaceChildren(part(0, start), mark, part(end));
+  passage.scrollTop = mark.offsetTop - passage.offsetTop - passage.clientHeight / 2;
+}

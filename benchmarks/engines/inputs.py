@@ -1,0 +1,153 @@
+"""The texts, questions and ids that all contestants are given."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers import Tokenizer
+
+from benchmarks.engines.jobs import TEXTS, BenchmarkError, Shape
+from benchmarks.engines.padded import Batch, pad
+from training.corpus import find_files, read_documents
+from training.datasets import read_squad
+
+_LEAST_TOKENS: Final = 8
+_NUM_CALIBRATION: Final = 64
+_NUM_FEW: Final = 16
+# Of the texts that are looked at, so that a stream is not the file's beginning.
+_CANDIDATES: Final = 8
+_SEED: Final = 0
+_CLS_ID: Final = 2
+_SEP_ID: Final = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inputs:
+    """What the measurement runs on.
+
+    Attributes:
+        texts: of the stream, in random order.
+        text_lengths: their tokens, special ones included.
+        calibration: further texts, for those who quantise by example.
+        questions: pairs of question and context, in random order.
+        question_lengths: tokens of the contexts.
+        pool: ids of real text, of which the fixed shapes are cut.
+    """
+
+    texts: list[str]
+    text_lengths: list[int]
+    calibration: list[str]
+    questions: list[dict[str, str]]
+    question_lengths: list[int]
+    pool: list[int]
+
+    @classmethod
+    def read(cls, file: Path) -> Inputs:
+        """What `write` wrote."""
+        return cls(**json.loads(file.read_text(encoding="utf-8")))
+
+    def write(self, file: Path) -> None:
+        """As one JSON file."""
+        file.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    def part(self, case: str, part: str) -> list[Any]:
+        """Items of the stream that the case names: "all", every "third" by length, or a "few"."""
+        return [self._items(case)[index] for index in self.indices(case, part)]
+
+    def indices(self, case: str, part: str) -> list[int]:
+        """Which items those are; their lengths are spread as all items' are."""
+        lengths = self._lengths(case)
+        order = sorted(range(len(lengths)), key=lambda index: lengths[index])
+        step = {"all": 1, "third": 3, "few": max(1, len(order) // _NUM_FEW)}[part]
+        return sorted(order[min(step // 2, len(order) - 1) :: step])
+
+    def batch(self, shape: Shape) -> Batch:
+        """Real text of this shape: each row begins elsewhere in the pool."""
+        num_inner = shape.length - 2
+        rows = []
+        for row in range(shape.num_rows):
+            start = row * shape.length
+            inner = [self.pool[(start + i) % len(self.pool)] for i in range(num_inner)]
+            rows.append([_CLS_ID, *inner, _SEP_ID])
+        return pad(rows)
+
+    def _items(self, case: str) -> Sequence[Any]:
+        return self.texts if case == TEXTS else self.questions
+
+    def _lengths(self, case: str) -> Sequence[int]:
+        return self.text_lengths if case == TEXTS else self.question_lengths
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """Which inputs to choose.
+
+    Attributes:
+        texts: files or folders of texts.
+        questions: files in SQuAD's format.
+        max_tokens: of a text, special ones included.
+    """
+
+    texts: Sequence[Path]
+    questions: Sequence[Path]
+    num_texts: int
+    num_questions: int
+    max_tokens: int
+
+
+def choose(wanted: Wanted, tokenizer: Tokenizer) -> Inputs:
+    """Draw texts of 8 tokens to as many as the model has positions, and questions.
+
+    A text that is longer is taken by its paragraphs; the same files give the same inputs.
+
+    Raises:
+        CorpusError: a file cannot be read.
+        BenchmarkError: there is no text of such a length.
+    """
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    num_wanted = wanted.num_texts + _NUM_CALIBRATION
+    fitting = _fitting(read_documents(find_files(wanted.texts)), tokenizer, wanted.max_tokens)
+    found = list(islice(fitting, _CANDIDATES * num_wanted))
+    if not found:
+        raise BenchmarkError(
+            f"no text of {_LEAST_TOKENS} to {wanted.max_tokens} tokens in "
+            f"{', '.join(map(str, wanted.texts))}; name other files with --texts"
+        )
+    drawn = random.Random(_SEED).sample(found, min(num_wanted, len(found)))
+    chosen, rest = drawn[: wanted.num_texts], drawn[wanted.num_texts :]
+    questions = _questions(wanted)
+    return Inputs(
+        texts=[text for text, _ in chosen],
+        text_lengths=[len(ids) for _, ids in chosen],
+        calibration=[text for text, _ in rest or chosen],
+        questions=questions,
+        question_lengths=[len(tokenizer.encode(each["context"]).ids) for each in questions],
+        pool=[token for _, ids in chosen for token in ids[1:-1]],
+    )
+
+
+def _fitting(
+    documents: Iterable[str], tokenizer: Tokenizer, max_tokens: int
+) -> Iterator[tuple[str, list[int]]]:
+    for document in documents:
+        whole = tokenizer.encode(document).ids
+        parts = [document] if len(whole) <= max_tokens else document.split("\n")
+        for part in parts:
+            ids = whole if part is document else tokenizer.encode(part).ids
+            if _LEAST_TOKENS <= len(ids) <= max_tokens:
+                yield part, ids
+
+
+def _questions(wanted: Wanted) -> list[dict[str, str]]:
+    if not wanted.num_questions:
+        return []
+    found = read_squad(wanted.questions)
+    drawn = random.Random(_SEED).sample(found, min(wanted.num_questions, len(found)))
+    return [{"question": one.question, "context": one.context} for one in drawn]

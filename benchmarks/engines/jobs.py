@@ -1,0 +1,202 @@
+"""What the parent and the processes of the contestants say to each other."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from benchmarks.engines.contestants import Variant
+from training.errors import TrainingError
+
+TaskName = Literal["text-classification", "question-answering"]
+# What a contestant is asked for, besides a shape such as "4x128".
+TEXTS: Final = "texts"
+QUESTIONS: Final = "questions"
+PEAK: Final = "peak"
+MEMORY: Final = "memory"
+
+
+class BenchmarkError(TrainingError):
+    """A benchmark that cannot be run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """Sequences of one length, without padding."""
+
+    num_rows: int
+    length: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """The shape that `4x128` stands for: 4 sequences of 128 tokens.
+
+        Raises:
+            BenchmarkError: it is not written so.
+        """
+        num_rows, sign, length = text.partition("x")
+        if not (sign and num_rows.isdecimal() and length.isdecimal() and int(num_rows)):
+            raise BenchmarkError(f"{text!r} is no shape; write ROWSxTOKENS, such as 4x128")
+        if int(length) < 2:
+            raise BenchmarkError(f"{text!r}: a sequence has at least 2 tokens, [CLS] and [SEP]")
+        return cls(num_rows=int(num_rows), length=int(length))
+
+    def __str__(self) -> str:
+        return f"{self.num_rows}x{self.length}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What a process holds ready.
+
+    Attributes:
+        contestant: its name.
+        variant: which way of it.
+        model: folder of the model in the form that the variant reads.
+        tokenizer: the `tokenizer.json` of all contestants.
+        inputs: the file of `inputs.Inputs`.
+        max_tokens: of one sequence, special tokens included.
+    """
+
+    contestant: str
+    variant: Variant
+    task: TaskName
+    model: Path
+    tokenizer: Path
+    inputs: Path
+    num_threads: int
+    max_tokens: int
+
+    @property
+    def name(self) -> str:
+        """Whose job it is, and in which way."""
+        return f"{self.contestant} ({self.variant.name})" if self.variant.name else self.contestant
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of its process: as many threads for everything that has some."""
+        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+        threads = dict.fromkeys(names, str(self.num_threads))
+        quiet = {"TOKENIZERS_PARALLELISM": "true", "TRANSFORMERS_VERBOSITY": "error"}
+        return {**os.environ, **threads, **quiet, **dict(self.variant.environment)}
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        """What `to_json` wrote."""
+        given = json.loads(text)
+        paths = {name: Path(given[name]) for name in ("model", "tokenizer", "inputs")}
+        return cls(**{**given, **paths, "variant": Variant.from_mapping(given["variant"])})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What a process is asked for.
+
+    Attributes:
+        case: a shape, "texts", "questions", "peak" or "memory".
+        batch_size: of a stream; 0 where the contestant chooses itself.
+        part: which of the stream's items; see `inputs.Inputs.part`.
+        seconds: for how long calls of a shape are repeated, at least.
+    """
+
+    case: str
+    batch_size: int = 0
+    part: str = "all"
+    seconds: float = 0.0
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Request:
+        """What `to_json` wrote."""
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opened:
+    """How a contestant came up.
+
+    Attributes:
+        load_s: from the files to a model that can be called; imports are not counted.
+        import_bytes: resident memory before that.
+    """
+
+    load_s: float
+    import_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """A process' memory: resident; its share of what processes share; what is no file's."""
+
+    rss_bytes: int
+    pss_bytes: int
+    anonymous_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """What a contestant did in one of its turns.
+
+    Attributes:
+        seconds: of wall clock, of one call or one pass over the stream.
+        cpu_seconds: of all its threads together.
+        num_items: texts, questions or rows.
+        num_tokens: real ones.
+        num_computed: tokens computed, padding included.
+        outputs: of each item, in order: probabilities, or the text of an answer.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    num_items: int
+    num_tokens: int
+    num_computed: int
+    outputs: list[Any] = field(default_factory=list)
+
+    @property
+    def items_per_s(self) -> float:
+        """Items a second of wall clock."""
+        return self.num_items / self.seconds
+
+    @property
+    def padding(self) -> float:
+        """Part of the computed tokens that is padding."""
+        return 1 - self.num_tokens / self.num_computed
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> Turn:
+        """The turn that a process told of."""
+        return cls(**{one.name: message[one.name] for one in fields(cls)})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peak:
+    """The speed of plain square products, floating-point operations a second.
+
+    Attributes:
+        fp32: of the fastest library and size.
+        bf16: by torch; 0 where it has none.
+        fp32_by, bf16_by: which library and size it was.
+    """
+
+    fp32: float
+    bf16: float
+    fp32_by: str
+    bf16_by: str
+
+
+def last_line(log: Path) -> str:
+    """Of what a process printed: what it died of, as a rule."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")

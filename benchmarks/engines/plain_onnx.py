@@ -1,0 +1,32 @@
+"""A process that runs ONNX Runtime over what `torch.onnx.export` makes of `transformers`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import onnxruntime as ort
+
+from benchmarks.engines.jobs import Job
+from benchmarks.engines.padded import Batch, Floats, PaddedClassifier, plain_encoder
+from benchmarks.engines.turns import Player, serve
+
+GRAPH_FILE: Final = "model.onnx"
+
+
+def open_player(job: Job) -> Player:
+    """The session over the exported graph."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = job.num_threads
+    session = ort.InferenceSession(
+        str(job.model / GRAPH_FILE), options, providers=["CPUExecutionProvider"]
+    )
+
+    def run(batches: Sequence[Batch]) -> list[Floats]:
+        return [session.run(None, batch.feed())[0] for batch in batches]
+
+    return PaddedClassifier(encode=plain_encoder(job.tokenizer, job.max_tokens), run=run)
+
+
+if __name__ == "__main__":
+    serve(open_player)

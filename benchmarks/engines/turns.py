@@ -1,0 +1,131 @@
+"""A contestant's side of the measurement: its process works when asked, and waits otherwise.
+
+The parent writes a request a line to the process' standard input; the process answers each with a
+line of JSON. The end of the input ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final, Protocol, TextIO, runtime_checkable
+
+from benchmarks.engines.inputs import Inputs
+from benchmarks.engines.jobs import MEMORY, QUESTIONS, TEXTS, Job, Opened, Request, Shape, Turn
+from benchmarks.engines.memory import read_memory
+from benchmarks.engines.padded import Batch, Floats, Outcome, probabilities
+
+_LEAST_CALLS: Final = 2
+
+
+class Player(Protocol):
+    """A model that is ready."""
+
+    def process(self, items: Sequence[Any], batch_size: int) -> Outcome:
+        """Answer all items of a stream, from their text."""
+        ...
+
+
+@runtime_checkable
+class ShapePlayer(Player, Protocol):
+    """A model that can also be called with one batch of ids."""
+
+    def logits(self, batch: Batch) -> Floats:
+        """Logits (B, K) of the batch."""
+        ...
+
+
+class Channel:
+    """The line to the parent. What else is printed goes to the standard error."""
+
+    def __init__(self) -> None:
+        self._answers: TextIO = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+        sys.stdout.flush()
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def ask(self) -> Request | None:
+        """Wait for the next request; None where there is none."""
+        line = sys.stdin.readline().strip()
+        return Request.from_json(line) if line else None
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """Answer."""
+        print(json.dumps(message), file=self._answers, flush=True)
+
+
+class Referee:
+    """Times what a player does."""
+
+    def __init__(self, player: Player, inputs: Inputs) -> None:
+        self._player, self._inputs = player, inputs
+        self._seen: set[str] = set()
+
+    def answer(self, request: Request) -> dict[str, Any]:
+        """What the request asks for, as a message."""
+        if request.case == MEMORY:
+            return asdict(read_memory())
+        is_stream = request.case in (TEXTS, QUESTIONS)
+        return asdict(self._stream(request) if is_stream else self._shape(request))
+
+    def _stream(self, request: Request) -> Turn:
+        """One pass over the items; before the first, two of them are not timed."""
+        items = self._inputs.part(request.case, request.part)
+        if request.case not in self._seen:
+            self._seen.add(request.case)
+            for few in (items[:2], items[:1]):
+                self._player.process(few, request.batch_size)
+        began, began_cpu = time.perf_counter(), time.process_time()
+        outcome = self._player.process(items, request.batch_size)
+        seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - began_cpu
+        tokens = outcome.count()
+        return Turn(
+            seconds=seconds,
+            cpu_seconds=cpu_seconds,
+            num_items=len(items),
+            num_tokens=tokens.num_real,
+            num_computed=tokens.num_computed,
+            outputs=outcome.outputs,
+        )
+
+    def _shape(self, request: Request) -> Turn:
+        """The median of some calls; before the first of a shape, one is not timed."""
+        shape, player = Shape.parse(request.case), self._player
+        assert isinstance(player, ShapePlayer)
+        batch = self._inputs.batch(shape)
+        if request.case not in self._seen:
+            self._seen.add(request.case)
+            player.logits(batch)
+        calls: list[float] = []
+        began_cpu = time.process_time()
+        while len(calls) < _LEAST_CALLS or sum(calls) < request.seconds:
+            began = time.perf_counter()
+            logits = player.logits(batch)
+            calls.append(time.perf_counter() - began)
+        num_tokens = shape.num_rows * shape.length
+        return Turn(
+            seconds=statistics.median(calls),
+            cpu_seconds=(time.process_time() - began_cpu) / len(calls),
+            num_items=shape.num_rows,
+            num_tokens=num_tokens,
+            num_computed=num_tokens,
+            outputs=probabilities(logits),
+        )
+
+
+def serve(open_player: Callable[[Job], Player]) -> None:
+    """Be the process of the job that the first argument is."""
+    channel = Channel()
+    job = Job.from_json(sys.argv[1])
+    import_bytes = read_memory().rss_bytes
+    began = time.perf_counter()
+    player = open_player(job)
+    opened = Opened(load_s=time.perf_counter() - began, import_bytes=import_bytes)
+    channel.tell(asdict(opened))
+    referee = Referee(player, Inputs.read(job.inputs))
+    while (request := channel.ask()) is not None:
+        channel.tell(referee.answer(request))

@@ -1,0 +1,120 @@
+"""What the tests of the page do with it, and what stands between it and a service."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import uvicorn
+from playwright.sync_api import ConsoleMessage, Locator, Page, expect
+from playwright.sync_api import Request as Asked
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from tests.albert_serve.support import free_port
+
+TIMEOUT_S: Final = 30
+TASKS: Final = ("fill-mask", "text-classification", "question-answering", "sentence-order")
+_HOP_BY_HOP: Final = {"connection", "content-length", "transfer-encoding"}
+# What Chromium writes for any reply that is not a success, or none; the page shows these.
+_REFUSED: Final = "Failed to load resource:"
+
+OpenPage = Callable[..., Page]
+
+
+def watch(page: Page, url: str, faults: list[str]) -> None:
+    """Note errors, breaches of the content security policy, and requests to other hosts."""
+
+    def on_console(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning") and not message.text.startswith(_REFUSED):
+            faults.append(f"console: {message.text}")
+
+    def on_request(request: Asked) -> None:
+        if urlsplit(request.url).netloc != urlsplit(url).netloc:
+            faults.append(f"a request to {request.url}")
+
+    page.on("console", on_console)
+    page.on("pageerror", lambda error: faults.append(f"error: {error}"))
+    page.on("request", on_request)
+
+
+def passed_on(url: str) -> list[Route]:
+    """Routes that give everything to the service at `url`, as a reverse proxy does."""
+
+    async def forward(request: Request) -> Response:
+        headers = [(name, value) for name, value in request.headers.items() if name != "host"]
+        async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as http:
+            path = "/" + request.path_params["path"]
+            body = await request.body()
+            reply = await http.request(request.method, path, content=body, headers=headers)
+        kept = {name: text for name, text in reply.headers.items() if name not in _HOP_BY_HOP}
+        return Response(reply.content, reply.status_code, kept)
+
+    return [Route("/{path:path}", forward, methods=["GET", "POST"])]
+
+
+@contextlib.contextmanager
+def served(app: ASGIApp) -> Iterator[str]:
+    """An application on loopback, for as long as the block runs."""
+    port = free_port()
+    config = uvicorn.Config(
+        app,
+        host="127.0.0.1",
+        port=port,
+        log_level="warning",
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def show(page: Page, task: str) -> Locator:
+    """Turn to a task's panel, and wait for its answer."""
+    page.locator(f"#tab-{task}").click()
+    expect(page.locator("[aria-busy]")).to_have_count(0)
+    return page.locator(f"#panel-{task}")
+
+
+def ask(client: httpx.Client, task: str, inputs: Any, parameters: Any = None) -> Any:
+    """What the API answers."""
+    reply = client.post(f"/{task}", json={"inputs": inputs, "parameters": parameters})
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def percent(share: float) -> str:
+    if 0 < share < 0.001:
+        return "<0.1%"
+    return f"{share * 100:.1f}%"
+
+
+def assert_bars(bars: Locator, expected: list[tuple[str, float]]) -> None:
+    """The labels and figures are these, and each bar is as long as its figure says."""
+    expect(bars.locator(".bar-label")).to_have_text([label or "␣" for label, _ in expected])
+    expect(bars.locator(".bar-value")).to_have_text([percent(score) for _, score in expected])
+    for index, (_, score) in enumerate(expected):
+        assert_width(bars.locator(".bar-fill").nth(index), score)
+
+
+def assert_width(bar: Locator, share: float) -> None:
+    width = bar.evaluate("bar => parseFloat(bar.style.width)")
+    assert width == pytest.approx(share * 100, abs=0.01)

@@ -1,0 +1,71 @@
+"""Chromium without a window, and the page before a running service."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from tests.albert_serve.support import Running
+from tests.albert_serve.web.browsing import TIMEOUT_S, OpenPage, watch
+
+_NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
+# Chromium itself calls out to nobody.
+_ARGUMENTS: Final = (
+    "--no-sandbox",
+    "--headless=new",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+)
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    """Ends with this folder's tests: while it runs, no other can use asyncio in this process."""
+    path = next(filter(None, map(shutil.which, _NAMES)), None)
+    if path is None:
+        pytest.skip("Chromium is not installed; apt-get install chromium")
+    expect.set_options(timeout=TIMEOUT_S * 1000)
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=list(_ARGUMENTS))
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="package")
+def site(service: Running) -> str:
+    """Where a running service shows the page."""
+    return f"{service.url}/"
+
+
+@pytest.fixture
+def open_page(browser: Browser, site: str) -> Iterator[OpenPage]:
+    """Opens the page at a task, and waits for its first answer; fails if it misbehaves meanwhile.
+
+    Options are those of a browser's context; by default nothing on the page glides.
+    """
+    contexts: list[BrowserContext] = []
+    faults: list[str] = []
+
+    def open_at(task: str = "fill-mask", url: str = site, **options: Any) -> Page:
+        context = browser.new_context(**{"reduced_motion": "reduce", **options})
+        contexts.append(context)
+        context.set_default_timeout(TIMEOUT_S * 1000)
+        page = context.new_page()
+        watch(page, url, faults)
+        page.goto(f"{url}#{task}")
+        page.locator("[role=tab], #key:not([hidden])").first.wait_for()
+        expect(page.locator("[aria-busy]")).to_have_count(0)
+        return page
+
+    yield open_at
+    for context in contexts:
+        context.close()
+    assert not faults

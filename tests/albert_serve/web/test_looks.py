@@ -1,0 +1,155 @@
+"""The page by keyboard, in light and dark, on a phone; and what it lets in."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.albert_serve.web.browsing import TASKS, OpenPage, show
+
+PHONE_WIDTH_PX = 360
+MIN_CONTRAST = 4.5
+MARKUP = "<img src=x onerror=\"document.title='hacked'\"> [MASK]"
+# Relative luminance and contrast as WCAG 2 defines them; the ground is what is painted below.
+CONTRASTS = """() => {
+  const canvas = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true });
+  const channels = (colour) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const linear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+  const luminance = ([r, g, b]) =>
+    0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
+  const ground = (place) => {
+    const painted = channels(getComputedStyle(place).backgroundColor);
+    return painted[3] === 255 ? painted : ground(place.parentElement);
+  };
+  const contrast = (place) => {
+    const ink = luminance(channels(getComputedStyle(place).color));
+    const paper = luminance(ground(place));
+    return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+  };
+  const isText = (node) => node.nodeType === Node.TEXT_NODE && node.data.trim();
+  return [...document.querySelectorAll('body *')]
+    .filter((place) => [...place.childNodes].some(isText))
+    .filter((place) => place.checkVisibility() && !place.closest('.visually-hidden'))
+    .map((place) => [place.textContent.trim().slice(0, 40), contrast(place)]);
+}"""
+OUTSIDE = """(width) => [...document.querySelectorAll('main *')]
+  .filter((place) => place.checkVisibility() && place.getBoundingClientRect().right > width)
+  .map((place) => place.outerHTML)"""
+NAMELESS = """() => [...document.querySelectorAll('button, input, textarea, [role]')]
+  .filter((place) => place.checkVisibility() && !['status', 'alert'].includes(place.role))
+  .filter((place) => {
+    const labels = [...(place.labels ?? [])].map((label) => label.textContent);
+    const other = document.getElementById(place.getAttribute('aria-labelledby'))?.textContent;
+    const own = place.tagName === 'BUTTON' ? place.textContent : '';
+    return ![place.ariaLabel, ...labels, other, own].some((text) => text?.trim());
+  })
+  .map((place) => place.outerHTML)"""
+
+
+def test_tabs_are_chosen_by_keys_and_by_address(open_page: OpenPage) -> None:
+    page = open_page("text-classification")
+    page.get_by_role("tab", name="Sentiment").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("tabpanel", name="Questions")).to_be_visible()
+    expect(page.get_by_role("tab", name="Questions")).to_be_focused()
+    assert page.evaluate("location.hash") == "#question-answering"
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowLeft")
+    expect(page.get_by_role("tab", name="Sentence order")).to_have_attribute(
+        "aria-selected", "true"
+    )
+    page.evaluate("location.hash = '#fill-mask'")
+    expect(page.get_by_role("tabpanel", name="Fill mask")).to_be_visible()
+    expect(page.get_by_role("tabpanel")).to_have_count(1)
+
+
+def test_everything_has_a_name_and_every_stop_shows_its_focus(
+    open_page: OpenPage,
+) -> None:
+    page = open_page()
+    for task in TASKS:
+        show(page, task)
+        assert page.evaluate(NAMELESS) == []
+        page.get_by_role("tab", selected=True).focus()
+        stops = [next_stop(page) for _ in range(10)]
+        assert len({name for name, _ in stops}) == 10
+        assert [stop for stop in stops if stop[1] != "2px solid"] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read_in_light_and_dark(
+    open_page: OpenPage,
+    scheme: str,
+) -> None:
+    page = open_page(color_scheme=scheme)
+    red = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]")
+    assert (int(red) > 127) == (scheme == "light")
+    for task in TASKS:
+        show(page, task)
+        contrasts = page.evaluate(CONTRASTS)
+        assert len(contrasts) > 15
+        assert [one for one in contrasts if one[1] < MIN_CONTRAST] == []
+    show(page, "fill-mask")
+    page.fill("#fill-mask-text", "no blank")
+    page.get_by_role("button", name="Predict").click()
+    expect(page.locator(".problem-text")).to_be_visible()
+    assert [one for one in page.evaluate(CONTRASTS) if one[1] < MIN_CONTRAST] == []
+
+
+def test_a_phone_needs_no_scrolling_sideways(open_page: OpenPage) -> None:
+    page = open_page(viewport={"width": PHONE_WIDTH_PX, "height": 740}, has_touch=True)
+    for task in TASKS:
+        panel = show(page, task)
+        for field in panel.locator("textarea").all():
+            field.fill("[MASK]" + "unbroken" * 20)
+        for summary in panel.locator("summary").all():
+            summary.click()
+        panel.locator("button.primary").click()
+        expect(panel.locator(".answer[aria-busy]")).to_have_count(0)
+        assert page.evaluate("document.documentElement.scrollWidth") == PHONE_WIDTH_PX
+        assert page.evaluate(OUTSIDE, PHONE_WIDTH_PX) == []
+
+
+def test_markup_is_shown_as_text(open_page: OpenPage) -> None:
+    page = open_page()
+    for task in TASKS:
+        panel = show(page, task)
+        for field in panel.locator("textarea, input[type=text]").all():
+            if field.is_visible():
+                field.fill(MARKUP)
+        panel.locator("button.primary").click()
+        expect(panel.locator("pre code")).to_contain_text("onerror")
+        expect(panel.locator(".answer[aria-busy]")).to_have_count(0)
+        assert panel.locator("img").count() == 0
+        assert "hacked" not in page.title()
+
+
+def test_the_browser_itself_lets_no_markup_in(browser: Browser, site: str) -> None:
+    page = browser.new_page()
+    page.goto(site)
+    refused = page.evaluate(
+        """() => ['innerHTML', 'outerHTML'].map((name) => {
+            try {
+                document.createElement('div')[name] = '<b>b</b>';
+                return 'taken';
+            } catch (error) {
+                return error.name;
+            }
+        })"""
+    )
+    assert refused == ["TypeError", "TypeError"]
+
+
+def next_stop(page: Page) -> list[str]:
+    """Where the tab key leads, and its outline there."""
+    page.keyboard.press("Tab")
+    found: list[str] = page.evaluate(
+        "(({ outerHTML }, style) => [outerHTML, `${style.outlineWidth} ${style.outlineStyle}`])"
+        "(document.activeElement, getComputedStyle(document.activeElement))"
+    )
+    return found

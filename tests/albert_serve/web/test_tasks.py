@@ -1,0 +1,170 @@
+"""What the page shows of each task is what the API answers."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import httpx
+from playwright.sync_api import expect
+
+from tests.albert_serve.web.browsing import OpenPage, ask, assert_bars
+
+
+def test_it_says_what_is_served(open_page: OpenPage, client: httpx.Client) -> None:
+    info = client.get("/info").json()
+    page = open_page()
+    expect(page).to_have_title("tiny · albert-serve")
+    expect(page.locator("#model")).to_contain_text(re.compile(rf"tiny\s+{info['precision']}"))
+    expect(page.get_by_role("tab")).to_have_text(
+        ["Fill mask", "Sentiment", "Questions", "Sentence order"]
+    )
+    expect(page.locator("footer")).to_contain_text(f"Reads up to {info['max_positions']} tokens")
+
+
+def test_only_the_tasks_of_the_model_are_shown(
+    open_page: OpenPage,
+    client: httpx.Client,
+    site: str,
+) -> None:
+    page = open_page()
+    info = client.get("/info").json()
+    info["tasks"] = [task for task in info["tasks"] if task["name"] == "question-answering"]
+    page.route("**/info", lambda route: route.fulfill(json=info))
+    page.goto(site)
+    page.reload()
+    expect(page.get_by_role("tab")).to_have_text(["Questions"])
+    expect(page.get_by_role("heading", name="Find the answer")).to_be_visible()
+
+
+def test_masks_are_filled_as_the_api_fills_them(
+    open_page: OpenPage,
+    client: httpx.Client,
+) -> None:
+    page = open_page("fill-mask")
+    panel = page.locator("#panel-fill-mask")
+    text = "The [MASK] run was scored."
+    page.fill("#fill-mask-text", text)
+    panel.get_by_role("button", name="Predict").click()
+    expected = ask(client, "fill-mask", text)
+    assert_bars(panel.locator(".bars"), [(one["token_str"], one["score"]) for one in expected])
+    expect(panel.locator("mark")).to_have_text(expected[0]["token_str"])
+    panel.locator("button.bar").nth(2).click()
+    expect(panel.locator("mark")).to_have_text(expected[2]["token_str"])
+    expect(panel.get_by_role("status")).to_contain_text(expected[0]["token_str"])
+
+
+def test_options_of_fill_mask_reach_the_api_and_its_notes_are_shown(
+    open_page: OpenPage,
+    client: httpx.Client,
+) -> None:
+    page = open_page("fill-mask")
+    panel = page.locator("#panel-fill-mask")
+    panel.get_by_text("Options").click()
+    panel.get_by_label("Only these words").fill("run, unearnedness , the")
+    panel.get_by_label("Predictions").fill("2")
+    panel.get_by_label("Cut a text").check()
+    text = "The [MASK] run. " + "It was scored in the first inning. " * 40
+    page.fill("#fill-mask-text", text)
+    page.keyboard.press("Control+Enter")
+    options = {
+        "top_k": 2,
+        "targets": ["run", "unearnedness", "the"],
+        "truncation": "truncate",
+    }
+    reply = client.post("/fill-mask", json={"inputs": text, "parameters": options})
+    assert_bars(panel.locator(".bars"), [(one["token_str"], one["score"]) for one in reply.json()])
+    warnings = json.loads(reply.headers["X-Albert-Warnings"])
+    cut = reply.headers["X-Albert-Truncated-Tokens"]
+    expect(panel.locator(".notes li")).to_have_text(
+        [*warnings, f"Tokens that were left out: {cut}"]
+    )
+
+
+def test_each_of_several_masks_has_its_own_list(
+    open_page: OpenPage,
+    client: httpx.Client,
+) -> None:
+    panel = open_page("fill-mask").locator("#panel-fill-mask")
+    panel.get_by_role("button", name="Two blanks").click()
+    expected = ask(client, "fill-mask", "The [MASK] was built in the [MASK] century.")
+    for index, group in enumerate(expected):
+        found = [(one["token_str"], one["score"]) for one in group]
+        assert_bars(panel.locator(".bars").nth(index), found)
+    expect(panel.locator("mark")).to_have_text([group[0]["token_str"] for group in expected])
+
+
+def test_masks_are_filled_together_on_request(
+    open_page: OpenPage,
+    client: httpx.Client,
+) -> None:
+    page = open_page("fill-mask")
+    panel = page.locator("#panel-fill-mask")
+    panel.get_by_text("Options").click()
+    panel.get_by_label("Fill all masks together").check()
+    panel.get_by_role("button", name="Two blanks").click()
+    text = "The [MASK] was built in the [MASK] century."
+    expected = ask(client, "fill-mask", text, {"joint": True})
+    found = [(" … ".join(one["token_strs"]), one["score"]) for one in expected]
+    assert_bars(panel.locator(".bars"), found)
+    expect(panel.locator("mark")).to_have_text(expected[0]["token_strs"])
+
+
+def test_a_text_is_classified_as_the_api_does(
+    open_page: OpenPage,
+    client: httpx.Client,
+) -> None:
+    page = open_page("text-classification")
+    panel = page.locator("#panel-text-classification")
+    panel.get_by_text("Options").click()
+    panel.get_by_label("Second text").fill("It was not earned.")
+    page.fill("#text-classification-text", "A run.")
+    panel.get_by_role("button", name="Classify").click()
+    pair = {"text": "A run.", "text_pair": "It was not earned."}
+    [expected] = ask(client, "text-classification", pair)
+    assert_bars(panel.locator(".bars"), [(one["label"], one["score"]) for one in expected])
+
+
+def test_an_answer_is_marked_where_it_stands_in_code_points(
+    open_page: OpenPage,
+    client: httpx.Client,
+) -> None:
+    page = open_page("question-answering")
+    panel = page.locator("#panel-question-answering")
+    context = "🎉🎉 A run was\nscored 🏏 in the first inning by nobody at all."
+    question = "When was it scored?"
+    page.fill("#question-answering-context", context)
+    page.fill("#question-answering-question", question)
+    page.keyboard.press("Enter")
+    inputs = {"question": question, "context": context}
+    expected = ask(client, "question-answering", inputs, {"top_k": 3})
+    expect(panel.locator(".bar-label")).to_have_text([one["answer"] for one in expected])
+    for index, one in enumerate(expected):
+        panel.locator("button.bar").nth(index).click()
+        before, marked = panel.locator(".passage").evaluate(
+            "place => [place.firstChild.data, place.querySelector('mark').textContent]"
+        )
+        assert (before, marked) == (context[: one["start"]], one["answer"])
+    shown = panel.locator(".passage").evaluate("place => place.textContent")
+    assert shown == context
+
+
+def test_a_passage_without_an_answer_has_no_mark(
+    open_page: OpenPage,
+    client: httpx.Client,
+) -> None:
+    page = open_page("question-answering")
+    panel = page.locator("#panel-question-answering")
+    panel.get_by_text("Options").click()
+    panel.get_by_label("compete").check()
+    panel.get_by_label("Answers").fill("200")
+    page.fill("#question-answering-context", "A run.")
+    panel.get_by_role("button", name="Find", exact=True).click()
+    question = page.input_value("#question-answering-question")
+    inputs = {"question": question, "context": "A run."}
+    options = {"top_k": 200, "handle_impossible_answer": True}
+    expected = ask(client, "question-answering", inputs, options)
+    expect(panel.locator(".bar")).to_have_count(len(expected))
+    panel.locator("button.bar", has_text="no answer").click()
+    expect(panel.locator(".passage mark")).to_have_count(0)
+    expect(panel.locator(".passage")).to_have_text("A run.")
