@@ -12,17 +12,23 @@ from albert_serve.tasks import TASKS
 HEALTH_PATHS: Final = frozenset({"/health", "/healthz", "/livez", "/readyz"})
 METRICS_PATH: Final = "/metrics"
 OTHER: Final = "/*"
-_DOCS_PATHS: Final = frozenset({"/", "/docs", "/docs.json", "/schema.json"})
-_DOCS_FOLDERS: Final = ("/static_content/", "/web/")
+_DOCS_PATHS: Final = frozenset({"/docs", "/docs.json", "/schema.json"})
+_DOCS_FOLDERS: Final = ("/static_content/",)
+# It holds no data, asks for the key itself, and a browser can send none for it.
+_PAGE_PATHS: Final = frozenset({"/"})
+_PAGE_FOLDERS: Final = ("/web/",)
 _API_PATHS: Final = frozenset({"/info", *(f"/{name}" for name in TASKS)})
-_KNOWN: Final = HEALTH_PATHS | _DOCS_PATHS | _API_PATHS | {METRICS_PATH}
+_KNOWN: Final = HEALTH_PATHS | _PAGE_PATHS | _DOCS_PATHS | _API_PATHS | {METRICS_PATH}
 # Where the path itself is kept while the label is in its place.
 _PATH: Final = "albert_serve.path"
 
 
 def surface_of(path: str) -> Surface | None:
-    """What a path shows; None for health, which is open. What is not known counts as the API."""
-    if path in HEALTH_PATHS:
+    """What a path shows; None for health and the page, which are open.
+
+    What is not known counts as the API.
+    """
+    if path in HEALTH_PATHS | _PAGE_PATHS or path.startswith(_PAGE_FOLDERS):
         return None
     if path == METRICS_PATH:
         return "metrics"
@@ -35,7 +41,7 @@ def label_of(path: str) -> str:
     """The path itself, or one label for all that there are not: else callers make up metrics."""
     if path in _KNOWN:
         return path
-    for folder in _DOCS_FOLDERS:
+    for folder in _DOCS_FOLDERS + _PAGE_FOLDERS:
         if path.startswith(folder):
             return folder
     return OTHER
