@@ -15,7 +15,7 @@ from tests.albert_serve.support import ROOT
 
 TEXT = (ROOT / "docs/operations.md").read_text()
 DOCUMENTS: dict[str, Any] = {
-    document.get("kind", "Prometheus"): document
+    document.get("kind") or next(iter(document)): document
     for block in re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
     for document in yaml.safe_load_all(block)
 }
@@ -58,8 +58,14 @@ def test_the_parts_fit_each_other() -> None:
     assert DOCUMENTS["Deployment"]["spec"]["selector"]["matchLabels"] == labels
     scaled = DOCUMENTS["ScaledObject"]["spec"]["scaleTargetRef"]["name"]
     assert scaled == DOCUMENTS["Deployment"]["metadata"]["name"]
-    (scrape,) = DOCUMENTS["Prometheus"]["scrape_configs"]
+    (scrape,) = DOCUMENTS["scrape_configs"]["scrape_configs"]
     assert scrape["authorization"]["type"] == "Bearer"
+
+
+def test_tracing_is_set_for_the_service_that_there_is(client: httpx.Client) -> None:
+    assert list(DOCUMENTS["services"]) == ["services"]  # BentoML refuses a version
+    (name,) = DOCUMENTS["services"]["services"]
+    assert f'service_name="{name}"' in client.get("/metrics").text
 
 
 def test_scaling_and_the_table_ask_for_metrics_that_exist(client: httpx.Client) -> None:
