@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -84,7 +85,9 @@ def _tokenise_in_parallel(
     pending: deque[tuple[list[Document], Future[_Encoded]]] = deque()
     try:
         for chunk in chunks:
-            pending.append((chunk, pool.submit(_encode, tokenizer_file, _texts(chunk))))
+            with _interrupts_wait():  # a worker that starts now inherits it
+                future = pool.submit(_encode, tokenizer_file, _texts(chunk))
+            pending.append((chunk, future))
             if len(pending) >= _CHUNKS_A_WORKER * num_workers:
                 yield _result(*pending.popleft())
         while pending:
@@ -96,6 +99,16 @@ def _tokenise_in_parallel(
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Inside `with`, Ctrl-C is held back: else it would end a worker in the midst of an import."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start_worker() -> None:
