@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from albert_serve.config import AlbertConfig
+from albert_serve.config import Precision as Precision
 from albert_serve.errors import BundleCorruptError, BundleError, BundleMissingError, ConfigError
 from albert_serve.weights import TaskName, check_shapes, expected_shapes, read_header
 
@@ -29,7 +30,6 @@ CUDA_ENCODER_FILE: Final = "encoder.cuda.onnx"
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 Verification = Literal["hash", "size"]
-Precision = Literal["fp32", "fp16", "int8"]
 # What can be left in fp32 when the rest is not.
 Part = Literal["embeddings", "attention", "ffn", "heads"]
 
@@ -121,6 +121,11 @@ class Manifest(BaseModel):
     quality: dict[TaskName, Quality] = Field(default_factory=dict)
     evaluation: dict[str, JsonValue] = Field(default_factory=dict)
     provenance: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @property
+    def revision(self) -> str:
+        """12 hexadecimal digits that are others as soon as a byte of the bundle is."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,16 +13,23 @@ from typing import Any, Final, get_args
 
 from albert_serve import __version__
 from albert_serve.bundle import Bundle
+from albert_serve.catalogue import read_catalogue
 from albert_serve.diagnosis.advice import advise
 from albert_serve.diagnosis.doctor import diagnose
 from albert_serve.diagnosis.findings import findings_text
 from albert_serve.diagnosis.inspection import describe_bundle
 from albert_serve.diagnosis.overview import description_text
 from albert_serve.engine import Engine
-from albert_serve.errors import AlbertServeError, InvalidInputError, NotFoundError
+from albert_serve.errors import AlbertServeError, ConfigError, InvalidInputError, NotFoundError
 from albert_serve.greeting import greeting
 from albert_serve.score import score_file
-from albert_serve.settings import BUNDLE_VARIABLE, Device, Prepack, Settings
+from albert_serve.settings import (
+    BUNDLE_VARIABLE,
+    MODELS_VARIABLE,
+    Device,
+    Prepack,
+    Settings,
+)
 from albert_serve.tasks import TASKS
 from albert_serve.tasks.load import load_setups
 
@@ -32,6 +39,10 @@ examples:
   albert-serve serve
   albert-serve serve --bundle bundles/qa --port 8080 --host 0.0.0.0
   albert-serve serve --threads 4 --deadline-s 10
+  albert-serve serve --models bundles/
+  albert-serve serve --models models.yaml --workers 2
+
+kill -HUP reads what is served again, without a gap.
 
 Further settings are environment variables; the README lists them.
 """
@@ -72,10 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     settings = Settings.from_environment(_chosen(options))
-    bundle = Bundle.open(settings.bundle)
+    catalogue = read_catalogue(settings)
+    bundles = {name: spec.open_bundle() for name, spec in catalogue.specs.items()}
     host = "127.0.0.1" if options.host == "localhost" else options.host
     command = [sys.executable, "-m", "bentoml", "serve", _SERVICE]
-    print(greeting(bundle, host, options.port), flush=True)
+    print(greeting(bundles, catalogue.default, host, options.port), flush=True)
     # In this process's place, so that signals reach the server and its status is ours.
     os.execvpe(
         sys.executable,
@@ -86,7 +98,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _score(options: argparse.Namespace) -> int:
     settings = Settings.from_environment(_chosen(options))
-    bundle = Bundle.open(settings.bundle)
+    bundle = _one_bundle(settings)
     setups = load_setups(bundle)
     if options.task not in setups:
         raise NotFoundError(f"{bundle.folder} has no {options.task}; it has {', '.join(setups)}")
@@ -121,7 +133,7 @@ def _info(options: argparse.Namespace) -> int:
 
 def _doctor(options: argparse.Namespace) -> int:
     settings = Settings.from_environment(_chosen(options))
-    found = diagnose(Bundle.open(settings.bundle), settings.runtime, settings.num_workers)
+    found = diagnose(_one_bundle(settings), settings.runtime, settings.num_workers)
     advice = advise(found)
     if options.json:
         print(_as_json({**asdict(found), "advice": advice}))
@@ -130,14 +142,27 @@ def _doctor(options: argparse.Namespace) -> int:
     return 0
 
 
+def _one_bundle(settings: Settings) -> Bundle:
+    if settings.bundle is None:
+        raise ConfigError(f"{MODELS_VARIABLE} names several models; name one bundle")
+    return Bundle.open(settings.bundle)
+
+
 def _as_json(content: dict[str, Any]) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False)
 
 
 def _chosen(options: argparse.Namespace) -> dict[str, str]:
     """The settings given as options, by variable."""
+    models = getattr(options, "models", None)
+    # What is given as an option takes the place of either variable.
+    sources = (
+        {BUNDLE_VARIABLE: options.bundle or "", MODELS_VARIABLE: models or ""}
+        if options.bundle or models
+        else {}
+    )
     given = {
-        BUNDLE_VARIABLE: options.bundle,
+        **sources,
         "ALBERT_SERVE_THREADS": options.threads,
         "ALBERT_SERVE_DEVICE": options.device,
         "ALBERT_SERVE_PREPACK": options.prepack,
@@ -164,6 +189,9 @@ def _parser() -> argparse.ArgumentParser:
 def _add_serve(commands: Any) -> None:
     serve = _add(commands, "serve", "answer requests over HTTP", _SERVE_EXAMPLES)
     _add_model_options(serve)
+    serve.add_argument(
+        "--models", type=Path, metavar="PATH", help="several: a folder of bundles, or a YAML file"
+    )
     _add_workers(serve)
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     serve.add_argument("--port", type=int, default=3000, help="port to listen on (%(default)s)")

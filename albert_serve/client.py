@@ -63,6 +63,7 @@ class AlbertClient:
 
     Args:
         base_url: where the service is, such as "http://127.0.0.1:3000".
+        model: who is asked, of a service with several models; by default its default.
         api_key: sent as a bearer token.
         timeout_s: the time that a call has, with all its requests and waits.
         num_retries: how often a request is sent again at most.
@@ -81,13 +82,18 @@ class AlbertClient:
         self,
         base_url: str,
         *,
+        model: str | None = None,
         api_key: str | None = None,
         timeout_s: float = _TIMEOUT_S,
         num_retries: int = _NUM_RETRIES,
         http_client: httpx.Client | None = None,
     ) -> None:
         self._server = Server.at(
-            base_url, api_key=api_key, timeout_s=timeout_s, num_retries=num_retries
+            base_url,
+            model=model,
+            api_key=api_key,
+            timeout_s=timeout_s,
+            num_retries=num_retries,
         )
         self._exchange = Exchange(self._server)
         self._http = http_client or httpx.Client()
@@ -280,13 +286,18 @@ class AsyncAlbertClient:
         self,
         base_url: str,
         *,
+        model: str | None = None,
         api_key: str | None = None,
         timeout_s: float = _TIMEOUT_S,
         num_retries: int = _NUM_RETRIES,
         http_client: httpx.AsyncClient | None = None,
     ) -> None:
         self._server = Server.at(
-            base_url, api_key=api_key, timeout_s=timeout_s, num_retries=num_retries
+            base_url,
+            model=model,
+            api_key=api_key,
+            timeout_s=timeout_s,
+            num_retries=num_retries,
         )
         self._exchange = Exchange(self._server)
         self._http = http_client or httpx.AsyncClient()

@@ -14,6 +14,8 @@ from albert_serve.errors import ConfigError
 
 Sharing = Literal["all", "attention", "ffn", "none"]
 Activation = Literal["gelu_tanh", "gelu"]
+# How matrices are stored.
+Precision = Literal["fp32", "fp16", "int8"]
 
 # Our name -> the key in Hugging Face's config.json.
 _HF_KEYS: Final[dict[str, str]] = {

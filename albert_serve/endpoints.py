@@ -11,7 +11,6 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, TypeAlias
 
@@ -22,29 +21,27 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from albert_serve import __version__
 from albert_serve.access import PRIORITY_HEADER
-from albert_serve.batcher import Batcher
-from albert_serve.bundle import Bundle
 from albert_serve.envelope import error_response, id_header, read_json, request_id_of
 from albert_serve.errors import (
     AlbertServeError,
     InvalidInputError,
     NotFoundError,
     NotReadyError,
-    TooMuchAtOnceError,
 )
+from albert_serve.models import Models
 from albert_serve.scheduling import PRIORITIES, Priority
 from albert_serve.schemas import (
+    MODEL_PATH,
+    MODELS_PATH,
     TRUNCATED_HEADER,
     WARNINGS_HEADER,
-    InfoReply,
-    TaskInfo,
+    ModelsReply,
     TaskRequest,
     describe,
 )
-from albert_serve.settings import Settings
-from albert_serve.tasks import TASKS, AnyTask, Prepared, Work, prepare_request, shape_reply
+from albert_serve.served import ServedModel
+from albert_serve.tasks import TASKS, Prepared, shape_reply
 from albert_serve.web import page_routes
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -61,95 +58,39 @@ _DOCS_PAGE: Final = """<!doctype html>
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(kw_only=True, slots=True)
-class Backend:
-    """What the routes stand on, for as long as the process serves.
-
-    Attributes:
-        tasks: the logic of each task that the bundle has, by endpoint name.
-        accepting: False from the moment that the process is told to end.
-    """
-
-    settings: Settings
-    bundle: Bundle
-    tasks: dict[str, AnyTask]
-    batcher: Batcher
-    accepting: bool = True
-
-    async def answer(
-        self, name: str, given: TaskRequest, ends_s: float, priority: Priority
-    ) -> Response:
-        """The reply to a valid request.
-
-        Args:
-            ends_s: when the deadline is, on `time.monotonic`'s clock.
-
-        Raises:
-            InvalidInputError: an item cannot be answered; for a list the message has its index.
-            RequestError: the queue is full, or the deadline has passed.
-            EngineError: the model failed.
-        """
-        # Off the event loop: a request's texts may be megabytes.
-        prepared = await asyncio.to_thread(self._prepare, name, given)
-        work = Work(prepared)
-        while work.inputs:  # one round, but where the next inputs depend on these answers
-            logits = await self.batcher.run(
-                work.inputs, ends_s - time.monotonic(), priority=priority
-            )
-            await asyncio.to_thread(work.take, logits)
-        body = pydantic_core.to_json(shape_reply(given, work.answers))
-        return Response(body, headers=_notes(prepared), media_type="application/json")
-
-    def _prepare(self, name: str, given: TaskRequest) -> list[Prepared[Any]]:
-        if isinstance(given.inputs, list) and len(given.inputs) > self.settings.max_items:
-            raise TooMuchAtOnceError(
-                f"inputs holds {len(given.inputs)} items; at most {self.settings.max_items} are "
-                "taken at once: split the list"
-            )
-        return prepare_request(self.tasks[name], given)
-
-    def info(self) -> InfoReply:
-        """What is served, and the limits."""
-        entries = self.bundle.manifest.tasks
-        return InfoReply(
-            model_id=self.bundle.folder.resolve().name,
-            version=__version__,
-            precision=self.bundle.manifest.precision,
-            tasks=[
-                TaskInfo(name=name, labels=entry.labels, problem_type=entry.problem_type)
-                for name, entry in entries.items()
-                if name in self.tasks
-            ],
-            max_positions=self.bundle.config.max_positions,
-            mask_token="[MASK]",  # noqa: S106  # not that kind of token
-            max_items=self.settings.max_items,
-            max_body_bytes=self.settings.max_body_bytes,
-            needs_key=self.settings.has_keys and "api" in self.settings.guard,
-        )
-
-
 def make_app(openapi: Callable[[], dict[str, Any]]) -> Starlette:
-    """The application; `app.state.backend` is to be set to a `Backend` before the first request.
+    """The application; `app.state.models` is to be set to the `Models` before the first request.
 
     Args:
         openapi: gives the OpenAPI document.
     """
     app = Starlette(
         routes=[
-            *(
-                Route(f"/{name}", _enveloped(functools.partial(_task, name)), methods=["POST"])
-                for name in TASKS
-            ),
-            Route("/info", _enveloped(_info)),
-            Route("/health", _enveloped(_health)),
+            *_model_routes(""),
+            Route(MODELS_PATH, _enveloped(_list)),
+            Route(MODEL_PATH, _enveloped(_info)),
+            *_model_routes(MODEL_PATH),
             # `/` in place of BentoML's page there, which loads a tracker.
             *page_routes(),
             Route("/docs", _docs),
             Route("/docs.json", functools.partial(_docs_json, openapi)),
         ]
     )
-    app.state.backend = None
+    app.state.models = None
     return app
+
+
+def _model_routes(prefix: str) -> list[Route]:
+    """What a model answers, under the address that has its name or, without, as the default."""
+    tasks = [
+        Route(f"{prefix}/{name}", _enveloped(functools.partial(_task, name)), methods=["POST"])
+        for name in TASKS
+    ]
+    return [
+        *tasks,
+        Route(f"{prefix}/info", _enveloped(_info)),
+        Route(f"{prefix}/health", _enveloped(_health)),
+    ]
 
 
 def _enveloped(handler: Handler) -> Handler:
@@ -168,21 +109,31 @@ def _enveloped(handler: Handler) -> Handler:
 
 
 async def _task(name: str, request: Request) -> Response:
-    backend = _backend(request)
-    if name not in backend.tasks:
-        there = ", ".join(backend.tasks)
-        raise NotFoundError(f"the model served here has no {name}; it has {there}")
-    settings = backend.settings
+    model = _model(request)
+    if name not in model.tasks:
+        there = ", ".join(model.tasks)
+        raise NotFoundError(f"the model {model.name} has no {name}; it has {there}")
+    settings = model.settings
     priority = _priority(request)
     ends_s = time.monotonic() + settings.deadline_s
-    body = await read_json(
-        request, max_bytes=settings.max_body_bytes, deadline_s=settings.deadline_s
-    )
-    try:
-        given = TASKS[name].request.model_validate(body)
-    except ValidationError as error:
-        raise InvalidInputError(describe(error)) from error
-    return await _unless_gone(request, backend.answer(name, given, ends_s, priority))
+    with model.in_use():
+        body = await read_json(
+            request, max_bytes=settings.max_body_bytes, deadline_s=settings.deadline_s
+        )
+        try:
+            given = TASKS[name].request.model_validate(body)
+        except ValidationError as error:
+            raise InvalidInputError(describe(error)) from error
+        work = _reply(given, model.answer(name, given, ends_s, priority))
+        return await _unless_gone(request, work)
+
+
+async def _reply(
+    given: TaskRequest, answering: Awaitable[tuple[Sequence[Prepared[Any]], list[Any]]]
+) -> Response:
+    prepared, answers = await answering
+    body = pydantic_core.to_json(shape_reply(given, answers))
+    return Response(body, headers=_notes(prepared), media_type="application/json")
 
 
 def _priority(request: Request) -> Priority:
@@ -195,12 +146,22 @@ def _priority(request: Request) -> Priority:
     )
 
 
+async def _list(request: Request) -> Response:
+    models = _models(request)
+    reply = ModelsReply(
+        default=models.default.name,
+        models=[models.get(name).info() for name in models.names],
+    )
+    return Response(reply.model_dump_json(), media_type="application/json")
+
+
 async def _info(request: Request) -> Response:
-    return Response(_backend(request).info().model_dump_json(), media_type="application/json")
+    return Response(_model(request).info().model_dump_json(), media_type="application/json")
 
 
 async def _health(request: Request) -> Response:
-    if not _backend(request).accepting:
+    _model(request)
+    if not _models(request).accepting:
         raise NotReadyError("the service is shutting down")
     return JSONResponse({"status": "ok"})
 
@@ -213,11 +174,15 @@ async def _docs_json(openapi: Callable[[], dict[str, Any]], _request: Request) -
     return JSONResponse(openapi())
 
 
-def _backend(request: Request) -> Backend:
-    backend: Backend | None = request.app.state.backend
-    if backend is None:
+def _models(request: Request) -> Models:
+    models: Models | None = request.app.state.models
+    if models is None:
         raise NotReadyError("the service is starting")
-    return backend
+    return models
+
+
+def _model(request: Request) -> ServedModel:
+    return _models(request).get(request.path_params.get("model"))
 
 
 def _notes(prepared: Sequence[Prepared[Any]]) -> dict[str, str]:

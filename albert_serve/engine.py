@@ -8,11 +8,7 @@ Shape legend: B sequences, S positions, H hidden size, R rows asked for, K outpu
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -22,20 +18,14 @@ from numpy.typing import NDArray
 
 from albert_serve.bundle import Bundle
 from albert_serve.config import AlbertConfig
-from albert_serve.encoders import (
-    BucketedEncoder,
-    CpuEncoder,
-    Encoder,
-    PaddedBatch,
-    cuda_provider,
-)
+from albert_serve.encoder_pool import EncoderPool, OpenEncoder
+from albert_serve.encoder_pool import best_batch_tokens as best_batch_tokens
+from albert_serve.encoders import Encoder, PaddedBatch, cuda_provider
 from albert_serve.errors import EngineError, InvalidInputError, NotFoundError
-from albert_serve.prepacked import map_words, packed_encoder
 from albert_serve.runtime import (
     check_runtime,
     choose_device,
     cuda_options,
-    encoder_options,
     head_options,
     open_session,
     return_free_memory,
@@ -45,24 +35,7 @@ from albert_serve.tasks.base import EncoderInput, Logits
 
 # What one more encoder call costs, as tokens of compute (docs/decisions.md).
 _CALL_COST_TOKENS: Final = {"cpu": 16, "cuda": 1024}
-# More is hardly faster per token on a CPU, and whoever comes next waits for its end.
-_MOST_BATCH_TOKENS: Final = {"cpu": 512, "cuda": 16384}
-_LEAST_BATCH_TOKENS: Final = 128
-# Of the widest activations of a batch on a CPU: past it they leave its caches and swell memory.
-_ACTIVATION_BYTES: Final = 8 << 20
 _WARM_UP_TOKENS: Final = 32
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Beside:
-    """What runs batches beside each other, each on one thread of the pool.
-
-    Where there are batches enough this is faster than one after another on all threads, for
-    nobody waits for the slowest at each operator. Its weights are pages that are there anyway.
-    """
-
-    encoder: Encoder
-    pool: ThreadPoolExecutor
 
 
 class Engine:
@@ -80,11 +53,10 @@ class Engine:
     def __init__(
         self,
         config: AlbertConfig,
-        encoder: Encoder,
+        encoder: OpenEncoder,
         heads: dict[str, ort.InferenceSession],
         *,
         device: str = "cpu",
-        beside: Beside | None = None,
     ) -> None:
         self.config = config
         self.device = device
@@ -92,14 +64,19 @@ class Engine:
         self.max_batch_tokens = best_batch_tokens(config, device)
         self.call_cost_tokens = _CALL_COST_TOKENS[device]
         self._encoder = encoder
-        self._beside = beside
         self._heads = heads
-        # A CPU runs calls beside each other; buffers on a device serve one call at a time.
-        self._turn = contextlib.nullcontext() if device == "cpu" else threading.Lock()
 
     @classmethod
-    def open(cls, bundle: Bundle | Path, options: RuntimeOptions | None = None) -> Engine:
+    def open(
+        cls,
+        bundle: Bundle | Path,
+        options: RuntimeOptions | None = None,
+        pool: EncoderPool | None = None,
+    ) -> Engine:
         """Make the sessions of a bundle; weights are mapped from its one file.
+
+        Args:
+            pool: whose encoder is used, where it has one of the same weights.
 
         Raises:
             BundleError: the bundle cannot be opened.
@@ -120,15 +97,8 @@ class Engine:
             )
             for name in opened.manifest.tasks
         }
-        packed = None
-        if device == "cpu" and options.prepack == "cache":
-            packed = packed_encoder(opened, options)
-        beside = None
-        if packed is not None and options.threads > 1:
-            single = _open_encoder(opened, replace(options, num_threads=1), device, packed)
-            beside = Beside(encoder=single, pool=ThreadPoolExecutor(options.threads))
-        encoder = _open_encoder(opened, options, device, packed)
-        engine = cls(opened.config, encoder, heads, device=device, beside=beside)
+        encoder = (pool or EncoderPool()).open(opened, options, device)
+        engine = cls(opened.config, encoder, heads, device=device)
         return_free_memory()
         return engine
 
@@ -169,13 +139,13 @@ class Engine:
     ) -> Iterable[list[Logits]]:
         """The logits of each group: several beside each other, a lone one on all threads."""
         batches = [[inputs[i] for i in group] for group in groups]
-        if self._beside is not None and len(batches) > 1:
-            encoder = self._beside.encoder
-            return self._beside.pool.map(lambda batch: self._run_group(encoder, batch), batches)
-        return (self._run_group(self._encoder, batch) for batch in batches)
+        beside = self._encoder.beside
+        if beside is not None and len(batches) > 1:
+            return beside.pool.map(lambda batch: self._run_group(beside.encoder, batch), batches)
+        return (self._run_group(self._encoder.encoder, batch) for batch in batches)
 
     def _run_group(self, encoder: Encoder, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        with self._turn:
+        with self._encoder.turn:
             return self._run_in_turn(encoder, inputs)
 
     def _run_in_turn(self, encoder: Encoder, inputs: Sequence[EncoderInput]) -> list[Logits]:
@@ -230,35 +200,6 @@ def group_by_length(
             longest, padding = lengths[index], 0
         groups[-1].append(index)
     return groups
-
-
-def best_batch_tokens(config: AlbertConfig, device: str) -> int:
-    """The tokens of one encoder call past which more are no faster."""
-    most = _MOST_BATCH_TOKENS[device]
-    if device != "cpu":
-        return most
-    fitting = _ACTIVATION_BYTES // (4 * config.ffn_size)
-    return max(_LEAST_BATCH_TOKENS, min(most, fitting))
-
-
-def _open_encoder(
-    bundle: Bundle, options: RuntimeOptions, device: str, packed: Path | None
-) -> Encoder:
-    if device == "cuda":
-        session = open_session(
-            bundle.cuda_encoder_file, cuda_options(), cuda=cuda_provider(captures=True)
-        )
-        return BucketedEncoder(session=session, hidden_size=bundle.config.hidden_size)
-    made = encoder_options(options)
-    words = None
-    if packed is not None:
-        name, words = map_words(bundle)
-        made.add_initializer(name, words)
-    return CpuEncoder(
-        session=open_session(packed or bundle.encoder_file, made),
-        words=words,
-        kept_tokens=best_batch_tokens(bundle.config, device),
-    )
 
 
 def _encode(encoder: Encoder, batch: PaddedBatch) -> ort.OrtValue:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, TypeAlias, TypeVar, cast
+from urllib.parse import quote
 
 import httpx
 from pydantic import ValidationError
@@ -34,7 +35,13 @@ from albert_serve.errors import (
     TooMuchAtOnceError,
     request_error,
 )
-from albert_serve.schemas import TRUNCATED_HEADER, WARNINGS_HEADER, ErrorReply, InfoReply
+from albert_serve.schemas import (
+    MODEL_PATH,
+    TRUNCATED_HEADER,
+    WARNINGS_HEADER,
+    ErrorReply,
+    InfoReply,
+)
 
 _RETRIED: Final = frozenset({429, 503})
 _FIRST_DELAY_S: Final = 0.2
@@ -99,9 +106,15 @@ class Server:
 
     @classmethod
     def at(
-        cls, base_url: str, *, api_key: str | None, timeout_s: float, num_retries: int
+        cls,
+        base_url: str,
+        *,
+        model: str | None,
+        api_key: str | None,
+        timeout_s: float,
+        num_retries: int,
     ) -> Server:
-        """A service at this address.
+        """A service at this address, or one model of it.
 
         Raises:
             ConfigError: the address is not one of HTTP, or a number is out of its range.
@@ -118,8 +131,9 @@ class Server:
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise ConfigError("api_key holds characters that no header can have; is it whole?")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        path = "" if model is None else MODEL_PATH.format(model=quote(model, safe=""))
         return cls(
-            base_url=base_url.rstrip("/"),
+            base_url=base_url.rstrip("/") + path,
             headers=headers,
             timeout_s=timeout_s,
             num_retries=num_retries,

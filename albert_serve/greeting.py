@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from typing import Any, Final
 
 from albert_serve.bundle import Bundle
+from albert_serve.schemas import MODEL_PATH
 from albert_serve.tasks import TASKS
 
 # What to try first, for each endpoint.
@@ -28,13 +30,22 @@ _REQUESTS: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def greeting(bundle: Bundle, host: str, port: int) -> str:
-    """Where the service will answer, and a request to try for each task that it has."""
+def greeting(bundles: Mapping[str, Bundle], default: str, host: str, port: int) -> str:
+    """Where the service will answer, and a request to try for each task of each model.
+
+    Args:
+        bundles: by the models' names.
+        default: the name of the model that is asked where no name is given.
+    """
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104
     url = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
-    lines = [f"{bundle.folder} on {url} (API: {url}/docs; ready when {url}/readyz answers 200)", ""]
-    for task in bundle.manifest.tasks:
-        if task in TASKS:
-            body = shlex.quote(json.dumps(_REQUESTS[task]))
-            lines += [f"curl {url}/{task} -H 'Content-Type: application/json' \\", f"  -d {body}"]
+    told = f"(API: {url}/docs; ready when {url}/readyz answers 200)"
+    lines = [f"{', '.join(str(bundle.folder) for bundle in bundles.values())} on {url} {told}", ""]
+    for name, bundle in bundles.items():
+        prefix = "" if name == default else MODEL_PATH.format(model=name)
+        for task in bundle.manifest.tasks:
+            if task in TASKS:
+                body = shlex.quote(json.dumps(_REQUESTS[task]))
+                header = "-H 'Content-Type: application/json'"
+                lines += [f"curl {url}{prefix}/{task} {header} \\", f"  -d {body}"]
     return "\n".join([*lines, ""])

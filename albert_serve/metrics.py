@@ -7,7 +7,7 @@ here is one that can be added up.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final, Literal
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
@@ -21,107 +21,109 @@ _MODEL: Final = ("model",)
 _MODEL_TASK: Final = ("model", "task")
 
 
-class PrometheusObserver:
-    """Counts what the batcher tells. Make one a process: a registry takes each metric once.
+class Metrics:
+    """The metrics of a process. Make one: a registry takes each metric once."""
 
-    Args:
-        model: the name of what is served.
-        tasks: those that it has; their metrics are there, at 0, before the first request.
-    """
-
-    def __init__(
-        self,
-        model: str,
-        precision: str,
-        tasks: Iterable[str],
-        registry: CollectorRegistry = REGISTRY,
-    ) -> None:
-        self._model = model
-        self._requests = Counter(
-            "requests",
-            "Requests that entered the queue.",
-            _MODEL_TASK,
-            namespace=_PREFIX,
-            registry=registry,
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        made: dict[str, Any] = {"namespace": _PREFIX, "registry": registry}
+        self.requests = Counter("requests", "Requests that entered the queue.", _MODEL_TASK, **made)
+        self.request_tokens = Counter(
+            "request_tokens", "Tokens that entered the queue, without padding.", _MODEL_TASK, **made
         )
-        self._request_tokens = Counter(
-            "request_tokens",
-            "Tokens that entered the queue, without padding.",
-            _MODEL_TASK,
-            namespace=_PREFIX,
-            registry=registry,
-        )
-        self._given_up = Counter(
+        self.given_up = Counter(
             "requests_given_up",
             "Requests not answered: shed for want of room, expired, or cancelled by their caller.",
             (*_MODEL_TASK, "reason"),
-            namespace=_PREFIX,
-            registry=registry,
+            **made,
         )
-        self._queue_delay_s = Histogram(
+        self.queue_delay_s = Histogram(
             "queue_delay_seconds",
             "Seconds that an input waited until it was run.",
             _MODEL_TASK,
-            namespace=_PREFIX,
-            registry=registry,
             buckets=_SECONDS,
+            **made,
         )
-        self._add_batch_metrics(registry)
-        info = Gauge(
-            "model",
-            "1 for the model that is served.",
-            ("model", "precision"),
-            namespace=_PREFIX,
-            registry=registry,
-            multiprocess_mode="livemax",
-        )
-        info.labels(model, precision).set(1)
-        for task in tasks:
-            self._start(task)
-
-    def _add_batch_metrics(self, registry: CollectorRegistry) -> None:
-        self._engine_s = Histogram(
+        self.engine_s = Histogram(
             "engine_seconds",
             "Seconds that the engine took for a batch.",
             _MODEL,
-            namespace=_PREFIX,
-            registry=registry,
             buckets=_SECONDS,
-        ).labels(self._model)
-        self._batch_tokens = Histogram(
-            "batch_tokens",
-            "Tokens of a batch, without padding.",
-            _MODEL,
-            namespace=_PREFIX,
-            registry=registry,
-            buckets=_TOKENS,
-        ).labels(self._model)
-        self._batch_inputs = Histogram(
-            "batch_inputs",
-            "Inputs that ran together.",
-            _MODEL,
-            namespace=_PREFIX,
-            registry=registry,
-            buckets=_INPUTS,
-        ).labels(self._model)
-        self._padding_tokens = Counter(
+            **made,
+        )
+        self.batch_tokens = Histogram(
+            "batch_tokens", "Tokens of a batch, without padding.", _MODEL, buckets=_TOKENS, **made
+        )
+        self.batch_inputs = Histogram(
+            "batch_inputs", "Inputs that ran together.", _MODEL, buckets=_INPUTS, **made
+        )
+        self.padding_tokens = Counter(
             "padding_tokens",
             "Tokens that the engine ran for nothing but to fill up a batch.",
             _MODEL,
-            namespace=_PREFIX,
-            registry=registry,
-        ).labels(self._model)
+            **made,
+        )
+        self._reloads = Counter(
+            "reloads",
+            "Models that a reload has loaded, rejected or removed.",
+            (*_MODEL, "outcome"),
+            **made,
+        )
+        self._models = Gauge(
+            "model",
+            "1 for a model that is served, 0 for one that was.",
+            ("model", "precision"),
+            multiprocess_mode="livemax",
+            **made,
+        )
+        self._precisions: dict[str, str] = {}
+
+    def observer(self, model: str, precision: str, tasks: Iterable[str]) -> PrometheusObserver:
+        """What counts for a model that is served from now on.
+
+        Args:
+            tasks: those that it has; their metrics are there, at 0, before the first request.
+        """
+        self.ended(model)
+        self._precisions[model] = precision
+        self._models.labels(model, precision).set(1)
+        for outcome in ("loaded", "rejected", "removed"):
+            self._reloads.labels(model, outcome)
+        return PrometheusObserver(self, model, tasks)
+
+    def reloaded(self, model: str, outcome: Literal["loaded", "rejected", "removed"]) -> None:
+        """A reload has come to a model."""
+        self._reloads.labels(model, outcome).inc()
+
+    def ended(self, model: str) -> None:
+        """A model is served no longer."""
+        if model in self._precisions:
+            self._models.labels(model, self._precisions.pop(model)).set(0)
+
+
+class PrometheusObserver:
+    """Counts what a model's batcher tells."""
+
+    def __init__(self, metrics: Metrics, model: str, tasks: Iterable[str]) -> None:
+        self._metrics = metrics
+        self._model = model
+        self._engine_s = metrics.engine_s.labels(model)
+        self._batch_tokens = metrics.batch_tokens.labels(model)
+        self._batch_inputs = metrics.batch_inputs.labels(model)
+        self._padding_tokens = metrics.padding_tokens.labels(model)
+        for task in tasks:
+            self._start(task)
 
     def _start(self, task: str) -> None:
-        for metric in (self._requests, self._request_tokens, self._queue_delay_s):
+        metrics = self._metrics
+        for metric in (metrics.requests, metrics.request_tokens, metrics.queue_delay_s):
             metric.labels(self._model, task)
         for reason in ("shed", "expired", "cancelled"):
-            self._given_up.labels(self._model, task, reason)
+            metrics.given_up.labels(self._model, task, reason)
 
     def queued(self, task: str, num_tokens: int) -> None:
         """A request has entered the queue."""
-        self._requests.labels(self._model, task).inc()
-        self._request_tokens.labels(self._model, task).inc(num_tokens)
+        self._metrics.requests.labels(self._model, task).inc()
+        self._metrics.request_tokens.labels(self._model, task).inc(num_tokens)
 
     def batch(self, report: BatchReport) -> None:
         """A batch has been run."""
@@ -130,18 +132,18 @@ class PrometheusObserver:
         self._batch_inputs.observe(report.num_inputs)
         self._padding_tokens.inc(report.num_padded_tokens - report.num_tokens)
         for task, delays_s in report.queue_delays_s.items():
-            metric = self._queue_delay_s.labels(self._model, task)
+            metric = self._metrics.queue_delay_s.labels(self._model, task)
             for delay_s in delays_s:
                 metric.observe(delay_s)
 
     def shed(self, task: str) -> None:
         """A request was refused, for the queue was full."""
-        self._given_up.labels(self._model, task, "shed").inc()
+        self._metrics.given_up.labels(self._model, task, "shed").inc()
 
     def expired(self, task: str) -> None:
         """A request was given up, for it was late or would have been."""
-        self._given_up.labels(self._model, task, "expired").inc()
+        self._metrics.given_up.labels(self._model, task, "expired").inc()
 
     def cancelled(self, task: str) -> None:
         """A request's caller has gone before it was answered."""
-        self._given_up.labels(self._model, task, "cancelled").inc()
+        self._metrics.given_up.labels(self._model, task, "cancelled").inc()

@@ -25,6 +25,9 @@ from albert_serve.wire import (
 )
 from albert_serve.wire import describe as describe  # part of the contract, too
 
+# Each model answers under an address of its own, too.
+MODELS_PATH: Final = "/v1/models"
+MODEL_PATH: Final = f"{MODELS_PATH}/{{model}}"
 # A JSON array of what the caller should know about a reply, in ASCII.
 WARNINGS_HEADER: Final = "X-Albert-Warnings"
 # How many tokens were left out, where the request allowed it.
@@ -325,6 +328,7 @@ class InfoReply(Reply):
     model_id: str
     version: str
     precision: str
+    revision: str = Field("", description="Another as soon as a byte of the bundle is.")
     tasks: list[TaskInfo]
     max_positions: int
     mask_token: str
@@ -337,6 +341,13 @@ class InfoReply(Reply):
     max_masks: int = Field(MAX_MASKS, description="Masks in all texts of a request together.")
     max_sentences: int = Field(MAX_SENTENCES, description="Sentences of one text.")
     max_reordered: int = Field(MAX_REORDERED, description="Sentences that are reordered.")
+
+
+class ModelsReply(Reply):
+    """The models of the service."""
+
+    default: str = Field(description="The model that answers where none is named.")
+    models: list[InfoReply]
 
 
 class ErrorReply(Reply):

@@ -17,19 +17,17 @@ from _bentoml_sdk import Service
 from starlette.middleware.cors import CORSMiddleware
 
 from albert_serve.access import ApiKeys, Guard, cors_options
-from albert_serve.batcher import Batcher
-from albert_serve.bundle import Bundle
-from albert_serve.endpoints import Backend, make_app
-from albert_serve.engine import Engine
+from albert_serve.endpoints import make_app
 from albert_serve.envelope import Envelope
 from albert_serve.errors import AlbertServeError
 from albert_serve.logs import configure_logs
-from albert_serve.metrics import PrometheusObserver
+from albert_serve.metrics import Metrics
+from albert_serve.models import Models, check_models
 from albert_serve.openapi import describe_service
 from albert_serve.runtime import check_runtime
 from albert_serve.settings import Settings, num_workers
+from albert_serve.supervision import supervise
 from albert_serve.surfaces import Labels, Paths
-from albert_serve.tasks.load import load_tasks
 
 # BentoML ends a request after this; our deadlines are shorter, and say why (settings.py).
 _BENTOML_TIMEOUT_S: Final = 60
@@ -42,70 +40,65 @@ class Serving:
     """ALBERT: fill-mask, text classification, question answering and sentence order."""
 
     def __init__(self) -> None:
-        settings = Settings.from_environment()
-        bundle = Bundle.open(settings.bundle)
-        self._engine = Engine.open(bundle, settings.runtime)
-        if settings.max_batch_tokens is not None:
-            self._engine.max_batch_tokens = settings.max_batch_tokens
-        tasks = load_tasks(bundle)
-        self._backend = Backend(
-            settings=settings,
-            bundle=bundle,
-            tasks=tasks,
-            batcher=Batcher(
-                self._engine,
-                max_queue_tokens=settings.max_queue_tokens,
-                call_cost_tokens=self._engine.call_cost_tokens,
-                observer=PrometheusObserver(
-                    bundle.folder.resolve().name, bundle.manifest.precision, tasks
-                ),
-            ),
-        )
+        self._models = Models.load(Settings.from_environment(), Metrics())
+        self._reloading: set[asyncio.Task[None]] = set()
 
     @bentoml.on_deployment  # type: ignore[untyped-decorator]
     @staticmethod
     def check() -> None:
-        """Before any process starts: see that there is a bundle to serve, and that it is whole."""
+        """Before any process starts: see that what is to be served is there, and whole."""
         try:
             check_runtime()
             settings = Settings.from_environment()
             configure_logs(settings.log_format)
             if settings.has_keys:
                 _read_keys(settings)
-            Bundle.open(settings.bundle)
+            check_models(settings)
         except AlbertServeError as error:
             raise SystemExit(f"error: {error}") from error
+        supervise()
 
     @bentoml.on_startup  # type: ignore[untyped-decorator]
     async def start(self) -> None:
-        """Warm up, then take requests."""
-        await asyncio.to_thread(self._engine.warm_up)
-        self._end_with_grace()
-        _app.state.backend = self._backend
+        """Take requests."""
+        self._models.start()
+        if threading.current_thread() is threading.main_thread():  # it is not in a test's server
+            self._end_with_grace()
+            self._reload_on_hangup()
+        _app.state.models = self._models
 
     @bentoml.on_shutdown  # type: ignore[untyped-decorator]
     async def stop(self) -> None:
         """Finish what was accepted."""
-        self._backend.accepting = False
-        await self._backend.batcher.close()
+        await self._models.close()
 
     def __is_ready__(self) -> bool:
-        return _app.state.backend is not None and self._backend.accepting
+        return _app.state.models is not None and self._models.accepting
 
     def _end_with_grace(self) -> None:
         """On SIGTERM be not ready at once, and for the grace period still answer."""
-        if threading.current_thread() is not threading.main_thread():
-            return  # a test's server; signals go to the main thread
         server_ends = signal.getsignal(signal.SIGTERM)
         loop = asyncio.get_running_loop()
 
         def end() -> None:
-            self._backend.accepting = False
+            self._models.accepting = False
             if callable(server_ends):
-                grace_s = self._backend.settings.drain_grace_s
+                grace_s = self._models.settings.drain_grace_s
                 loop.call_later(grace_s, server_ends, signal.SIGTERM, None)
 
         loop.add_signal_handler(signal.SIGTERM, end)
+
+    def _reload_on_hangup(self) -> None:
+        """On SIGHUP read the models again."""
+        loop = asyncio.get_running_loop()
+
+        def reload() -> None:
+            task = loop.create_task(self._models.reload())
+            self._reloading.add(task)
+            task.add_done_callback(self._reloading.discard)
+
+        loop.add_signal_handler(signal.SIGHUP, reload)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # supervision.py blocks it
 
 
 class _Shell(Service[Serving]):  # type: ignore[misc]

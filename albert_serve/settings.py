@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from albert_serve.errors import ConfigError
+from albert_serve.models_file import read_models_file
 
 BUNDLE_VARIABLE: Final = "ALBERT_SERVE_BUNDLE"
+MODELS_VARIABLE: Final = "ALBERT_SERVE_MODELS"
 CACHE_VARIABLE: Final = "ALBERT_SERVE_CACHE"
 _WORKERS: Final = "ALBERT_SERVE_WORKERS"
 _API_KEYS: Final = "ALBERT_SERVE_API_KEYS"
@@ -76,12 +78,14 @@ class Settings:
 
     Attributes:
         bundle: BUNDLE, the folder to serve; by default the one that ships in `models/`.
+        models: MODELS, in its place: a folder of bundles, or a YAML file that lists some.
         num_workers: WORKERS, processes that serve.
         num_threads: THREADS of one run; by default the usable CPUs, divided among the workers.
         device: DEVICE to run on: auto (CUDA where there is a device), cpu or cuda.
         prepack: PREPACK, where weights laid out for this CPU are kept: memory, cache (a folder
             whose pages all workers share), none, or auto: cache if there are several workers.
-        spinning: SPINNING, on or off: whether threads wait for each other actively.
+        spinning: SPINNING, on or off: whether threads wait for each other actively; auto: unless
+            there are several models, whose threads would wait for each other's cores.
         cache_folder: CACHE, the folder of prepack "cache"; by default the user's cache folder.
         max_batch_tokens: MAX_BATCH_TOKENS, padding included, that run together; by default what
             suits the engine's device.
@@ -99,12 +103,13 @@ class Settings:
         log_format: LOG_FORMAT, text or json.
     """
 
-    bundle: Path
+    bundle: Path | None
+    models: Path | None = None
     num_workers: int = 1
     num_threads: int | None = None
     device: Device = "auto"
     prepack: Literal["auto"] | Prepack = "auto"
-    spinning: Literal["on", "off"] = "on"
+    spinning: Literal["auto", "on", "off"] = "auto"
     cache_folder: Path | None = None
     max_batch_tokens: int | None = None
     max_queue_tokens: int = 131_072
@@ -134,8 +139,8 @@ class Settings:
             options: values that go before the environment's, by variable.
 
         Raises:
-            ConfigError: a value is not one that its variable takes, or no bundle is named and
-                `models/` does not hold exactly one.
+            ConfigError: a value is not one that its variable takes, a bundle and models are
+                named, or neither is and `models/` does not hold exactly one bundle.
         """
         source = {**os.environ, **(options or {})}
         given = {name: text.strip() for name, text in source.items() if text.strip()}
@@ -149,13 +154,10 @@ class Settings:
             for variable, (name, allowed) in _CHOICES.items()
             if variable in given
         }
-        folder = given.get(BUNDLE_VARIABLE)
-        return cls(
-            bundle=Path(folder) if folder else shipped_bundle(),
-            cache_folder=_cache_folder(given),
-            **_access(given),
-            **chosen,
-        )
+        sources = _sources(given)
+        if sources["models"] is not None and "num_workers" not in chosen:
+            chosen["num_workers"] = _listed_workers(sources["models"])
+        return cls(**sources, cache_folder=_cache_folder(given), **_access(given), **chosen)
 
     @property
     def has_keys(self) -> bool:
@@ -171,7 +173,7 @@ class Settings:
         return RuntimeOptions(
             device=self.device,
             num_threads=self.num_threads or max(1, num_usable_cpus() // self.num_workers),
-            spinning=self.spinning == "on",
+            spinning=self.spinning != "off",
             prepack=prepack,
             cache_folder=self.cache_folder,
         )
@@ -186,7 +188,11 @@ class Settings:
         # BentoML reports each start to its makers unless told not to; who wants that can say so.
         quiet = {"BENTOML_DO_NOT_TRACK": "True"}
         choices = {variable: str(getattr(self, name)) for variable, (name, _) in _CHOICES.items()}
-        folders = {BUNDLE_VARIABLE: str(self.bundle.resolve())}
+        # Made absolute, but links are not followed: they may lead elsewhere at a reload.
+        folders = {
+            variable: os.path.abspath(folder) if folder else ""
+            for variable, folder in ((BUNDLE_VARIABLE, self.bundle), (MODELS_VARIABLE, self.models))
+        }
         if self.cache_folder is not None:
             folders[CACHE_VARIABLE] = str(self.cache_folder.absolute())
         return {**quiet, **os.environ, **numbers, **choices, **folders, **self._access()}
@@ -230,10 +236,27 @@ def num_usable_cpus() -> int:
 
 
 def num_workers() -> int:
-    """The setting WORKERS alone, which BentoML asks for at import; 1 if it is wrong."""
+    """The number of workers alone, which BentoML asks for at import; 1 if it is wrong."""
     with contextlib.suppress(ConfigError):
-        return int(_read(_WORKERS, os.environ.get(_WORKERS) or "1", *_NUMBERS[_WORKERS][1:]))
+        if text := os.environ.get(_WORKERS):
+            return int(_read(_WORKERS, text, *_NUMBERS[_WORKERS][1:]))
+        if file := os.environ.get(MODELS_VARIABLE):
+            return _listed_workers(Path(file))
     return 1
+
+
+def _listed_workers(models: Path) -> int:
+    """The workers that a file of models asks for; a folder asks for none."""
+    return 1 if models.is_dir() else read_models_file(models).workers or 1
+
+
+def _sources(given: Mapping[str, str]) -> dict[str, Any]:
+    bundle, models = given.get(BUNDLE_VARIABLE), given.get(MODELS_VARIABLE)
+    if bundle and models:
+        raise ConfigError(f"{BUNDLE_VARIABLE} and {MODELS_VARIABLE} are set; set one of them")
+    if models:
+        return {"bundle": None, "models": Path(models)}
+    return {"bundle": Path(bundle) if bundle else shipped_bundle(), "models": None}
 
 
 def _cache_folder(given: Mapping[str, str]) -> Path | None:
@@ -307,6 +330,6 @@ _NUMBERS: Final[dict[str, tuple[str, type[int | float], float, float]]] = {
 _CHOICES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "ALBERT_SERVE_DEVICE": ("device", get_args(Device)),
     "ALBERT_SERVE_PREPACK": ("prepack", ("auto", *get_args(Prepack))),
-    "ALBERT_SERVE_SPINNING": ("spinning", ("on", "off")),
+    "ALBERT_SERVE_SPINNING": ("spinning", ("auto", "on", "off")),
     "ALBERT_SERVE_LOG_FORMAT": ("log_format", ("text", "json")),
 }

@@ -6,6 +6,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from albert_serve.schemas import MODEL_PATH, MODELS_PATH
 from albert_serve.settings import Surface
 from albert_serve.tasks import TASKS
 
@@ -17,7 +18,10 @@ _DOCS_FOLDERS: Final = ("/static_content/",)
 # It holds no data, asks for the key itself, and a browser can send none for it.
 _PAGE_PATHS: Final = frozenset({"/"})
 _PAGE_FOLDERS: Final = ("/web/",)
-_API_PATHS: Final = frozenset({"/info", *(f"/{name}" for name in TASKS)})
+_TASK_PATHS: Final = frozenset(f"/{name}" for name in TASKS)
+_API_PATHS: Final = _TASK_PATHS | {"/info", MODELS_PATH}
+# What comes after a model's name.
+_MODEL_PATHS: Final = _TASK_PATHS | {"", "/info", "/health"}
 _KNOWN: Final = HEALTH_PATHS | _PAGE_PATHS | _DOCS_PATHS | _API_PATHS | {METRICS_PATH}
 # Where the path itself is kept while the label is in its place.
 _PATH: Final = "albert_serve.path"
@@ -25,6 +29,8 @@ _PATH: Final = "albert_serve.path"
 
 def surface_of(path: str) -> Surface | None:
     """What a path shows; None for health and the page, which are open.
+
+    The health of one model tells that there is such a model, and is the API's.
 
     What is not known counts as the API.
     """
@@ -41,6 +47,10 @@ def label_of(path: str) -> str:
     """The path itself, or one label for all that there are not: else callers make up metrics."""
     if path in _KNOWN:
         return path
+    if path.startswith(f"{MODELS_PATH}/"):
+        name, slash, rest = path.removeprefix(f"{MODELS_PATH}/").partition("/")
+        if name and slash + rest in _MODEL_PATHS:
+            return MODEL_PATH + slash + rest
     for folder in _DOCS_FOLDERS + _PAGE_FOLDERS:
         if path.startswith(folder):
             return folder

@@ -22,7 +22,7 @@ from tests.albert_serve.support import ROOT
 def test_every_request_in_the_greeting_is_answered(bundle_dir: Path, client: httpx.Client) -> None:
     port = client.base_url.port
     assert port is not None
-    text = greeting(Bundle.open(bundle_dir), "127.0.0.1", port)
+    text = greeting({"tiny": Bundle.open(bundle_dir)}, "tiny", "127.0.0.1", port)
     commands = re.findall(r"^curl .*?\\\n.*$", text, re.MULTILINE)
     assert len(commands) == 4
     for command in commands:
@@ -36,7 +36,7 @@ def test_every_request_in_the_greeting_is_answered(bundle_dir: Path, client: htt
     ("host", "url"), [("0.0.0.0", "http://127.0.0.1:80/"), ("::1", "http://[::1]:80/")]
 )
 def test_the_greetings_address_can_be_called(bundle_dir: Path, host: str, url: str) -> None:
-    assert f"curl {url}fill-mask" in greeting(Bundle.open(bundle_dir), host, 80)
+    assert f"curl {url}fill-mask" in greeting({"tiny": Bundle.open(bundle_dir)}, "tiny", host, 80)
 
 
 def test_info_says_what_a_bundle_holds(

@@ -16,14 +16,18 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
 from albert_serve.batcher import Batcher
 from albert_serve.bundle import Bundle
-from albert_serve.endpoints import Backend, make_app
+from albert_serve.endpoints import make_app
 from albert_serve.engine import Engine
 from albert_serve.envelope import Envelope
 from albert_serve.errors import EngineError
+from albert_serve.metrics import Metrics
+from albert_serve.models import Models
+from albert_serve.served import ServedModel
 from albert_serve.settings import RuntimeOptions, Settings
 from albert_serve.tasks import EncoderInput, Logits
 from albert_serve.tasks.load import load_tasks
@@ -56,7 +60,11 @@ class Service:
     app: Envelope
     http: httpx.AsyncClient
     engine: SlowEngine
-    backend: Backend
+    models: Models
+
+    @property
+    def batcher(self) -> Batcher:
+        return self.models.default.batcher
 
     async def post(
         self, task: str = "fill-mask", headers: dict[str, str] | None = None
@@ -84,20 +92,24 @@ async def serving(
     slow = SlowEngine(engine)
     tasks = load_tasks(bundle)
     del tasks["sentence-order"]
-    backend = Backend(
-        settings=Settings(bundle=bundle_dir, deadline_s=deadline_s),
+    settings = Settings(bundle=bundle_dir, deadline_s=deadline_s)
+    models = Models(settings, Metrics(CollectorRegistry()))
+    models._default = "tiny"
+    models._served["tiny"] = ServedModel(
+        name="tiny",
+        settings=settings,
         bundle=bundle,
         tasks=tasks,
         batcher=Batcher(slow, max_queue_tokens=max_queue_tokens),
     )
     app = make_app(dict)
-    app.state.backend = backend
+    app.state.models = models
     wrapped = Envelope(app)
     transport = httpx.ASGITransport(wrapped, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-        yield Service(app=wrapped, http=http, engine=slow, backend=backend)
+        yield Service(app=wrapped, http=http, engine=slow, models=models)
         slow.gate.set()
-        await backend.batcher.close()
+        await models.close()
 
 
 def test_a_task_that_the_bundle_lacks_is_404_and_names_those_it_has(
@@ -227,8 +239,8 @@ def test_draining_refuses_new_requests_with_503_and_finishes_old_ones(
     async def check() -> None:
         async with serving(engine, bundle_dir) as service:
             running = await service.started()
-            service.backend.accepting = False
-            closing = asyncio.create_task(service.backend.batcher.close())
+            service.models.accepting = False
+            closing = asyncio.create_task(service.batcher.close())
             await asyncio.sleep(0)
             assert_error(await service.post(), 503, "not_ready")
             assert_error(await service.http.get("/health"), 503, "not_ready")
@@ -256,11 +268,11 @@ def test_work_of_a_caller_who_has_gone_leaves_the_queue(engine: Engine, bundle_d
             sent: list[Message] = []
             gone = asyncio.Event()
             leaving = asyncio.create_task(call_and_leave(service.app, gone, sent))
-            while not service.backend.batcher.num_queued_tokens:
+            while not service.batcher.num_queued_tokens:
                 await asyncio.sleep(0.001)
             gone.set()
             await leaving
-            assert service.backend.batcher.num_queued_tokens == 0
+            assert service.batcher.num_queued_tokens == 0
             service.engine.gate.set()
             await running
         assert service.engine.num_inputs == 1

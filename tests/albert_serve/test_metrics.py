@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from albert_serve.logs import JsonFormatter
-from albert_serve.metrics import PrometheusObserver
+from albert_serve.metrics import Metrics
 from albert_serve.observer import BatchReport
 from tests.albert_serve.support import ROOT, Running, running_service, service_environment
 
@@ -205,7 +205,7 @@ def test_a_record_is_one_line_of_json(message: str, reason: str) -> None:
 
 def test_a_report_of_mixed_tasks_goes_to_each() -> None:
     registry = CollectorRegistry()
-    observer = PrometheusObserver("tiny", "int8", ["fill-mask", "sentence-order"], registry)
+    observer = Metrics(registry).observer("tiny", "int8", ["fill-mask", "sentence-order"])
     observer.queued("fill-mask", 12)
     observer.batch(
         BatchReport(

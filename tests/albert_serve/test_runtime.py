@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import re
 import shutil
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -20,6 +21,7 @@ import pytest
 from albert_serve import prepacked, runtime
 from albert_serve.bundle import Bundle
 from albert_serve.config import preset
+from albert_serve.encoder_pool import OpenEncoder
 from albert_serve.encoders import BucketedEncoder, CpuEncoder, PaddedBatch, bucket_shape
 from albert_serve.engine import Engine, best_batch_tokens
 from albert_serve.errors import BundleCorruptError, EngineError, InvalidInputError
@@ -254,7 +256,8 @@ def test_an_engine_runs_on_buckets(bundle_dir: Path) -> None:
         str(t): open_session(bundle.head_file(t), head_options()) for t in bundle.manifest.tasks
     }
     encoder = BucketedEncoder(session=session, hidden_size=bundle.config.hidden_size, device="cpu")
-    engine = Engine(bundle.config, encoder, heads, device="cuda")
+    opened = OpenEncoder(encoder=encoder, turn=threading.Lock())
+    engine = Engine(bundle.config, opened, heads, device="cuda")
     inputs = some_inputs(engine.tasks) * 3
     for expected, got in zip(reference.run(inputs), engine.run(inputs), strict=True):
         np.testing.assert_allclose(got, expected, atol=1e-4)

@@ -75,7 +75,7 @@ def test_the_environment_for_a_process_reads_as_the_same_settings(tmp_path: Path
     [
         ("ALBERT_SERVE_DEVICE", "auto, cpu, cuda"),
         ("ALBERT_SERVE_PREPACK", "auto, memory, cache, none"),
-        ("ALBERT_SERVE_SPINNING", "on, off"),
+        ("ALBERT_SERVE_SPINNING", "auto, on, off"),
     ],
 )
 def test_a_bad_choice_names_what_is_allowed(variable: str, allowed: str) -> None:

@@ -1,0 +1,240 @@
+"""The models of a service, by name: opened together, and each replaced while it is in use."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from albert_serve.batcher import Batcher
+from albert_serve.bundle import Bundle
+from albert_serve.catalogue import Catalogue, ModelSpec, read_catalogue
+from albert_serve.encoder_pool import EncoderPool
+from albert_serve.engine import Engine
+from albert_serve.errors import AlbertServeError, ConfigError, NotFoundError
+from albert_serve.metrics import Metrics
+from albert_serve.runtime import return_free_memory
+from albert_serve.served import ServedModel
+from albert_serve.settings import RuntimeOptions, Settings
+from albert_serve.tasks import AnyTask
+from albert_serve.tasks.load import load_tasks
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Loaded:
+    """A model in memory that has run once."""
+
+    spec: ModelSpec
+    options: RuntimeOptions
+    bundle: Bundle
+    engine: Engine
+    tasks: dict[str, AnyTask]
+
+    def is_same(self, spec: ModelSpec, options: RuntimeOptions, bundle: Bundle) -> bool:
+        """Whether to load it anew would change nothing."""
+        same = (self.spec, self.options) == (spec, options)
+        return same and self.bundle.manifest.revision == bundle.manifest.revision
+
+
+class Models:
+    """The models of a process. `Models.load` makes it, and `start` puts it on the event loop.
+
+    Attributes:
+        accepting: False from the moment that the process is told to end.
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self.settings = settings
+        self.accepting = True
+        self._metrics = metrics
+        self._pool = EncoderPool()
+        self._loaded: dict[str, _Loaded] = {}
+        self._served: dict[str, ServedModel] = {}
+        self._default = ""
+        self._reload_turn = asyncio.Lock()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    def load(cls, settings: Settings, metrics: Metrics) -> Models:
+        """Open every model that the settings name, and run each once.
+
+        Raises:
+            AlbertServeError: one cannot be opened or run.
+        """
+        models = cls(settings, metrics)
+        catalogue = read_catalogue(settings)
+        bundles = {name: spec.open_bundle() for name, spec in catalogue.specs.items()}
+        options = _options(settings, catalogue, bundles)
+        for name, spec in catalogue.specs.items():
+            models._loaded[name] = models._load(spec, bundles[name], options[name])
+        models._default = catalogue.default
+        return models
+
+    def start(self) -> None:
+        """Take requests. On the event loop, like all that follows."""
+        for name, loaded in self._loaded.items():
+            self._served[name] = self._serve(loaded)
+
+    @property
+    def default(self) -> ServedModel:
+        """Who answers where no model is named."""
+        return self._served[self._default]
+
+    @property
+    def names(self) -> list[str]:
+        """What can be asked for."""
+        return list(self._served)
+
+    def get(self, name: str | None) -> ServedModel:
+        """A model by its name, or the default.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        served = self.default if name is None else self._served.get(name)
+        if served is None:
+            raise NotFoundError(f"there is no model {name!r}; there are {', '.join(self.names)}")
+        return served
+
+    async def reload(self) -> None:
+        """Read again what is to be served, and replace what has changed, without a gap.
+
+        What cannot be opened is left as it was, and the log and a metric say so. A model that was
+        replaced or taken out goes on until its last request is answered.
+        """
+        async with self._reload_turn:
+            try:
+                catalogue = await asyncio.to_thread(read_catalogue, self.settings)
+                bundles = await asyncio.to_thread(self._open_bundles, catalogue)
+                options = _options(self.settings, catalogue, bundles)
+            except (AlbertServeError, OSError) as error:
+                _logger.error("the models were not reloaded, those before go on: %s", error)
+                for name in self._served:
+                    self._metrics.reloaded(name, "rejected")
+                return
+            for name, bundle in bundles.items():
+                await self._replace(catalogue.specs[name], bundle, options[name])
+            for name in set(self._served) - set(catalogue.specs):
+                self._remove(name)
+            if catalogue.default in self._served:
+                self._default = catalogue.default
+
+    async def close(self) -> None:
+        """Finish what was accepted."""
+        self.accepting = False
+        await asyncio.gather(*(served.close() for served in self._served.values()), *self._closing)
+
+    def _open_bundles(self, catalogue: Catalogue) -> dict[str, Bundle]:
+        """Those that can be opened; in place of one that cannot, the one that is in use."""
+        bundles = {}
+        for name, spec in catalogue.specs.items():
+            try:
+                bundles[name] = spec.open_bundle()
+            except AlbertServeError as error:
+                self._reject(name, error)
+                if name in self._loaded:
+                    bundles[name] = self._loaded[name].bundle
+        return bundles
+
+    async def _replace(self, spec: ModelSpec, bundle: Bundle, options: RuntimeOptions) -> None:
+        before = self._loaded.get(spec.name)
+        if before is not None and before.is_same(spec, options, bundle):
+            return
+        del before
+        try:
+            loaded = await asyncio.to_thread(self._load, spec, bundle, options)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the service goes on
+            self._reject(spec.name, error)
+            return
+        former = self._served.get(spec.name)
+        self._loaded[spec.name], self._served[spec.name] = loaded, self._serve(loaded)
+        self._metrics.reloaded(spec.name, "loaded")
+        _logger.warning("model %s is now revision %s", spec.name, bundle.manifest.revision)
+        if former is not None:
+            self._close_later(former)
+
+    def _remove(self, name: str) -> None:
+        if len(self._served) == 1:
+            return  # none of those that are asked for could be opened
+        _logger.warning("model %s is no longer served", name)
+        self._metrics.ended(name)
+        self._metrics.reloaded(name, "removed")
+        del self._loaded[name]
+        self._close_later(self._served.pop(name))
+        if self._default == name:
+            self._default = next(iter(self._served))
+
+    def _reject(self, name: str, error: Exception) -> None:
+        kept = "the one before goes on" if name in self._served else "it is not served"
+        _logger.error("model %s was not loaded, %s: %s", name, kept, error)
+        self._metrics.reloaded(name, "rejected")
+
+    def _load(self, spec: ModelSpec, bundle: Bundle, options: RuntimeOptions) -> _Loaded:
+        engine = Engine.open(bundle, options, self._pool)
+        if self.settings.max_batch_tokens is not None:
+            engine.max_batch_tokens = self.settings.max_batch_tokens
+        engine.warm_up()
+        return _Loaded(
+            spec=spec, options=options, bundle=bundle, engine=engine, tasks=load_tasks(bundle)
+        )
+
+    def _serve(self, loaded: _Loaded) -> ServedModel:
+        name, bundle = loaded.spec.name, loaded.bundle
+        return ServedModel(
+            name=name,
+            settings=self.settings,
+            bundle=bundle,
+            tasks=loaded.tasks,
+            batcher=Batcher(
+                loaded.engine,
+                max_queue_tokens=self.settings.max_queue_tokens,
+                call_cost_tokens=loaded.engine.call_cost_tokens,
+                observer=self._metrics.observer(name, bundle.manifest.precision, loaded.tasks),
+            ),
+        )
+
+    def _close_later(self, served: ServedModel) -> None:
+        closing = asyncio.get_running_loop().create_task(_close(served))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+
+async def _close(served: ServedModel) -> None:
+    await served.close()
+    del served  # the last that holds its memory
+    await asyncio.to_thread(return_free_memory)
+
+
+def check_models(settings: Settings) -> None:
+    """See that everything that is to be served is there, and whole.
+
+    Raises:
+        AlbertServeError: it is not.
+    """
+    for spec in read_catalogue(settings).specs.values():
+        spec.open_bundle()
+
+
+def _options(
+    settings: Settings, catalogue: Catalogue, bundles: Mapping[str, Bundle]
+) -> dict[str, RuntimeOptions]:
+    """How each model is run.
+
+    Raises:
+        ConfigError: there is no bundle.
+    """
+    if not bundles:
+        raise ConfigError("no model can be opened")
+    encoders = {bundle.manifest.files["model.safetensors"].sha256 for bundle in bundles.values()}
+    changes: dict[str, Any] = {}
+    if settings.spinning == "auto" and len(encoders) > 1:
+        changes["spinning"] = False  # docs/decisions.md
+    runtime = replace(settings.runtime, **changes)
+    return {
+        name: replace(runtime, num_threads=catalogue.specs[name].num_threads or runtime.threads)
+        for name in bundles
+    }

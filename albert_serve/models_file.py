@@ -1,0 +1,99 @@
+"""The YAML file that lists the models of a service.
+
+    default: small
+    workers: 2
+    models:
+      small: {bundle: models/albert-small-en}
+      reviews: {bundle: bundles/reviews-int8, precision: int8, threads: 2}
+
+Folders are relative to the file. docs/models.md says what each key means.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, Self
+
+import yaml  # type: ignore[import-untyped]
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from albert_serve.config import Precision
+from albert_serve.errors import ConfigError
+
+# What an address, a label of a metric and a line of a log can hold as it is.
+NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+_MOST_BYTES: Final = 1 << 20
+
+ModelName = Annotated[str, Field(pattern=NAME_PATTERN)]
+
+
+class ModelEntry(BaseModel):
+    """One model.
+
+    Attributes:
+        bundle: its folder.
+        precision: what the bundle must have; any, where it is left out.
+        threads: of one run; by default those of the service.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bundle: Path
+    precision: Precision | None = None
+    threads: int | None = Field(None, ge=1, le=1024)
+
+
+class ModelsFile(BaseModel):
+    """What the file says.
+
+    Attributes:
+        models: by name.
+        default: who answers where no model is named; by default the first.
+        workers: processes that serve; each has all the models.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    models: dict[ModelName, ModelEntry] = Field(min_length=1)
+    default: str | None = None
+    workers: int | None = Field(None, ge=1, le=256)
+
+    @model_validator(mode="after")
+    def _check_default(self) -> Self:
+        if self.default is not None and self.default not in self.models:
+            there = ", ".join(self.models)
+            raise ValueError(f"default is {self.default!r}, which is no model; there are {there}")
+        return self
+
+
+def read_models_file(file: Path) -> ModelsFile:
+    """The models that a file lists, with their folders relative to nothing.
+
+    Raises:
+        ConfigError: it cannot be read, or is not such a file.
+    """
+    try:
+        with file.open(encoding="utf-8") as stream:
+            text = stream.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            raise ConfigError(f"{file} is over {_MOST_BYTES} characters; is it the right file?")
+        read = ModelsFile.model_validate(yaml.safe_load(text))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the models in {file} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
+    except ValidationError as error:
+        raise ConfigError(f"{file} lists no models: {_told(error)}") from error
+    models = {
+        name: entry.model_copy(update={"bundle": file.parent / entry.bundle})
+        for name, entry in read.models.items()
+    }
+    return read.model_copy(update={"models": models})
+
+
+def _told(error: ValidationError) -> str:
+    """Where each fault is, and what it is, in a line."""
+    return "; ".join(
+        f"{'.'.join(map(str, fault['loc'])) or 'the file'}: {fault['msg']}"
+        for fault in error.errors(include_url=False, include_input=False)
+    )
