@@ -11,9 +11,12 @@ from albert_serve.access import PRIORITY_HEADER
 from albert_serve.examples import EXAMPLES
 from albert_serve.scheduling import PRIORITIES
 from albert_serve.schemas import (
+    MODEL_PATH,
+    MODELS_PATH,
     ErrorReply,
     FillMaskReply,
     InfoReply,
+    ModelsReply,
     QuestionAnsweringReply,
     SentenceOrderReply,
     TextClassificationReply,
@@ -22,6 +25,7 @@ from albert_serve.tasks import TASKS
 
 _REF: Final = "#/components/schemas/{model}"
 _TAG: Final = "Service APIs"
+_MODEL_TAG: Final = "One model of several"
 
 _SECURITY: Final = {
     "key": {
@@ -35,6 +39,13 @@ _PRIORITY: Final = {
     "in": "header",
     "description": "batch for what can wait until no interactive request does.",
     "schema": {"type": "string", "enum": list(PRIORITIES), "default": PRIORITIES[0]},
+}
+_MODEL: Final = {
+    "name": "model",
+    "in": "path",
+    "required": True,
+    "description": "One of those that /v1/models lists.",
+    "schema": {"type": "string"},
 }
 _REPLIES: Final[dict[str, TypeAdapter[Any]]] = {
     "fill-mask": TypeAdapter(FillMaskReply),
@@ -59,9 +70,13 @@ _ERRORS: Final[dict[str, str]] = {
 def describe_service(base: dict[str, Any]) -> dict[str, Any]:
     """BentoML's own document with our paths and schemas added."""
     schemas: dict[str, Any] = dict(base.get("components", {}).get("schemas", {}))
-    paths = {f"/{name}": {"post": _operation(name, schemas)} for name in TASKS}
-    paths["/info"] = {"get": _get("What is served, and its limits.", InfoReply, schemas)}
-    paths["/health"] = {"get": _health(schemas)}
+    paths = _model_paths(schemas)
+    listed = {"get": _get("The models that are served.", ModelsReply, schemas)}
+    named = {
+        f"{MODEL_PATH}{path}": _of_model(operations, schemas)
+        for path, operations in {**paths, "": paths["/info"]}.items()
+    }
+    paths = {**paths, MODELS_PATH: listed, **named}
     return {
         **base,
         "info": {
@@ -78,6 +93,31 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
         "security": [{}, {"key": []}],
         "paths": {**paths, **base.get("paths", {})},
     }
+
+
+def _model_paths(schemas: dict[str, Any]) -> dict[str, Any]:
+    """What a model answers, without its name: then the default is asked."""
+    return {
+        **{f"/{name}": {"post": _operation(name, schemas)} for name in TASKS},
+        "/info": {"get": _get("What is served, and its limits.", InfoReply, schemas)},
+        "/health": {"get": _health(schemas)},
+    }
+
+
+def _of_model(operations: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
+    """The same for a model that is named in the address."""
+    named = {
+        method: {key: value for key, value in operation.items() if key != "operationId"}
+        for method, operation in operations.items()
+    }
+    for operation in named.values():
+        operation["tags"] = [_MODEL_TAG]
+        missing = {
+            "description": "There is no such model, or it does not have this task.",
+            "content": _json(_reference(ErrorReply, schemas), {}),
+        }
+        operation["responses"] = {**operation["responses"], "404": missing}
+    return {**named, "parameters": [_MODEL]}
 
 
 def _operation(name: str, schemas: dict[str, Any]) -> dict[str, Any]:

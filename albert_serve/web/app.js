@@ -28,6 +28,7 @@ async function start() {
   clearTimeout(retry);
   const trouble = document.getElementById('trouble');
   try {
+    showModels(await service.models());
     const info = await service.info();
     service.wantsKey ||= info.needs_key === true;
     showInfo(info);
@@ -62,6 +63,22 @@ function showInfo(info) {
   }
   show(panels.has(named()) ? named() : known[0].name);
 }
+
+/** A choice of the models, where there are several; another one is another address of the page. */
+function showModels({ models, default: first }) {
+  if (models.length < 2) return;
+  const choice = document.getElementById('model-choice');
+  choice.replaceChildren(...models.map(({ model_id: name }) => element('option', {}, name)));
+  choice.value = service.model ?? first;
+  choice.hidden = false;
+  document.querySelector('.model-name').hidden = true;
+}
+
+document.getElementById('model-choice').addEventListener('change', ({ target }) => {
+  const wanted = new URL(location.href);
+  wanted.searchParams.set('model', target.value);
+  location.assign(wanted);
+});
 
 function addPanel({ name, title, make }, info) {
   const section = document.getElementById(`panel-${name}`);

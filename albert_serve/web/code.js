@@ -14,6 +14,7 @@ export function curl(service, task, request) {
 /** A Python program that prints what `client.METHOD(...given, ...options)` answers. */
 export function python(service, { method, given, options }) {
   const keyArgument = service.wantsKey ? `, api_key=os.environ["${KEY_VARIABLE}"]` : '';
+  const modelArgument = service.model === null ? '' : `, model=${literal(service.model)}`;
   const parts = [
     ...given.map((value) => ['', value]),
     ...Object.entries(options).map(([name, value]) => [`${name}=`, value]),
@@ -22,7 +23,7 @@ export function python(service, { method, given, options }) {
     ...(service.wantsKey ? ['import os', ''] : []),
     'from albert_serve.client import AlbertClient',
     '',
-    `with AlbertClient(${literal(service.url)}${keyArgument}) as albert:`,
+    `with AlbertClient(${literal(service.root)}${modelArgument}${keyArgument}) as albert:`,
     `    answer = ${bracketed(`albert.${method}(`, parts, ')', 4, 'answer = '.length)}`,
     'print(answer)',
   ].join('\n');

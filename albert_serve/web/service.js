@@ -21,8 +21,16 @@ export class Service {
   wantsKey = false;
   #key = null;
 
-  get url() {
+  /** The model that the page's address names, or null for the service's default. */
+  model = new URLSearchParams(location.search).get('model');
+
+  get root() {
     return new URL('.', document.baseURI).href.replace(/\/$/, '');
+  }
+
+  /** Where the tasks are answered. */
+  get url() {
+    return this.model === null ? this.root : `${this.root}/v1/models/${encodeURIComponent(this.model)}`;
   }
 
   get hasKey() {
@@ -34,22 +42,27 @@ export class Service {
   }
 
   async info() {
-    return (await this.#send('info', {})).body;
+    return (await this.#send(`${this.url}/info`, {})).body;
+  }
+
+  /** All models of the service, and which of them is the default. */
+  async models() {
+    return (await this.#send(`${this.root}/v1/models`, {})).body;
   }
 
   /** The answer of a task, how long it took, and what the service has to say about it. */
   async ask(task, request, signal) {
     const headers = { 'Content-Type': 'application/json' };
     const sent = { method: 'POST', headers, body: JSON.stringify(request), signal };
-    const { body, response, time_ms } = await this.#send(task, sent);
+    const { body, response, time_ms } = await this.#send(`${this.url}/${task}`, sent);
     return { answer: body, time_ms, notes: notesOf(response) };
   }
 
-  async #send(path, options) {
+  async #send(url, options) {
     const headers = { Accept: 'application/json', ...options.headers };
     if (this.#key !== null) headers.Authorization = `Bearer ${this.#key}`;
     const start_ms = performance.now();
-    const { response, text } = await fetchText(`${this.url}/${path}`, { ...options, headers });
+    const { response, text } = await fetchText(url, { ...options, headers });
     const time_ms = performance.now() - start_ms;
     if (response.status === 401) this.wantsKey = true;
     const body = parse(text);

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from albert_serve.examples import EXAMPLES, Example
 from albert_serve.schemas import (
+    MODEL_PATH,
     FillMaskReply,
     QuestionAnsweringReply,
     SentenceOrderReply,
@@ -68,12 +69,13 @@ def test_every_parameter_is_in_an_example(task: str) -> None:
 def test_every_operation_without_a_body_answers_as_it_is(
     document: dict[str, Any], client: httpx.Client
 ) -> None:
+    name = client.get("/info").json()["model_id"]
     gets = [path for path, operations in document["paths"].items() if "get" in operations]
     assert {"/info", "/health", "/livez", "/readyz", "/metrics"} <= set(gets)
     for path in gets:
-        assert client.get(path).status_code == 200, path
+        assert client.get(path.format(model=name)).status_code == 200, path
     posts = {path for path, operations in document["paths"].items() if "post" in operations}
-    assert posts == {f"/{task}" for task in TASKS}
+    assert posts == {f"{prefix}/{task}" for task in TASKS for prefix in ("", MODEL_PATH)}
 
 
 def test_every_reference_resolves(document: dict[str, Any]) -> None:
