@@ -49,10 +49,20 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Catalogue:
-    """The models by name, and the name of the one that answers where none is asked for."""
+    """Models that are to be served.
+
+    Attributes:
+        specs: by name.
+        chosen: the name of the one that answers where none is asked for, if one was chosen.
+    """
 
     specs: Mapping[str, ModelSpec]
-    default: str
+    chosen: str | None = None
+
+    @property
+    def default(self) -> str:
+        """The name of the one that was chosen, or else of the first."""
+        return self.chosen or next(iter(self.specs))
 
 
 def read_catalogue(settings: Settings) -> Catalogue:
@@ -98,5 +108,5 @@ def _read_folder(folder: Path) -> Catalogue:
     return _catalogue([ModelSpec(name=bundle.name, bundle=bundle) for bundle in found])
 
 
-def _catalogue(specs: list[ModelSpec], default: str | None = None) -> Catalogue:
-    return Catalogue(specs={spec.name: spec for spec in specs}, default=default or specs[0].name)
+def _catalogue(specs: list[ModelSpec], chosen: str | None = None) -> Catalogue:
+    return Catalogue(specs={spec.name: spec for spec in specs}, chosen=chosen)

@@ -120,8 +120,9 @@ class Models:
                 await self._replace(catalogue.specs[name], bundle, options[name])
             for name in set(self._served) - set(catalogue.specs):
                 self._remove(name)
-            if catalogue.default in self._served:
-                self._default = catalogue.default
+            # Without a choice it stays who it was: a new model may come first by name.
+            if catalogue.chosen in self._served:
+                self._default = catalogue.chosen
 
     async def close(self) -> None:
         """Finish what was accepted."""

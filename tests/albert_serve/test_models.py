@@ -228,6 +228,14 @@ def test_a_reload_adds_replaces_and_removes(
         models.get("first")
 
 
+def test_a_new_first_model_is_not_the_default(shelf: Path, int8_dir: Path) -> None:
+    models = load(settings_of(shelf))
+    shutil.copytree(int8_dir, shelf / "another")
+    reloaded(models)
+    assert "another" in models.names
+    assert models.default.name == "first"
+
+
 def test_what_has_not_changed_is_not_opened_again(shelf: Path) -> None:
     models = load(settings_of(shelf))
     before = {name: loaded.engine for name, loaded in models._loaded.items()}
