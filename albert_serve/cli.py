@@ -87,7 +87,10 @@ def _serve(options: argparse.Namespace) -> int:
     bundles = {name: spec.open_bundle() for name, spec in catalogue.specs.items()}
     host = "127.0.0.1" if options.host == "localhost" else options.host
     command = [sys.executable, "-m", "bentoml", "serve", _SERVICE]
-    print(greeting(bundles, catalogue.default, host, options.port), flush=True)
+    if settings.log_format == "text":
+        asks = settings.needs_key
+        text = greeting(bundles, catalogue.default, host, options.port, needs_key=asks)
+        print(text, flush=True)
     # In this process's place, so that signals reach the server and its status is ours.
     os.execvpe(
         sys.executable,

@@ -30,22 +30,27 @@ _REQUESTS: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def greeting(bundles: Mapping[str, Bundle], default: str, host: str, port: int) -> str:
+def greeting(
+    bundles: Mapping[str, Bundle], default: str, host: str, port: int, *, needs_key: bool = False
+) -> str:
     """Where the service will answer, and a request to try for each task of each model.
 
     Args:
         bundles: by the models' names.
         default: the name of the model that is asked where no name is given.
+        needs_key: whether the requests need a key; it is to be in ALBERT_API_KEY.
     """
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104
     url = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
     told = f"(API: {url}/docs; ready when {url}/readyz answers 200)"
     lines = [f"{', '.join(str(bundle.folder) for bundle in bundles.values())} on {url} {told}", ""]
+    headers = "-H 'Content-Type: application/json'"
+    if needs_key:
+        headers += ' -H "Authorization: Bearer $ALBERT_API_KEY"'
     for name, bundle in bundles.items():
         prefix = "" if name == default else MODEL_PATH.format(model=name)
         for task in bundle.manifest.tasks:
             if task in TASKS:
                 body = shlex.quote(json.dumps(_REQUESTS[task]))
-                header = "-H 'Content-Type: application/json'"
-                lines += [f"curl {url}{prefix}/{task} {header} \\", f"  -d {body}"]
+                lines += [f"curl {url}{prefix}/{task} {headers} \\", f"  -d {body}"]
     return "\n".join([*lines, ""])

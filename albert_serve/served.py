@@ -95,7 +95,7 @@ class ServedModel:
             mask_token="[MASK]",  # noqa: S106  # not that kind of token
             max_items=self.settings.max_items,
             max_body_bytes=self.settings.max_body_bytes,
-            needs_key=self.settings.has_keys and "api" in self.settings.guard,
+            needs_key=self.settings.needs_key,
         )
 
     def _prepare(self, task: str, given: TaskRequest) -> list[Prepared[Any]]:

@@ -165,6 +165,11 @@ class Settings:
         return bool(self.api_keys) or self.api_keys_file is not None
 
     @property
+    def needs_key(self) -> bool:
+        """Whether the tasks are answered with a key only."""
+        return self.has_keys and "api" in self.guard
+
+    @property
     def runtime(self) -> RuntimeOptions:
         """How a worker runs the bundle."""
         prepack = self.prepack

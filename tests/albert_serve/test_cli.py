@@ -39,6 +39,12 @@ def test_the_greetings_address_can_be_called(bundle_dir: Path, host: str, url: s
     assert f"curl {url}fill-mask" in greeting({"tiny": Bundle.open(bundle_dir)}, "tiny", host, 80)
 
 
+def test_the_greeting_tells_where_a_key_goes(bundle_dir: Path) -> None:
+    bundles = {"tiny": Bundle.open(bundle_dir)}
+    text = greeting(bundles, "tiny", "127.0.0.1", 80, needs_key=True)
+    assert text.count('-H "Authorization: Bearer $ALBERT_API_KEY"') == text.count("curl ") == 4
+
+
 def test_info_says_what_a_bundle_holds(
     bundle_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
