@@ -71,7 +71,6 @@ function showModels({ models, default: first }) {
   choice.replaceChildren(...models.map(({ model_id: name }) => element('option', {}, name)));
   choice.value = service.model ?? first;
   choice.hidden = false;
-  document.querySelector('.model-name').hidden = true;
 }
 
 document.getElementById('model-choice').addEventListener('change', ({ target }) => {

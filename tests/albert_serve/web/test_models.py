@@ -33,6 +33,7 @@ def test_another_model_is_chosen_and_asked(open_page: OpenPage, several: str) ->
     page = open_page("fill-mask", url=several)
     choice = page.get_by_label("Model", exact=True).and_(page.locator("select"))
     expect(choice).to_have_value("one")
+    expect(page.locator(".model-name")).to_be_hidden()
     assert "/v1/models" not in command(page)
     with page.expect_navigation():
         choice.select_option("two")
