@@ -1,11 +1,13 @@
 # `make serve` and `make test` need nothing but Python 3.11 or newer; both make their own .venv.
 PYTHON ?= python3
 PORT ?= 3000
+# What builds images: docker, podman, buildah, or another that `bentoml containerize` knows.
+BACKEND ?= docker
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help setup serve test test-slow bench-pretrain bench-engine bench-sizes check format clean
+.PHONY: help setup serve test test-slow fuzz bench-pretrain bench-engine bench-sizes bench-serve bench-reliability image-cpu image-gpu check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -38,6 +40,9 @@ test: $(VENV)/.dev  ## run the tests (but the slow ones)
 test-slow: $(VENV)/.dev  ## run the tests that take minutes
 	$(BIN)/python -m pytest -m slow
 
+fuzz: $(VENV)/.dev  ## 20,000 hostile requests, and the API document held against its service
+	$(BIN)/python -m pytest -s -m slow tests/albert_serve/test_fuzz.py tests/albert_serve/test_api_document.py
+
 bench-pretrain: $(VENV)/.dev  ## train with transformers and with this package, and compare
 	$(BIN)/python -m benchmarks.pretrain
 
@@ -51,6 +56,20 @@ bench-engine: $(VENV)/.bench  ## run models with this package, transformers, ONN
 
 bench-sizes: $(VENV)/.dev  ## bundles of the paper's sizes, on disk and in memory
 	$(BIN)/python -m benchmarks.sizes
+
+bench-serve: $(VENV)/.dev  ## serve with this package and with BentoML over pipelines, and compare
+	$(BIN)/python -m benchmarks.serve
+
+bench-reliability: $(VENV)/.dev  ## ten times too much, signals, kills, slow clients, and an hour of load
+	$(BIN)/python -m benchmarks.reliability
+
+image-cpu: $(VENV)/.serve  ## build the image for CPUs (BACKEND=podman: without docker)
+	$(BIN)/bentoml build
+	$(BIN)/bentoml containerize albert-serve:latest --backend $(BACKEND) --image-tag albert-serve:cpu
+
+image-gpu: $(VENV)/.serve  ## build the image for NVIDIA GPUs
+	$(BIN)/bentoml build --bentofile bentofile.gpu.yaml
+	$(BIN)/bentoml containerize albert-serve-gpu:latest --backend $(BACKEND) --image-tag albert-serve:gpu
 
 check: $(VENV)/.dev  ## ruff, mypy strict, import-linter
 	$(BIN)/ruff check .

@@ -106,6 +106,7 @@ def choose_device(wanted: Device) -> Literal["cpu", "cuda"]:
         return "cpu"
     reason = why_no_cuda()
     if reason is None:
+        ort.preload_dlls(directory="")  # of NVIDIA's packages, where pip has installed them
         return "cuda"
     level = logging.WARNING if wanted == "cuda" else logging.INFO
     _logger.log(level, "running on the CPU: %s", reason)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +17,35 @@ from albert_serve.settings import Settings
 from tests.albert_serve.support import ROOT
 
 TEXT = (ROOT / "docs/operations.md").read_text()
-DOCUMENTS: dict[str, Any] = {
-    document.get("kind") or next(iter(document)): document
+READ: list[dict[str, Any]] = [
+    document
     for block in re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
     for document in yaml.safe_load_all(block)
-}
+]
+DOCUMENTS = {document.get("kind") or next(iter(document)): document for document in READ}
+PARTS = [document for document in READ if next(iter(document)) == "env"]
+# What BentoML makes of a deployment's file; a name that it does not know is left out.
+AS_READ = """
+import json, sys
+from bentoml._internal.cloud.deployment import DeploymentAPI
+from bentoml._internal.cloud.schemas.modelschemas import DeploymentStrategy
+from bentoml._internal.cloud.schemas.schemasv2 import CreateDeploymentSchema
+from bentoml._internal.utils.cattr import bentoml_cattr
+
+read = bentoml_cattr.structure(json.load(sys.stdin), CreateDeploymentSchema)
+DeploymentAPI._fix_and_validate_schema(read)
+[DeploymentStrategy(service.deployment_strategy) for service in read.services.values()]
+print(json.dumps(bentoml_cattr.unstructure(read)))
+"""
 VARIABLE = r"ALBERT_SERVE_[A-Z_]+"
+
+
+def bentoml(code: str, given: str = "") -> str:
+    """What code prints in a process of its own: BentoML's import warns, and warnings are errors."""
+    command = [sys.executable, "-c", code]
+    ran = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
 
 
 def container() -> Any:
@@ -39,7 +65,53 @@ def test_the_deployments_settings_are_taken(tmp_path: Path) -> None:
     assert pod["terminationGracePeriodSeconds"] > read.drain_grace_s + read.deadline_s
 
 
-@pytest.mark.parametrize("page", ["operations.md", "security.md"])
+def test_the_parts_of_a_container_are_taken(tmp_path: Path) -> None:
+    models, gpu = PARTS
+    (asked,) = gpu["env"]
+    assert Settings.from_environment({asked["name"]: asked["value"]}).device == "cuda"
+    (asked,) = models["env"]
+    assert Settings.from_environment({asked["name"]: str(tmp_path)}).models == tmp_path
+    (mount,), (volume,) = models["volumeMounts"], models["volumes"]
+    assert mount["name"] == volume["name"]
+    assert mount["readOnly"] is volume["persistentVolumeClaim"]["readOnly"] is True
+    assert mount["mountPath"] == asked["value"]
+    assert gpu["resources"]["limits"]["nvidia.com/gpu"] == 1
+
+
+def test_the_container_has_no_rights_and_a_folder_to_write() -> None:
+    pod = DOCUMENTS["Deployment"]["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] == 1034  # test_bento.py has the image's
+    context = container()["securityContext"]
+    assert context["readOnlyRootFilesystem"] is True
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    paths = {mount["name"]: mount["mountPath"] for mount in container()["volumeMounts"]}
+    (written,) = [volume["name"] for volume in pod["volumes"] if "emptyDir" in volume]
+    assert paths[written] == "/tmp"
+    for variable in yaml.safe_load((ROOT / "bentofile.yaml").read_text())["envs"]:
+        assert not variable["value"].startswith("/") or variable["value"].startswith("/tmp/")
+
+
+def test_bentocloud_is_asked_for_what_bentoml_knows() -> None:
+    asked = DOCUMENTS["name"]
+    assert json.loads(bentoml(AS_READ, given=json.dumps(asked))) == asked
+    variables = {entry["name"]: entry["value"] for entry in asked["envs"]}
+    (key,) = re.findall(r"secret create albert-serve-keys (\w+)=", TEXT)
+    assert Settings.from_environment({**variables, key: "k" * 16}).has_keys
+
+
+@pytest.mark.parametrize("command", ["deploy", "secret create"])
+def test_the_commands_options_are_bentomls(command: str) -> None:
+    run = f"from bentoml_cli.cli import cli; cli({[*command.split(), '--help']})"
+    known = set(re.findall(r"(?<!\S)--?[a-z-]+", bentoml(run).replace(",", " ")))
+    lines = re.findall(rf"^bentoml {command} ((?:.*\\\n)*.*)$", TEXT, re.MULTILINE)
+    used = {option for line in lines for option in re.findall(r"(?<!\S)--?[a-z-]+", line)}
+    assert lines
+    assert used <= known
+
+
+@pytest.mark.parametrize("page", ["operations.md", "security.md", "containers.md"])
 def test_every_variable_that_is_named_is_one(page: str) -> None:
     named = set(re.findall(VARIABLE, (ROOT / "docs" / page).read_text()))
     known = set(re.findall(VARIABLE, (ROOT / "albert_serve/settings.py").read_text()))
@@ -65,6 +137,7 @@ def test_the_parts_fit_each_other() -> None:
 def test_tracing_is_set_for_the_service_that_there_is(client: httpx.Client) -> None:
     assert list(DOCUMENTS["services"]) == ["services"]  # BentoML refuses a version
     (name,) = DOCUMENTS["services"]["services"]
+    assert list(DOCUMENTS["name"]["services"]) == [name]
     assert f'service_name="{name}"' in client.get("/metrics").text
 
 

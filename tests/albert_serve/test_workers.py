@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.albert_serve.support import running_service, service_environment
+from tests.albert_serve.support import (
+    START_TIMEOUT_S,
+    Running,
+    running_service,
+    service_environment,
+)
 
 WORKER = "_bentoml_impl.worker.service"
 
@@ -20,6 +26,7 @@ def test_workers_map_the_same_packed_weights(bundle_dir: Path, tmp_path: Path) -
         "ALBERT_SERVE_CACHE": str(tmp_path / "cache"),
     }
     with running_service(environment, tmp_path) as service:
+        wait_until_started(service, 2)
         answers = [ask(service.url) for _ in range(8)]
         workers = [pid for pid in processes_under(service.process.pid) if is_worker(pid)]
         maps = [Path(f"/proc/{pid}/maps").read_text() for pid in workers]
@@ -34,6 +41,14 @@ def ask(url: str) -> object:
     reply = httpx.post(f"{url}/fill-mask", json=body, timeout=30)
     assert reply.status_code == 200
     return reply.json()
+
+
+def wait_until_started(service: Running, num_workers: int) -> None:
+    """The first that is ready answers for all."""
+    give_up_s = time.monotonic() + START_TIMEOUT_S
+    while service.log.count("Completed async startup hook") < num_workers:
+        assert time.monotonic() < give_up_s, service.log
+        time.sleep(0.1)
 
 
 def is_worker(pid: int) -> bool:

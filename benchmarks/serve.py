@@ -1,0 +1,192 @@
+"""How much does the service answer, how fast, and what does HTTP add to the engine?
+
+Serves one ALBERT with this package and with a BentoML service over pipelines of `transformers`
+that is written as BentoML's documentation does it, batching on; in turns, each with all threads,
+asked the same requests by a process of its own. Prints throughput and latency by number of
+connections, throughput at the peer's p99, latency when requests come at random times, and what
+HTTP costs: throughput against the engine's own, and p50 of one request at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tqdm import tqdm
+
+from albert_serve.config import PRESETS
+from benchmarks.engines.machine import describe_machine, installed_version, usable_cpus
+from benchmarks.serving.contest import ARRIVAL_PART, Contest
+from benchmarks.serving.services import REPOSITORY, PeerSettings, Service, our_service
+from benchmarks.serving.stream import make_checkpoint, make_stream
+from benchmarks.serving.tables import Report, markdown, to_dict, write_between_markers
+from export.write import export_bundle
+from training.errors import report_errors
+from training.options import parse_count, parse_duration
+
+_DOCS: Final = REPOSITORY / "docs" / "serving.md"
+_PRECISIONS: Final = ("fp32", "int8")
+# What --quick changes where nothing else is given; the second is its value.
+_AMOUNTS: Final[dict[str, tuple[Any, Any]]] = {
+    "num_requests": (80, 24),
+    "num_idle": (20, 5),
+    "levels": ([1, 2, 4, 8, 16, 32, 64], [1, 8]),
+    "rounds": (2, 1),
+    "level_time": (3.0, 0.5),
+}
+_EXAMPLES: Final = """\
+examples:
+  python -m benchmarks.serve
+  python -m benchmarks.serve --texts imdb/test.jsonl.xz --json serve.json --write
+  python -m benchmarks.serve --preset small
+  python -m benchmarks.serve --checkpoint path/to/albert-base-v2 --rounds 3
+  python -m benchmarks.serve --quick
+
+Nothing else should run on the machine meanwhile.
+"""
+
+
+def _run(options: argparse.Namespace) -> int:
+    began = time.monotonic()
+    report = _measure(options)
+    tables = markdown(report)
+    print(tables)
+    if options.json is not None:
+        options.json.write_text(json.dumps(to_dict(report), indent=1), encoding="utf-8")
+    if options.write:
+        write_between_markers(_DOCS, tables)
+    print(f"this took {(time.monotonic() - began) / 60:.1f} minutes")
+    return 0
+
+
+def _measure(options: argparse.Namespace) -> Report:
+    amounts = {
+        name: values[options.quick] if getattr(options, name) is None else getattr(options, name)
+        for name, values in _AMOUNTS.items()
+    }
+    folder: Path = options.output
+    machine = [*_machine(options.threads)]
+    checkpoint = options.checkpoint or make_checkpoint(options.preset, folder / "checkpoint")
+    stream = make_stream(checkpoint, options.texts, amounts["num_requests"], amounts["num_idle"])
+    ours = [*_our_services(checkpoint, options)]
+    candidates = _candidates(options.threads)[: 1 if options.quick else None]
+    bar: tqdm[Any]
+    with tqdm(disable=None, unit="load") as bar:
+        contest = Contest(
+            stream=stream,
+            levels=amounts["levels"],
+            rounds=amounts["rounds"],
+            least_s=amounts["level_time"],
+            num_threads=options.threads,
+            folder=folder,
+            bar=bar,
+        )
+        bar.total = contest.num_loads(len(candidates), 1 + len(ours))
+        peer, tried = contest.choose_peer(checkpoint, candidates)
+        rate_per_s = ARRIVAL_PART * tried[0].per_s
+        results = contest.run([peer, *ours], rate_per_s)
+    return Report(
+        machine=machine,
+        model=_model(options),
+        stream=stream,
+        results=results,
+        tried=tried,
+        rate_per_s=rate_per_s,
+    )
+
+
+def _our_services(checkpoint: Path, options: argparse.Namespace) -> Iterator[Service]:
+    for precision in options.precisions:
+        target = options.output / f"bundle-{precision}"
+        # What int8 costs is measured elsewhere; that of random weights says nothing.
+        exported = export_bundle(checkpoint, target, precision=precision, overwrite=True)
+        yield our_service(f"ours {precision}", exported.bundle.folder, options.threads)
+
+
+def _candidates(num_threads: int) -> list[PeerSettings]:
+    """Settings among which the peer has its best: as they come, and with padded batches."""
+    found = [
+        PeerSettings(max_batch_size=32, pipeline_batch_size=1),
+        PeerSettings(max_batch_size=8, pipeline_batch_size=8),
+        PeerSettings(max_batch_size=32, pipeline_batch_size=32),
+    ]
+    if num_threads > 1:
+        found.append(
+            PeerSettings(max_batch_size=32, pipeline_batch_size=1, num_workers=num_threads)
+        )
+    return found
+
+
+def _machine(num_threads: int) -> Iterator[str]:
+    yield from describe_machine(num_threads)
+    packages = [f"{name} {installed_version(name)}" for name in ("bentoml", "aiohttp")]
+    yield f"{', '.join(packages)}; {datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
+
+
+def _model(options: argparse.Namespace) -> str:
+    if options.checkpoint is not None:
+        return f"the checkpoint {options.checkpoint.name}"
+    return f"{options.preset}, random weights, the vocabulary of the shipped model"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    return report_errors(lambda: _run(options))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.serve",
+        description=__doc__,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_subject(parser.add_argument_group("what is served, and asked"))
+    _add_amounts(parser.add_argument_group("how much is measured"))
+    _add_output(parser.add_argument_group("what is written"))
+    return parser
+
+
+def _add_subject(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--checkpoint", type=Path, help="a Hugging Face directory; without it, random weights")
+    add("--preset", choices=list(PRESETS), default="base", help="their sizes (%(default)s)")
+    add("--precisions", nargs="+", choices=_PRECISIONS, default=_PRECISIONS, help="of ours (all)")
+    add(
+        "--texts",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        default=[REPOSITORY / "tests" / "data" / "wiki.jsonl"],
+        help="text, or JSONL with a field `text`, perhaps compressed (a few articles)",
+    )
+
+
+def _add_amounts(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--num-requests", type=parse_count, help="of a pass (80)")
+    add("--num-idle", type=parse_count, help="of each length, one at a time (20)")
+    add("--levels", nargs="+", type=parse_count, metavar="N", help="connections (1 2 4 ... 64)")
+    add("--level-time", type=parse_duration, help="passes at a level begin until then (3s)")
+    add("--rounds", type=parse_count, help="turns of each service (2)")
+    add("--threads", type=parse_count, default=usable_cpus(), help="of each (%(default)s)")
+    add("--quick", action="store_true", help="fewer of all, the peer as it comes: a first look")
+
+
+def _add_output(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    where = Path("runs/bench-serve")
+    add("--output", type=Path, default=where, help="folder of models and logs (%(default)s)")
+    add("--json", type=Path, metavar="FILE", help="takes every latency")
+    add("--write", action="store_true", help="put the tables into docs/serving.md")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

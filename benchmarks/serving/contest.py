@@ -1,0 +1,164 @@
+"""Each service runs in turns, and is asked the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, Final
+
+from tqdm import tqdm
+
+from benchmarks.serving.in_process import Alone, Comparison, compare
+from benchmarks.serving.load import Load, Measured, send
+from benchmarks.serving.services import Call, PeerSettings, Service, peer_service, running
+from benchmarks.serving.stream import Stream
+
+# Untimed, for each process of a service that has started: BentoML's batching learns from the first
+# 11 batches of each API, and makes them wait.
+_NUM_WARM_UP: Final = 32
+_WARM_UP_CONNECTIONS: Final = 2
+# For the choice of settings: as many requests at as many connections.
+_NUM_TRIED: Final = 48
+_TRIED_CONNECTIONS: Final = 16
+# Of the peer's throughput, for requests that come at random.
+ARRIVAL_PART: Final = 0.8
+
+
+@dataclass(kw_only=True, slots=True)
+class Result:
+    """What one service did.
+
+    Attributes:
+        levels: by number of connections, one of each round.
+        arrivals: requests at random times, one of each round.
+        saturated: the stream again, right after the engine ran it alone.
+        alone: the engine of the same bundle in process, for ours.
+    """
+
+    service: Service
+    levels: dict[int, list[Measured]] = field(default_factory=dict)
+    arrivals: list[Measured] = field(default_factory=list)
+    saturated: list[Measured] = field(default_factory=list)
+    alone: list[Alone] = field(default_factory=list)
+
+    def runs(self) -> Iterator[Measured]:
+        """All loads that were timed."""
+        for runs in self.levels.values():
+            yield from runs
+        yield from self.arrivals
+        yield from self.saturated
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tried:
+    """Settings of the peer, and the requests a second that they gave."""
+
+    settings: PeerSettings
+    per_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contest:
+    """How it is measured.
+
+    Attributes:
+        levels: numbers of connections.
+        least_s: of passes over the stream at each level.
+        folder: takes the services' logs.
+        bar: goes on by one for each load.
+    """
+
+    stream: Stream
+    levels: Sequence[int]
+    rounds: int
+    least_s: float
+    num_threads: int
+    folder: Path
+    bar: tqdm[Any]
+
+    def choose_peer(
+        self, checkpoint: Path, candidates: Sequence[PeerSettings]
+    ) -> tuple[Service, list[Tried]]:
+        """The peer with the settings that are best for it, fastest of all tried first."""
+        tasks = list(dict.fromkeys(item.task for item in self.stream.items))
+        found: list[tuple[Tried, Service]] = []
+        for settings in candidates:
+            service = peer_service(checkpoint, tasks, settings, self.num_threads)
+            self._tell(f"trying {settings}")
+            with running(service, self.folder / "peer") as url:
+                load = self._load(service, url)
+                self._warm_up(load, service.num_workers)
+                few = replace(load, calls=load.calls[:_NUM_TRIED], least_s=0.0)
+                measured = send(replace(few, num_connections=_TRIED_CONNECTIONS))
+            # What fails is no answer: settings that shed load do not win by it.
+            found.append((Tried(settings=settings, per_s=measured.per_s), service))
+            self.bar.update()
+        found.sort(key=lambda pair: -pair[0].per_s)
+        return found[0][1], [tried for tried, _ in found]
+
+    def run(self, services: Sequence[Service], rate_per_s: float) -> list[Result]:
+        """Measure all services, in each round in another order.
+
+        Args:
+            rate_per_s: of the requests that come at random.
+
+        Raises:
+            BenchmarkError: a service does not start, or the engine fails.
+        """
+        results = [Result(service=service) for service in services]
+        for number in range(self.rounds):
+            first = number % len(results)
+            for result in [*results[first:], *results[:first]]:
+                self._round(result, rate_per_s)
+        return results
+
+    def _round(self, result: Result, rate_per_s: float) -> None:
+        service = result.service
+        self._tell(f"{service.name}: starting")
+        with running(service, self.folder / service.name.replace(" ", "-")) as url:
+            load = self._load(service, url)
+            self._warm_up(load, service.num_workers)
+            for level in self.levels:
+                self._tell(f"{service.name}: {level} connections")
+                measured = send(replace(load, num_connections=level))
+                result.levels.setdefault(level, []).append(measured)
+                self.bar.update()
+            self._tell(f"{service.name}: {rate_per_s:.1f} requests/s")
+            result.arrivals.append(send(replace(load, rate_per_s=rate_per_s)))
+            self.bar.update()
+            if service.bundle is not None:
+                self._tell(f"{service.name}: the engine alone")
+                result.alone.append(compare(self._comparison(service, service.bundle, url)))
+                result.saturated.append(send(replace(load, num_connections=max(self.levels))))
+                self.bar.update()
+
+    def num_loads(self, num_candidates: int, num_services: int) -> int:
+        """How often the bar goes on, with one peer among the services."""
+        return num_candidates + self.rounds * (num_services * (len(self.levels) + 2) - 1)
+
+    def _load(self, service: Service, url: str) -> Load:
+        calls = [service.call(item) for item in self.stream.items]
+        return Load(url=url, calls=calls, num_connections=1, least_s=self.least_s)
+
+    def _warm_up(self, load: Load, num_workers: int) -> None:
+        calls = [*islice(cycle(load.calls), _NUM_WARM_UP * num_workers)]
+        connections = _WARM_UP_CONNECTIONS * num_workers
+        send(replace(load, calls=calls, least_s=0.0, num_connections=connections))
+
+    def _comparison(self, service: Service, bundle: Path, url: str) -> Comparison:
+        idle: dict[str, list[Call]] = {
+            str(length): [service.call(item) for item in items]
+            for length, items in self.stream.idle.items()
+        }
+        return Comparison(
+            bundle=str(bundle.absolute()),
+            num_threads=self.num_threads,
+            url=url,
+            calls=[service.call(item) for item in self.stream.items],
+            idle=idle,
+        )
+
+    def _tell(self, what: str) -> None:
+        self.bar.set_postfix_str(what)

@@ -1,0 +1,174 @@
+"""A process with the engine in it: the requests of a service without the service.
+
+The parent writes a `Comparison` to its standard input and reads an `Alone` from its standard
+output. A service may run beside it; it is asked one request at a time, in turns with the engine.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from albert_serve.bundle import Bundle
+from albert_serve.engine import Engine
+from albert_serve.settings import RuntimeOptions
+from albert_serve.tasks import TASKS, Work, prepare_request
+from albert_serve.tasks.load import load_tasks
+from benchmarks.engines.jobs import BenchmarkError
+from benchmarks.serving.services import Call
+
+_NUM_PASSES: Final = 2
+# Asked of one side before it is the other's turn.
+_TURN: Final = 5
+# Threads that wait for work actively give up within this time.
+_SETTLE_S: Final = 0.05
+_TIMEOUT_S: Final = 120
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """What is run.
+
+    Attributes:
+        url: of a service of the same bundle.
+        calls: the stream, as that service is asked.
+        idle: requests of each length, which are asked one at a time, of both.
+    """
+
+    bundle: str
+    num_threads: int
+    url: str
+    calls: Sequence[Call]
+    idle: Mapping[str, Sequence[Call]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alone:
+    """What the engine takes without a service.
+
+    Attributes:
+        engine_s: for all inputs of the stream, which it knows from the start; the faster of two
+            passes, since the first allocates.
+        stream_s: of that pass with tokenisation before and answers after it.
+        idle: of each length, seconds of each request over HTTP, and of tokeniser and engine.
+    """
+
+    engine_s: float
+    stream_s: float
+    idle: dict[str, tuple[list[float], list[float]]]
+
+
+def compare(asked: Comparison) -> Alone:
+    """Do it in a process of its own.
+
+    Raises:
+        BenchmarkError: the process failed.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.serving.in_process"],
+        input=json.dumps(asdict(asked)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise BenchmarkError(f"the engine could not be run: {done.stderr.strip()[-400:]}")
+    return Alone(**json.loads(done.stdout))
+
+
+class _InProcess:
+    """The engine as a worker of the service opens it, and the tasks before it."""
+
+    def __init__(self, bundle: Path, num_threads: int) -> None:
+        opened = Bundle.open(bundle)
+        options = RuntimeOptions(device="cpu", num_threads=num_threads, prepack="memory")
+        self._engine = Engine.open(opened, options)
+        self._engine.warm_up()
+        self._tasks = load_tasks(opened)
+
+    def prepare(self, calls: Sequence[Call]) -> Work:
+        """The requests' inputs."""
+        rounds = []
+        for path, body in calls:
+            name = path.removeprefix("/")
+            given = TASKS[name].request.model_validate(body)
+            rounds += prepare_request(self._tasks[name], given)
+        return Work(rounds)
+
+    def ask(self, call: Call) -> None:
+        """Run one request."""
+        self._engine.run(self.prepare([call]).inputs)
+
+    def stream(self, calls: Sequence[Call]) -> tuple[float, float]:
+        """Seconds of the engine for all requests together, and of everything."""
+        began = time.perf_counter()
+        work = self.prepare(calls)
+        began_engine = time.perf_counter()
+        logits = self._engine.run(work.inputs)
+        engine_s = time.perf_counter() - began_engine
+        work.take(logits)
+        return engine_s, time.perf_counter() - began
+
+
+class _Http:
+    """One connection that is kept."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        self._connection = http.client.HTTPConnection(
+            parts.hostname, parts.port, timeout=_TIMEOUT_S
+        )
+
+    def ask(self, call: Call) -> None:
+        """Send one request and read its reply."""
+        path, body = call
+        headers = {"Content-Type": "application/json"}
+        self._connection.request("POST", path, json.dumps(body).encode(), headers)
+        reply = self._connection.getresponse()
+        content = reply.read()
+        if reply.status != 200:
+            raise BenchmarkError(f"{path}: {reply.status} {content[:200]!r}")
+
+
+def _timed(ask: Callable[[Call], None], calls: Sequence[Call]) -> list[float]:
+    """Seconds of each call; the first of them is made once more before, untimed."""
+    ask(calls[0])
+    seconds = []
+    for call in calls:
+        began = time.perf_counter()
+        ask(call)
+        seconds.append(time.perf_counter() - began)
+    time.sleep(_SETTLE_S)
+    return seconds
+
+
+def _idle(
+    engine: _InProcess, service: _Http, calls: Sequence[Call]
+) -> tuple[list[float], list[float]]:
+    over_http, alone = [], []
+    for start in range(0, len(calls), _TURN):
+        turn = calls[start : start + _TURN]
+        over_http += _timed(service.ask, turn)
+        alone += _timed(engine.ask, turn)
+    return over_http, alone
+
+
+def _run(asked: Mapping[str, Any]) -> Alone:
+    engine = _InProcess(Path(asked["bundle"]), asked["num_threads"])
+    service = _Http(asked["url"])
+    engine_s, stream_s = min(engine.stream(asked["calls"]) for _ in range(_NUM_PASSES))
+    idle = {length: _idle(engine, service, calls) for length, calls in asked["idle"].items()}
+    return Alone(engine_s=engine_s, stream_s=stream_s, idle=idle)
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(_run(json.load(sys.stdin)))))

@@ -1,0 +1,175 @@
+"""The services that are measured, and processes of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from benchmarks.engines.jobs import BenchmarkError, last_line
+from benchmarks.serving.stream import Item
+
+Call: TypeAlias = tuple[str, dict[str, Any]]
+REPOSITORY: Final = Path(__file__).parents[2]
+_START_S: Final = 180.0
+_END_S: Final = 60.0
+_PEER_PATHS: Final = {"text-classification": "/classify", "fill-mask": "/fill_mask"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Service:
+    """What `bentoml serve` is given.
+
+    Attributes:
+        target: the service, as MODULE:NAME.
+        environment: its settings.
+        call: the path and body that ask it for an item.
+        bundle: what it serves, where that is ours.
+        num_workers: its processes.
+    """
+
+    name: str
+    target: str
+    environment: Mapping[str, str]
+    call: Callable[[Item], Call]
+    bundle: Path | None = None
+    num_workers: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeerSettings:
+    """How the pipelines' service is set up.
+
+    Attributes:
+        max_batch_size: the most requests that BentoML gives a pipeline at once.
+        pipeline_batch_size: how many of those it pads and runs together; 1 is its default.
+        num_workers: processes, among which the threads are divided.
+    """
+
+    max_batch_size: int
+    pipeline_batch_size: int
+    num_workers: int = 1
+
+    def __str__(self) -> str:
+        workers = f", {self.num_workers} workers" if self.num_workers > 1 else ""
+        return (
+            f"max_batch_size {self.max_batch_size}, "
+            f"pipeline batch_size {self.pipeline_batch_size}{workers}"
+        )
+
+
+def our_call(item: Item) -> Call:
+    """As Hugging Face's clients ask."""
+    return f"/{item.task}", {"inputs": item.text}
+
+
+def our_service(name: str, bundle: Path, num_threads: int) -> Service:
+    """This package's, with one worker and settings as they come."""
+    settings = {"ALBERT_SERVE_BUNDLE": str(bundle.absolute()), "ALBERT_SERVE_WORKERS": "1"}
+    return Service(
+        name=name,
+        target="albert_serve.service:AlbertServe",
+        environment={**settings, "ALBERT_SERVE_THREADS": str(num_threads)},
+        call=our_call,
+        bundle=bundle,
+    )
+
+
+def peer_service(
+    checkpoint: Path, tasks: Sequence[str], settings: PeerSettings, num_threads: int
+) -> Service:
+    """BentoML's batching over pipelines."""
+    return Service(
+        name="BentoML over pipelines",
+        target="benchmarks.serving.peer:Pipelines",
+        environment={
+            "PEER_CHECKPOINT": str(checkpoint.absolute()),
+            "PEER_TASKS": ",".join(tasks),
+            "PEER_MAX_BATCH_SIZE": str(settings.max_batch_size),
+            "PEER_PIPELINE_BATCH_SIZE": str(settings.pipeline_batch_size),
+            "PEER_WORKERS": str(settings.num_workers),
+            "OMP_NUM_THREADS": str(max(1, num_threads // settings.num_workers)),
+        },
+        call=lambda item: (_PEER_PATHS[item.task], {"texts": [item.text]}),
+        num_workers=settings.num_workers,
+    )
+
+
+@contextlib.contextmanager
+def running(service: Service, folder: Path) -> Iterator[str]:
+    """A process of the service, ready; gives its URL, and ends it afterwards.
+
+    Args:
+        folder: takes its log and BentoML's files.
+
+    Raises:
+        BenchmarkError: it did not start.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    url = f"http://127.0.0.1:{_free_port()}"
+    log = folder / "log.txt"
+    command = ["bentoml", "serve", service.target, "--host", "127.0.0.1"]
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command, "--port", url.rpartition(":")[2]],
+            cwd=folder,
+            env=_environment(service, folder),
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        _wait_until_ready(process, url, log)
+        yield url
+    finally:
+        _end(process)
+
+
+def _environment(service: Service, folder: Path) -> dict[str, str]:
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("ALBERT_SERVE_")}
+    common = {
+        "BENTOML_DO_NOT_TRACK": "True",
+        "BENTOML_HOME": str((folder / "bentoml").absolute()),
+        "PYTHONPATH": str(REPOSITORY),
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
+    return {**kept, **common, **service.environment}
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    give_up_s = time.monotonic() + _START_S
+    while time.monotonic() < give_up_s:
+        if process.poll() is not None:
+            raise BenchmarkError(f"the service did not start: {last_line(log)} (see {log})")
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/readyz", timeout=10):  # noqa: S310
+            return
+        time.sleep(0.1)
+    raise BenchmarkError(f"the service was not ready within {_START_S:.0f} s (see {log})")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(timeout=_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+    return port

@@ -1,0 +1,238 @@
+"""A report as tables for people, and as JSON."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.engines.jobs import BenchmarkError
+from benchmarks.serving.contest import ARRIVAL_PART, Result, Tried
+from benchmarks.serving.figures import (
+    best_within,
+    failed,
+    idle_ms,
+    largest_difference,
+    latency_s,
+    part_of_engine,
+    per_s,
+    saturation,
+)
+from benchmarks.serving.load import Measured
+from benchmarks.serving.stream import Stream
+
+_BEGIN: Final = "<!-- written by make bench-serve: begin -->"
+_END: Final = "<!-- written by make bench-serve: end -->"
+_NONE: Final = "–"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """All that was measured.
+
+    Attributes:
+        machine: hardware, versions and date, a line each.
+        model: what was served.
+        results: of the peer first.
+        tried: settings of the peer, best first.
+        rate_per_s: of the requests that came at random.
+    """
+
+    machine: Sequence[str]
+    model: str
+    stream: Stream
+    results: Sequence[Result]
+    tried: Sequence[Tried]
+    rate_per_s: float
+
+    @property
+    def peer(self) -> Result:
+        """What ours is compared with."""
+        return self.results[0]
+
+    @property
+    def ours(self) -> Sequence[Result]:
+        """Our services."""
+        return self.results[1:]
+
+
+def markdown(report: Report) -> str:
+    """All tables, with what was measured on."""
+    sections = [
+        _list([*report.machine, report.model, _stream(report.stream)]),
+        "### Throughput at the peer's p99",
+        _summary(report),
+        "### By connections",
+        _levels(report),
+        f"### Requests at random times, {report.rate_per_s:.1f} a second",
+        _arrivals(report),
+        "### HTTP and the engine alone",
+        _throughputs(report),
+        _idle(report),
+        "### Notes",
+        _list(_notes(report)),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def to_dict(report: Report) -> dict[str, Any]:
+    """Everything but the replies, for `--json`."""
+    return {
+        "machine": list(report.machine),
+        "model": report.model,
+        "num_tokens": [item.num_tokens for item in report.stream.items],
+        "tried": [asdict(one) for one in report.tried],
+        "rate_per_s": report.rate_per_s,
+        "services": [
+            {
+                "name": one.service.name,
+                "levels": {level: _bare(runs) for level, runs in one.levels.items()},
+                "arrivals": _bare(one.arrivals),
+                "saturated": _bare(one.saturated),
+                "alone": [asdict(each) for each in one.alone],
+            }
+            for one in report.results
+        ],
+    }
+
+
+def write_between_markers(file: Path, tables: str) -> None:
+    """Replace what an earlier run wrote.
+
+    Raises:
+        BenchmarkError: the file has not both markers.
+        OSError: it cannot be read or written.
+    """
+    content = file.read_text(encoding="utf-8")
+    before, begin, rest = content.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not (begin and end):
+        raise BenchmarkError(f"{file} has no lines {_BEGIN} and {_END}; tables go between them")
+    file.write_text(f"{before}{begin}\n\n{tables}\n{end}{after}", encoding="utf-8")
+
+
+def _summary(report: Report) -> str:
+    level, best = saturation(report.peer)
+    most_s = latency_s(report.peer.levels[level], 99)
+    rows = [
+        [
+            report.peer.service.name,
+            f"{best:.1f}",
+            str(level),
+            _ms(most_s),
+            "1",
+            _failed(report.peer),
+        ]
+    ]
+    for one in report.ours:
+        found = best_within(one, most_s)
+        cells = [_NONE] * 4
+        if found is not None:
+            p99_s = latency_s(one.levels[found[0]], 99)
+            cells = [f"{found[1]:.1f}", str(found[0]), _ms(p99_s), f"**{found[1] / best:.2f}**"]
+        rows.append([f"**{one.service.name}**", *cells, _failed(one)])
+    return _grid(
+        ["", "requests/s", "connections", "p99, ms", "times the peer", "failed of all"], rows
+    )
+
+
+def _levels(report: Report) -> str:
+    headings = ["connections"]
+    for one in report.results:
+        headings += [f"{one.service.name}: requests/s", "p50, ms", "p99, ms"]
+    rows = []
+    for level in report.peer.levels:
+        cells = [str(level)]
+        for one in report.results:
+            cells += [f"{per_s(one.levels[level]):.1f}", *_latencies(one.levels[level])]
+        rows.append(cells)
+    return _grid(headings, rows)
+
+
+def _arrivals(report: Report) -> str:
+    rows = [[one.service.name, *_latencies(one.arrivals)] for one in report.results]
+    return _grid(["", "p50, ms", "p99, ms"], rows)
+
+
+def _throughputs(report: Report) -> str:
+    num_items = len(report.stream.items)
+    rows = [
+        [
+            one.service.name,
+            f"{num_items / statistics.median(each.engine_s for each in one.alone):.1f}",
+            f"{num_items / statistics.median(each.stream_s for each in one.alone):.1f}",
+            f"{per_s(one.saturated):.1f}",
+            f"**{part_of_engine(one):.0%}**",
+        ]
+        for one in report.ours
+    ]
+    with_tasks = "with tokeniser and answers"
+    return _grid(["requests/s", "engine alone", with_tasks, "over HTTP", "HTTP of engine"], rows)
+
+
+def _idle(report: Report) -> str:
+    rows = []
+    for one in report.ours:
+        for length in report.stream.idle:
+            over_http, alone, apart = idle_ms(one, str(length))
+            name = f"{one.service.name}, {length} tokens"
+            rows.append([name, f"{over_http:.2f}", f"{alone:.2f}", f"**{apart:.2f}**"])
+    return _grid(
+        ["p50 of one request at a time, ms", "over HTTP", "tokeniser and engine", "between"], rows
+    )
+
+
+def _notes(report: Report) -> Iterator[str]:
+    level, _ = saturation(report.peer)
+    yield (
+        f"the peer's p99 is that at {level} connections, the fewest with which it reaches 95 % of "
+        "its best throughput; each of ours has the best of its levels with a p99 no longer"
+    )
+    tried = "; ".join(f"{one.settings}: {one.per_s:.1f}" for one in report.tried)
+    yield f"settings of the peer that were tried, requests/s, of which the best was taken: {tried}"
+    yield f"requests at random times: {ARRIVAL_PART:.0%} of what the peer managed when tried"
+    for one in report.ours:
+        apart = largest_difference(report.peer, one)
+        yield f"{one.service.name}: scores at most {apart:.1e} from the peer's"
+    shares = [run.cpu_s / run.seconds for one in report.results for run in one.runs()]
+    yield f"the process that sent the requests took {max(shares):.2f} CPUs at most"
+    for one in report.results:
+        for failure in dict.fromkeys(text for run in one.runs() for text in run.failures):
+            yield f"{one.service.name}: {failure}"
+
+
+def _stream(stream: Stream) -> str:
+    lengths = [item.num_tokens for item in stream.items]
+    tasks = ", ".join(dict.fromkeys(item.task for item in stream.items))
+    return (
+        f"{len(lengths)} requests of one text each, {min(lengths)} to {max(lengths)} tokens "
+        f"({statistics.fmean(lengths):.0f} on average), by turns {tasks}"
+    )
+
+
+def _bare(runs: Sequence[Measured]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in asdict(run).items() if key != "replies"} for run in runs]
+
+
+def _failed(result: Result) -> str:
+    num_failed, num_all = failed(result)
+    return f"{num_failed} of {num_all:,}"
+
+
+def _latencies(runs: Sequence[Measured]) -> list[str]:
+    return [_ms(latency_s(runs, percent)) for percent in (50, 99)]
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.1f}"
+
+
+def _grid(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rule = ["---", *["---:"] * (len(headings) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [headings, rule, *lines])
+
+
+def _list(lines: Sequence[str] | Iterator[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)

@@ -1,0 +1,262 @@
+"""That both services are asked the same and answer alike, and that the tables tell of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from tqdm import tqdm
+
+from albert_serve.config import AlbertConfig
+from albert_serve.settings import shipped_bundle
+from benchmarks import serve
+from benchmarks.engines.jobs import BenchmarkError
+from benchmarks.serving.contest import Contest, Result, Tried
+from benchmarks.serving.figures import best_within, failed, largest_difference, saturation
+from benchmarks.serving.load import Load, Measured, send
+from benchmarks.serving.services import (
+    PeerSettings,
+    Service,
+    our_call,
+    our_service,
+    peer_service,
+    running,
+)
+from benchmarks.serving.stream import TASKS, Stream, make_stream
+from benchmarks.serving.tables import Report, markdown, to_dict, write_between_markers
+from export.write import export_bundle
+from tests.training.support import WIKI
+from training.checkpoint import save_checkpoint
+from training.heads import AlbertForTasks
+
+MAX_TOKENS = 130
+LEVELS = [1, 4]
+NUM_REQUESTS = 12
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    config = AlbertConfig(
+        vocab_size=12000,
+        embedding_size=16,
+        hidden_size=32,
+        num_layers=3,
+        num_heads=2,
+        ffn_size=64,
+        max_positions=MAX_TOKENS,
+        initializer_range=0.2,
+    )
+    model = AlbertForTasks(config, {"fill-mask": 12000, "text-classification": 2})
+    folder = tmp_path_factory.mktemp("checkpoint")
+    save_checkpoint(model, folder, tokenizer_from=shipped_bundle())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stream(checkpoint: Path) -> Stream:
+    return make_stream(checkpoint, [WIKI], NUM_REQUESTS, 3)
+
+
+@pytest.fixture(scope="module")
+def report(checkpoint: Path, stream: Stream, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Both sides with settings of the peer that nobody had to try, and few requests."""
+    folder = tmp_path_factory.mktemp("serving")
+    bundle = export_bundle(checkpoint, folder / "bundle").bundle.folder
+    settings = PeerSettings(max_batch_size=4, pipeline_batch_size=4)
+    bar: tqdm[Any]
+    with tqdm(disable=True) as bar:
+        contest = Contest(
+            stream=stream,
+            levels=LEVELS,
+            rounds=1,
+            least_s=0.2,
+            num_threads=1,
+            folder=folder,
+            bar=bar,
+        )
+        peer = peer_service(checkpoint, TASKS, settings, 1)
+        results = contest.run([peer, our_service("ours fp32", bundle, 1)], 50.0)
+    return Report(
+        machine=["a machine"],
+        model="tiny",
+        stream=stream,
+        results=results,
+        tried=[Tried(settings=settings, per_s=1.0)],
+        rate_per_s=50.0,
+    )
+
+
+def test_requests_have_the_lengths_that_were_asked_for(checkpoint: Path, stream: Stream) -> None:
+    assert [item.task for item in stream.items[:2]] == ["text-classification", "fill-mask"]
+    assert len(stream.items) == NUM_REQUESTS
+    assert all(item.num_tokens <= MAX_TOKENS for item in stream.items)
+    assert all(("[MASK]" in each.text) == (each.task == "fill-mask") for each in stream.items)
+    assert {length: len(items) for length, items in stream.idle.items()} == {8: 3, 128: 3}
+    for length, items in stream.idle.items():
+        assert all(abs(item.num_tokens - length) <= 1 for item in items)
+    assert make_stream(checkpoint, [WIKI], NUM_REQUESTS, 3) == stream
+
+
+def test_a_checkpoint_without_the_tasks_is_told(checkpoint: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((checkpoint / name).read_bytes())
+    config = AlbertConfig.from_hf(json.loads((tmp_path / "config.json").read_bytes()))
+    save_checkpoint(AlbertForTasks(config, {"question-answering": 2}), tmp_path)
+    with pytest.raises(BenchmarkError, match="no head for text-classification or fill-mask"):
+        make_stream(tmp_path, [WIKI], NUM_REQUESTS, 3)
+
+
+def test_both_services_answer_everything_alike(report: Report) -> None:
+    for result in report.results:
+        assert failed(result)[0] == 0
+        assert failed(result)[1] >= NUM_REQUESTS * (len(LEVELS) + 1)
+        assert sorted(result.levels) == LEVELS
+        for run in result.runs():
+            assert len(run.replies) == NUM_REQUESTS
+            assert None not in run.replies
+            assert len(run.latencies_s) % NUM_REQUESTS == 0  # whole passes
+            assert all(0 < each < 60 for each in run.latencies_s)
+            assert 0 < run.cpu_s < run.seconds
+    assert largest_difference(report.peer, report.ours[0]) < 1e-5
+
+
+def test_the_engine_alone_is_compared_with_ours_only(report: Report) -> None:
+    assert not report.peer.alone
+    (alone,) = report.ours[0].alone
+    assert 0 < alone.engine_s < alone.stream_s
+    assert set(alone.idle) == {"8", "128"}
+    for over_http, in_process in alone.idle.values():
+        assert len(over_http) == len(in_process) == 3
+        assert min(*over_http, *in_process) > 0
+
+
+def test_tables_have_a_row_for_everything(report: Report, tmp_path: Path) -> None:
+    tables = markdown(report)
+    lines = tables.splitlines()
+    assert "nan" not in tables
+    for level in LEVELS:
+        assert any(line.startswith(f"| {level} | ") for line in lines)
+    for name in ("| BentoML over pipelines |", "| **ours fp32** |", "| ours fp32, 128 tokens |"):
+        assert any(line.startswith(name) for line in lines)
+    assert json.loads(json.dumps(to_dict(report)))["services"][1]["name"] == "ours fp32"
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- written by make bench-serve: begin -->\nold\n")
+    with pytest.raises(BenchmarkError, match="tables go between them"):
+        write_between_markers(page, tables)
+    page.write_text(page.read_text() + "<!-- written by make bench-serve: end -->\nafter\n")
+    for _ in range(2):
+        write_between_markers(page, tables)
+        content = page.read_text()
+        assert content.count(tables) == 1
+        assert "old" not in content
+        assert content.startswith("before\n")
+        assert content.endswith("\nafter\n")
+
+
+def make_measured(rate: float, latency_s: float) -> Measured:
+    return Measured(seconds=100 / rate, latencies_s=[latency_s] * 100, replies=[{}] * 100)
+
+
+def make_result(rows: dict[int, tuple[float, float]]) -> Result:
+    service = Service(name="any", target="a:B", environment={}, call=our_call)
+    levels = {level: [make_measured(*row)] for level, row in rows.items()}
+    return Result(service=service, levels=levels)
+
+
+def test_the_peer_counts_where_more_connections_only_wait() -> None:
+    result = make_result({1: (5.0, 0.2), 4: (9.7, 0.4), 8: (9.9, 0.8), 64: (10.0, 6.4)})
+    level, best = saturation(result)
+    assert (level, round(best, 6)) == (4, 10.0)
+
+
+def test_ours_counts_with_the_best_level_that_is_no_slower() -> None:
+    result = make_result({1: (8.0, 0.1), 4: (20.0, 0.2), 8: (30.0, 0.3)})
+    found = best_within(result, 0.25)
+    assert found is not None
+    assert (found[0], round(found[1], 6)) == (4, 20.0)
+    assert best_within(result, 0.05) is None
+    nothing = make_result({1: (8.0, math.nan)})
+    assert best_within(nothing, 10.0) is None
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """Answers every other request with 503."""
+
+    protocol_version = "HTTP/1.1"
+    count = 0
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        Refusing.count += 1
+        self.send_response(503 if Refusing.count % 2 else 200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def refusing_url() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_requests_that_fail_are_counted_and_told(refusing_url: str) -> None:
+    load = Load(url=refusing_url, calls=[("/fill-mask", {})] * 10, num_connections=1)
+    for one in (load, replace(load, rate_per_s=200.0)):
+        measured = send(one)
+        assert measured.num_failed == 5
+        assert len(measured.latencies_s) == 5
+        assert measured.replies.count(None) == 5
+        assert measured.failures[0] == "/fill-mask: 503 {}"
+
+
+def test_random_times_have_the_rate_that_was_asked_for(refusing_url: str) -> None:
+    load = Load(url=refusing_url, calls=[("/x", {})] * 40, num_connections=1, rate_per_s=100.0)
+    assert send(load).seconds > 40 / 100.0 / 2  # whoever sends all at once takes no time
+
+
+def test_a_service_that_does_not_start_says_of_what(tmp_path: Path) -> None:
+    service = our_service("ours", tmp_path / "nowhere", 1)
+    with pytest.raises(BenchmarkError, match="nowhere"), running(service, tmp_path / "run"):
+        pass
+
+
+def test_what_cannot_be_is_told_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = str(tmp_path / "missing")
+    assert serve.main(["--quick", "--checkpoint", missing, "--output", str(tmp_path)]) == 1
+    assert "missing" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_the_command_measures_all_and_writes_it(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "all.json"
+    what = ["--checkpoint", str(checkpoint), "--num-requests", "12", "--levels", "2", "--quick"]
+    assert serve.main([*what, "--json", str(file), "--output", str(tmp_path / "out")]) == 0
+    content = json.loads(file.read_text())
+    assert [one["name"] for one in content["services"][1:]] == ["ours fp32", "ours int8"]
+    assert content["tried"][0]["per_s"] > 0
+    for one in content["services"]:
+        runs = [*one["levels"]["2"], *one["arrivals"], *one["saturated"]]
+        assert all(run["num_failed"] == 0 and run["latencies_s"] for run in runs)
+    assert "**ours int8**" in capsys.readouterr().out
