@@ -67,6 +67,9 @@ class Batcher:
 
     Args:
         max_queue_tokens: the most tokens that may wait; batch jobs may fill half of it.
+        max_wait_s: the longest that an interactive request may have to wait for its first turn, as
+            far as can be told; past it requests are refused. It is never more than half of the
+            time to a request's deadline, which alone bounds what batch jobs wait.
         batch_share: of the compute, for batch jobs while interactive requests wait too.
         call_cost_tokens: what one more call of the engine costs, as tokens of compute; a batch has
             no more padding than that.
@@ -82,6 +85,7 @@ class Batcher:
         engine: Runner,
         *,
         max_queue_tokens: int,
+        max_wait_s: float = 1.0,
         batch_share: float = 0.2,
         call_cost_tokens: int = 16,
         observer: BatchObserver | None = None,
@@ -89,13 +93,18 @@ class Batcher:
     ) -> None:
         if max_queue_tokens < 1:
             raise ConfigError(f"max_queue_tokens is {max_queue_tokens}; it must be 1 or more")
+        if not max_wait_s > 0:
+            raise ConfigError(f"max_wait_s is {max_wait_s}; it must be over 0")
         self.max_queue_tokens = max_queue_tokens
+        self.max_wait_s = max_wait_s
         self._engine = engine
         self._observer: BatchObserver = NoObserver() if observer is None else observer
         self._clock = clock
         self._pace = Pace()
         self._scheduler: Scheduler[_Call] = Scheduler(
-            call_cost_tokens=call_cost_tokens, batch_share=batch_share
+            call_cost_tokens=call_cost_tokens,
+            batch_share=batch_share,
+            turn_tokens=engine.max_batch_tokens,
         )
         self._lock = threading.Lock()  # over the scheduler and the next one
         self._is_working = False  # the thread will look at the queue again
@@ -109,6 +118,10 @@ class Batcher:
     def num_queued_tokens(self) -> int:
         """Tokens that wait now, without padding."""
         return sum(self._scheduler.num_tokens(priority) for priority in PRIORITIES)
+
+    def wait_s(self, priority: Priority = "interactive") -> float:
+        """How long a request that came now would wait for its first turn; 0 if it is not known."""
+        return self._scheduler.num_tokens_ahead(priority) * self._pace.usual_s_per_token
 
     async def run(
         self,
@@ -124,7 +137,7 @@ class Batcher:
             priority: "batch" for what can wait until no interactive request does.
 
         Raises:
-            QueueFullError: the queue has no room for all of them now.
+            QueueFullError: the queue has no room for all of them now, or they would wait too long.
             InvalidInputError: the queue would have no room for them even when empty, or there is
                 no such priority.
             NotReadyError: the batcher is draining.
@@ -179,6 +192,7 @@ class Batcher:
             raise NotReadyError("the service is shutting down; send the request to another")
         with self._lock:
             self._check_room(call)
+            self._check_wait(call)
             self._scheduler.add(call)
             if self._scheduler.is_late(call, self._moment()):
                 self._scheduler.remove(call)
@@ -223,6 +237,23 @@ class Batcher:
                 f"{num_queued} tokens are waiting and {num_tokens} more have no room: "
                 f"{call.priority} requests may add {num_free}; try again later",
                 retry_after_s=self._pace.retry_after_s(num_queued),
+            )
+
+    def _check_wait(self, call: _Call) -> None:
+        """Refuse what would be late for what waits before it; the rest is the scheduler's."""
+        wait_s, left_s = self.wait_s(call.priority), call.ends_s - self._clock()
+        alone_s = call.num_tokens * self._pace.usual_s_per_token
+        limit_s = left_s / 2
+        if call.priority == "interactive":
+            limit_s = min(self.max_wait_s, limit_s)
+        whole_s = alone_s + wait_s * self._scheduler.num_turns(call.num_tokens)
+        if alone_s < left_s and (wait_s > limit_s or whole_s > left_s):
+            self._observer.shed(call.task)
+            raise QueueFullError(
+                f"the request would wait {wait_s:.2g} s for its turn, where {call.priority} "
+                f"requests may wait {limit_s:.2g} s, and take {whole_s:.2g} s of the "
+                f"{left_s:.2g} s to its deadline; try again later, or send less at once",
+                retry_after_s=self._pace.retry_after_s(self.num_queued_tokens),
             )
 
     def _moment(self) -> Moment:

@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from http import HTTPStatus
 from typing import Any, Final, TypeAlias
 
-import pydantic_core
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -37,11 +36,10 @@ from albert_serve.schemas import (
     TRUNCATED_HEADER,
     WARNINGS_HEADER,
     ModelsReply,
-    TaskRequest,
     describe,
 )
 from albert_serve.served import ServedModel
-from albert_serve.tasks import TASKS, Prepared, shape_reply
+from albert_serve.tasks import TASKS, Prepared
 from albert_serve.web import page_routes
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -124,15 +122,12 @@ async def _task(name: str, request: Request) -> Response:
             given = TASKS[name].request.model_validate(body)
         except ValidationError as error:
             raise InvalidInputError(describe(error)) from error
-        work = _reply(given, model.answer(name, given, ends_s, priority))
+        work = _reply(model.answer(name, given, ends_s, priority))
         return await _unless_gone(request, work)
 
 
-async def _reply(
-    given: TaskRequest, answering: Awaitable[tuple[Sequence[Prepared[Any]], list[Any]]]
-) -> Response:
-    prepared, answers = await answering
-    body = pydantic_core.to_json(shape_reply(given, answers))
+async def _reply(answering: Awaitable[tuple[Sequence[Prepared[Any]], bytes]]) -> Response:
+    prepared, body = await answering
     return Response(body, headers=_notes(prepared), media_type="application/json")
 
 

@@ -193,6 +193,7 @@ class Models:
             batcher=Batcher(
                 loaded.engine,
                 max_queue_tokens=self.settings.max_queue_tokens,
+                max_wait_s=self.settings.max_wait_s,
                 call_cost_tokens=loaded.engine.call_cost_tokens,
                 observer=self._metrics.observer(name, bundle.manifest.precision, loaded.tasks),
             ),

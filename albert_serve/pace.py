@@ -25,6 +25,11 @@ class Pace:
         """What a token takes at the best; 0 before anything was measured."""
         return 1 / self._best_per_s if self._best_per_s else 0.0
 
+    @property
+    def usual_s_per_token(self) -> float:
+        """What a token takes of late; 0 before anything was measured."""
+        return 1 / self._usual_per_s if self._usual_per_s else 0.0
+
     def measure(self, num_tokens: int, elapsed_s: float) -> None:
         """Learn from a batch."""
         rate = num_tokens / max(elapsed_s, _LEAST_ELAPSED_S)
@@ -36,6 +41,4 @@ class Pace:
     def retry_after_s(self, num_tokens: int) -> float:
         """When so many tokens that wait will have been computed: 1 to 60 seconds from now."""
         least, most = _RETRY_AFTER_S
-        if not self._usual_per_s:
-            return least
-        return min(most, max(least, num_tokens / self._usual_per_s))
+        return min(most, max(least, num_tokens * self.usual_s_per_token))

@@ -107,19 +107,25 @@ class Scheduler(Generic[RequestT]):
             no more padding than that.
         batch_share: of the compute, for batch jobs while interactive requests wait too; over 0 and
             under 1.
+        turn_tokens: about what a turn computes, by which it is told how long requests will wait.
 
     Raises:
         ConfigError: a number is out of its range.
     """
 
-    def __init__(self, *, call_cost_tokens: int, batch_share: float) -> None:
+    def __init__(
+        self, *, call_cost_tokens: int, batch_share: float, turn_tokens: int = 512
+    ) -> None:
         if call_cost_tokens < 0:
             raise ConfigError(f"call_cost_tokens is {call_cost_tokens}; it must be 0 or more")
         if not 0 < batch_share < 1:
             raise ConfigError(f"batch_share is {batch_share}; it must be over 0 and under 1")
         self._call_cost_tokens = call_cost_tokens
         self._batch_share = batch_share
-        self._queues: dict[Priority, _Queue[RequestT]] = {name: _Queue() for name in PRIORITIES}
+        self._turn_tokens = turn_tokens
+        self._queues: dict[Priority, _Queue[RequestT]] = {
+            name: _Queue(turn_tokens) for name in PRIORITIES
+        }
         self._batch_credit_tokens = 0.0
 
     @property
@@ -130,6 +136,24 @@ class Scheduler(Generic[RequestT]):
     def num_tokens(self, priority: Priority) -> int:
         """Tokens that wait, without padding."""
         return self._queues[priority].num_tokens
+
+    def num_tokens_ahead(self, priority: Priority) -> float:
+        """Tokens that are computed before a request that came now has its first turn.
+
+        A request that is there has one turn before it, however large it is. While requests of the
+        other priority wait too, they have their share.
+        """
+        num_tokens = self._queues[priority].num_turn_tokens
+        if not num_tokens or not any(
+            queue.turns for name, queue in self._queues.items() if name != priority
+        ):
+            return num_tokens
+        share = self._batch_share if priority == "batch" else 1 - self._batch_share
+        return num_tokens / share
+
+    def num_turns(self, num_tokens: int) -> int:
+        """Turns that a request of so many tokens has."""
+        return max(1, -(-num_tokens // self._turn_tokens))
 
     def add(self, request: RequestT) -> None:
         """Let a request wait; its turn comes after those of the requests that wait now."""
@@ -227,11 +251,14 @@ class _Queue(Generic[RequestT]):
         turns: the requests, who has the next turn first. Ordered dictionaries, here and below,
             for a plain one takes longer to find its first key the more were removed before it.
         num_tokens: tokens of their inputs that wait.
+        num_turn_tokens: those of them that the next turn of each may compute.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, turn_tokens: int) -> None:
         self.turns: OrderedDict[RequestT, None] = OrderedDict()
         self.num_tokens = 0
+        self.num_turn_tokens = 0
+        self._turn_tokens = turn_tokens
         self._by_length: dict[int, OrderedDict[RequestT, None]] = {}
         self._lengths: list[int] = []  # the keys of that, ascending
 
@@ -239,7 +266,7 @@ class _Queue(Generic[RequestT]):
         if not request.waiting:
             return
         self.turns[request] = None
-        self.num_tokens += request.num_waiting_tokens
+        self._count(0, request.num_waiting_tokens)
         for length in request.waiting:
             if length not in self._by_length:
                 self._by_length[length] = OrderedDict()
@@ -250,7 +277,7 @@ class _Queue(Generic[RequestT]):
         if request not in self.turns:
             return
         del self.turns[request]
-        self.num_tokens -= request.num_waiting_tokens
+        self._count(request.num_waiting_tokens, 0)
         for length in request.waiting:
             self._leave(request, length)
         request.waiting.clear()
@@ -273,8 +300,8 @@ class _Queue(Generic[RequestT]):
         """The index of an input of this length; the request's next one comes after the others'."""
         indices = request.waiting[length]
         index = indices.pop()
+        self._count(request.num_waiting_tokens, request.num_waiting_tokens - length)
         request.num_waiting_tokens -= length
-        self.num_tokens -= length
         if indices:
             self._by_length[length].move_to_end(request)
             return index
@@ -288,6 +315,11 @@ class _Queue(Generic[RequestT]):
         """The greatest length up to this one, and the least over it, of the inputs that wait."""
         end = bisect_right(self._lengths, length)
         return self._lengths[max(0, end - 1) : end + 1]
+
+    def _count(self, before: int, after: int) -> None:
+        """Of one request so many tokens wait now."""
+        self.num_tokens += after - before
+        self.num_turn_tokens += min(after, self._turn_tokens) - min(before, self._turn_tokens)
 
     def _leave(self, request: RequestT, length: int) -> None:
         requests = self._by_length[length]

@@ -35,6 +35,7 @@ TRUNCATED_HEADER: Final = "X-Albert-Truncated-Tokens"
 
 MAX_TOP_K: Final = 1000
 MAX_TARGETS: Final = 1000
+MAX_TARGET_CHARS: Final = 1000
 # Of all texts of a request together: each is a row of numbers as long as the vocabulary.
 MAX_MASKS: Final = 1024
 # Each candidate of a joint filling is read again for every mask.
@@ -96,9 +97,10 @@ TextItem: TypeAlias = Annotated[
     Annotated[Text, Tag(_TEXT)] | Annotated[TextInput, Tag(_OBJECT)],
     Discriminator(_text_or_object),
 ]
+Target: TypeAlias = Annotated[str, Field(max_length=MAX_TARGET_CHARS)]
 Targets: TypeAlias = Annotated[
-    Annotated[Text, Tag(ONE)]
-    | Annotated[list[Text], Field(min_length=1, max_length=MAX_TARGETS), Tag(MANY)],
+    Annotated[Target, Tag(ONE)]
+    | Annotated[list[Target], Field(min_length=1, max_length=MAX_TARGETS), Tag(MANY)],
     Discriminator(one_or_many),
 ]
 OrderItem: TypeAlias = Annotated[

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple, Unpack
+
+import pydantic_core
 
 from albert_serve import __version__
 from albert_serve.batcher import Batcher
 from albert_serve.bundle import Bundle
-from albert_serve.errors import TooMuchAtOnceError
+from albert_serve.errors import DeadlineExceededError, TooMuchAtOnceError
 from albert_serve.scheduling import Priority
 from albert_serve.schemas import InfoReply, TaskInfo, TaskRequest
 from albert_serve.settings import Settings
-from albert_serve.tasks import AnyTask, Prepared, Work, prepare_request
+from albert_serve.tasks import AnyTask, Logits, Prepared, Work, prepare_request, shape_reply
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -52,8 +54,8 @@ class ServedModel:
 
     async def answer(
         self, task: str, given: TaskRequest, ends_s: float, priority: Priority
-    ) -> tuple[list[Prepared[Any]], list[Any]]:
-        """What a valid request was read as, and the answer to each of its items.
+    ) -> tuple[list[Prepared[Any]], bytes]:
+        """What a valid request was read as, and the reply to it as JSON.
 
         Args:
             ends_s: when the deadline is, on `time.monotonic`'s clock.
@@ -63,15 +65,14 @@ class ServedModel:
             RequestError: the queue is full, or the deadline has passed.
             EngineError: the model failed.
         """
-        # Off the event loop: a request's texts may be megabytes.
-        prepared = await asyncio.to_thread(self._prepare, task, given)
+        prepared = await _in_thread(self._prepare, task, given, ends_s=ends_s)
         work = Work(prepared)
-        while work.inputs:  # one round, but where the next inputs depend on these answers
-            logits = await self.batcher.run(
-                work.inputs, ends_s - time.monotonic(), priority=priority
-            )
-            await asyncio.to_thread(work.take, logits)
-        return prepared, work.answers
+        body = None
+        while body is None:  # one round, but where the next inputs depend on these answers
+            left_s = ends_s - time.monotonic()
+            logits = await self.batcher.run(work.inputs, left_s, priority=priority)
+            body = await _in_thread(_take, work, logits, given, ends_s=ends_s)
+        return prepared, body
 
     async def close(self) -> None:
         """Finish what was accepted, and end the engine's thread."""
@@ -104,4 +105,26 @@ class ServedModel:
                 f"inputs holds {len(given.inputs)} items; at most {self.settings.max_items} are "
                 "taken at once: split the list"
             )
-        return prepare_request(self.tasks[task], given)
+        most = self.batcher.max_queue_tokens
+        return prepare_request(self.tasks[task], given, max_tokens=most)
+
+
+def _take(work: Work, logits: list[Logits], given: TaskRequest) -> bytes | None:
+    """The reply, if this was the last round."""
+    work.take(logits)
+    return None if work.inputs else pydantic_core.to_json(shape_reply(given, work.answers))
+
+
+_Args = TypeVarTuple("_Args")
+_ResultT = TypeVar("_ResultT")
+
+
+async def _in_thread(
+    function: Callable[[Unpack[_Args]], _ResultT], *args: *_Args, ends_s: float
+) -> _ResultT:
+    """Off the event loop: texts and answers may be megabytes. What is late is left to end alone."""
+    try:
+        async with asyncio.timeout(ends_s - time.monotonic()):
+            return await asyncio.to_thread(function, *args)
+    except TimeoutError:
+        raise DeadlineExceededError("no answer before the deadline; send less at once") from None

@@ -17,6 +17,7 @@ from _bentoml_sdk import Service
 from starlette.middleware.cors import CORSMiddleware
 
 from albert_serve.access import ApiKeys, Guard, cors_options
+from albert_serve.door import Door
 from albert_serve.endpoints import make_app
 from albert_serve.envelope import Envelope
 from albert_serve.errors import AlbertServeError
@@ -117,6 +118,8 @@ class _Shell(Service[Serving]):  # type: ignore[misc]
             self.add_asgi_middleware(Guard, keys=keys, surfaces=settings.guard)
         app = super().to_asgi(is_main=is_main)
         app.add_middleware(Labels)
+        waits = (settings.max_wait_s, settings.deadline_s / 2)
+        app.add_middleware(Door, max_stay_s=waits[0], max_batch_stay_s=waits[1])
         return app
 
 

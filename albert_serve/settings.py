@@ -90,6 +90,8 @@ class Settings:
         max_batch_tokens: MAX_BATCH_TOKENS, padding included, that run together; by default what
             suits the engine's device.
         max_queue_tokens: MAX_QUEUE_TOKENS that may wait; past it requests get 429.
+        max_wait_s: MAX_WAIT_S, seconds that an interactive request may have to wait, as far as can
+            be told when it comes; past it 429.
         deadline_s: DEADLINE_S, seconds after which a request gets 504.
         max_body_bytes: MAX_BODY_BYTES of one request; past it 413.
         max_items: MAX_ITEMS in one request's list; past it 422.
@@ -113,6 +115,7 @@ class Settings:
     cache_folder: Path | None = None
     max_batch_tokens: int | None = None
     max_queue_tokens: int = 131_072
+    max_wait_s: float = 1.0
     deadline_s: float = 30.0
     max_body_bytes: int = 4_194_304
     max_items: int = 1024
@@ -326,6 +329,7 @@ _NUMBERS: Final[dict[str, tuple[str, type[int | float], float, float]]] = {
     "ALBERT_SERVE_THREADS": ("num_threads", int, 1, 1024),
     "ALBERT_SERVE_MAX_BATCH_TOKENS": ("max_batch_tokens", int, 1, 1 << 24),
     "ALBERT_SERVE_MAX_QUEUE_TOKENS": ("max_queue_tokens", int, 1, 1 << 30),
+    "ALBERT_SERVE_MAX_WAIT_S": ("max_wait_s", float, 0.05, _LONGEST_DEADLINE_S),
     "ALBERT_SERVE_DEADLINE_S": ("deadline_s", float, 0.05, _LONGEST_DEADLINE_S),
     "ALBERT_SERVE_MAX_BODY_BYTES": ("max_body_bytes", int, 1, 1 << 30),
     "ALBERT_SERVE_MAX_ITEMS": ("max_items", int, 1, 1 << 16),

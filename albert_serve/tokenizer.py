@@ -9,18 +9,30 @@ Offsets count Python code points of the text as it was given, whatever normalisa
 from __future__ import annotations
 
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import tokenizers
 from tokenizers import Tokenizer
 
-from albert_serve.errors import BundleCorruptError, BundleMissingError, InvalidInputError
+from albert_serve.errors import (
+    BundleCorruptError,
+    BundleMissingError,
+    InvalidInputError,
+    TextTooLongError,
+)
 
 # In order of their ids, 0 to 4, which every ALBERT vocabulary has.
 SPECIAL_TOKENS: Final = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
 _PAD_ID, _UNK_ID, _CLS_ID, _SEP_ID, _MASK_ID = range(len(SPECIAL_TOKENS))
+# Of one text. English of a million characters has half as many.
+MAX_TOKENS: Final = 1 << 19
+# One character may stand for up to 18, as U+FDFA does: a text that is small is a large one then.
+_MAX_NORMALISED_CHARS: Final = 1_500_000
+_MAX_EXPANSION: Final = 18
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,10 +143,15 @@ class AlbertTokenizer:
 
         Raises:
             InvalidInputError: the text holds half of a surrogate pair.
+            TextTooLongError: it has more tokens than any task reads.
         """
         _check_text(text)
-        encoded = self._tokenizer.encode(text, add_special_tokens=False)
-        num_tokens = len(encoded.ids)
+        encoded = self._encode(text)
+        num_tokens = len(encoded)
+        if num_tokens > MAX_TOKENS:
+            raise TextTooLongError(
+                f"a text is {num_tokens} tokens; at most {MAX_TOKENS} are read: split it"
+            )
         return Encoding(
             ids=encoded.ids,
             types=[0] * num_tokens,
@@ -148,8 +165,12 @@ class AlbertTokenizer:
         Unlike the offsets of `Encoding`, these have a space before a word where the library has it,
         and the accents of a last character only where it has them. Words are between white space.
         """
-        encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        encoded = self._encode(text)
         return list(zip(encoded.offsets, encoded.word_ids, strict=True))
+
+    def _encode(self, text: str) -> tokenizers.Encoding:
+        # As a batch of one: that alone lets other threads run while a long text is read.
+        return self._tokenizer.encode_batch([text], add_special_tokens=False)[0]
 
     def build(self, first: Encoding, second: Encoding | None = None) -> Encoding:
         """Put [CLS] and [SEP] around plain encodings, or slices of them."""
@@ -213,6 +234,18 @@ def _check_text(text: str) -> None:
             f"character {error.start} of the text is U+{ord(text[error.start]):04X}, half of a "
             "surrogate pair, which stands for no character; send whole characters"
         ) from error
+    if len(text) * _MAX_EXPANSION <= _MAX_NORMALISED_CHARS or text.isascii():
+        return
+    # Character by character: to normalise a text takes the square of its marks in a row.
+    num_chars = sum(
+        number * len(unicodedata.normalize("NFKC", character))
+        for character, number in Counter(text).items()
+    )
+    if num_chars > _MAX_NORMALISED_CHARS:
+        raise TextTooLongError(
+            f"a text of {len(text)} characters stands for {num_chars}, with those like U+FDFA "
+            f"written out; at most {_MAX_NORMALISED_CHARS} are read: split it"
+        )
 
 
 def _fit_offsets(text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:

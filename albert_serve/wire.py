@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import reprlib
+from itertools import islice
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 from pydantic import (
@@ -14,11 +15,13 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    GetJsonSchemaHandler,
     Tag,
     ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
 # Of one request's list; a service may be set to take fewer (`/info` tells).
 MAX_ITEMS: Final = 65_536
@@ -27,6 +30,8 @@ MAX_CHARS: Final = 1_000_000
 
 _MAX_ERRORS_TOLD: Final = 3
 _MAX_INPUT_CHARS_TOLD: Final = 60
+# What a JSON schema says of a field beside what it takes.
+_ANNOTATIONS: Final = ("default", "description", "title")
 
 
 class Request(BaseModel):
@@ -39,23 +44,47 @@ class Request(BaseModel):
     def _check_names(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        unknown = [shorten(name) for name in given if name not in cls.model_fields]
-        if unknown:
+        # The first few only: there may be as many as the body has room for.
+        unknown = (shorten(name) for name in given if name not in cls.model_fields)
+        told = list(islice(unknown, _MAX_ERRORS_TOLD))
+        if told:
             raise PydanticCustomError(
                 "unknown_field",
                 "{unknown} is not known here; allowed are {allowed}",
                 {
-                    "unknown": ", ".join(unknown[:_MAX_ERRORS_TOLD]),
+                    "unknown": ", ".join(told),
                     "allowed": ", ".join(cls.model_fields),
                 },
             )
         return {name: value for name, value in given.items() if value is not None}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The schema that takes null, too, for what has a default."""
+        schema = handler(core_schema)
+        described = handler.resolve_ref_schema(schema)
+        required = described.get("required", ())
+        for name, given in described.get("properties", {}).items():
+            if name not in required:
+                described["properties"][name] = _or_null(given)
+        return schema
 
 
 class Reply(BaseModel):
     """Anything the service sends; a client passes over fields that it does not know yet."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+def _or_null(schema: JsonSchemaValue) -> JsonSchemaValue:
+    """The schema, or null; what describes the field stays outside of the choice."""
+    if {"type": "null"} in schema.get("anyOf", ()):
+        return schema
+    outside = {name: value for name, value in schema.items() if name in _ANNOTATIONS}
+    inside = {name: value for name, value in schema.items() if name not in outside}
+    return {"anyOf": [inside, {"type": "null"}], **outside}
 
 
 def contradiction(message: str) -> PydanticCustomError:
@@ -83,7 +112,8 @@ def _default_if_null(value: object) -> object:
 # Tagged, so that a wrong value is told against the one form that the caller meant.
 OneOrMany: TypeAlias = Annotated[
     Annotated[ItemT, Tag(ONE)]
-    | Annotated[list[ItemT], Field(min_length=1, max_length=MAX_ITEMS), Tag(MANY)],
+    # One that is wrong says enough; to tell of 65,536 would take seconds.
+    | Annotated[list[ItemT], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True), Tag(MANY)],
     Discriminator(one_or_many),
 ]
 Text: TypeAlias = Annotated[str, Field(max_length=MAX_CHARS)]

@@ -49,6 +49,10 @@ __all__ = [
     "shape_reply",
 ]
 
+# Of all items of a request together, where no less is asked for.
+MAX_TOKENS: Final = 1 << 20
+MAX_HELD_BYTES: Final = 1 << 26
+
 # A task of which the caller knows the name only, and so not the types.
 AnyTask: TypeAlias = Task[Any, Any, Any]
 
@@ -139,33 +143,66 @@ def open_task(name: str, setup: TaskSetup) -> AnyTask:
     return TASKS[name].open(setup)
 
 
-def prepare_request(task: AnyTask, request: TaskRequest) -> list[Prepared[Any]]:
+def prepare_request(
+    task: AnyTask, request: TaskRequest, *, max_tokens: int = MAX_TOKENS
+) -> list[Prepared[Any]]:
     """Every item of a request, made ready for the engine.
+
+    Args:
+        max_tokens: the most that all items together may have.
 
     Raises:
         InvalidInputError: an item cannot be answered; of several items, the message says which.
-        TooMuchAtOnceError: the masks of all items together are more than are read at once.
+        TooMuchAtOnceError: all items together have more tokens or masks than are read at once, or
+            longer answers than are held.
     """
-    prepared = _prepare_items(task, request)
-    num_masks = sum(item.num_wide_rows for item in prepared)
-    if num_masks > MAX_MASKS:
-        raise TooMuchAtOnceError(
-            f"the vocabulary would be read at {num_masks} masks; at most {MAX_MASKS} are read at "
-            "once: send fewer texts, masks or targets"
-        )
-    return prepared
-
-
-def _prepare_items(task: AnyTask, request: TaskRequest) -> list[Prepared[Any]]:
+    amount = _Amount(max_tokens)
     if not isinstance(request.inputs, list):
-        return [task.prepare(request.inputs, request.parameters)]
+        only = task.prepare(request.inputs, request.parameters)
+        amount.add(only)
+        return [only]
     prepared = []
     for number, item in enumerate(request.inputs):
         try:
             prepared.append(task.prepare(item, request.parameters))
         except InvalidInputError as error:
             raise type(error)(f"inputs[{number}]: {error}") from error
+        # Item by item: to prepare them all takes hours where each is as large as it may be.
+        amount.add(prepared[-1])
     return prepared
+
+
+class _Amount:
+    """What the items of a request come to so far."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._num_tokens = self._num_masks = self._num_held_bytes = 0
+
+    def add(self, item: Prepared[Any]) -> None:
+        """Count an item in.
+
+        Raises:
+            TooMuchAtOnceError: with it there are too many tokens or masks, or too long answers.
+        """
+        self._num_tokens += item.num_tokens
+        self._num_masks += item.num_wide_rows
+        self._num_held_bytes += item.num_held_bytes
+        if self._num_tokens > self._max_tokens:
+            raise TooMuchAtOnceError(
+                f"the request has over {self._max_tokens} tokens, which is the most that is read "
+                "at once: split it"
+            )
+        if self._num_masks > MAX_MASKS:
+            raise TooMuchAtOnceError(
+                f"the vocabulary would be read at {self._num_masks} masks or more; at most "
+                f"{MAX_MASKS} are read at once: send fewer texts, masks or targets"
+            )
+        if self._num_held_bytes > MAX_HELD_BYTES:
+            raise TooMuchAtOnceError(
+                f"the answers would take over {MAX_HELD_BYTES} bytes: send fewer inputs, or lower "
+                "top_k"
+            )
 
 
 def shape_reply(request: TaskRequest, answers: Sequence[Any]) -> Any:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Logits: TypeAlias = NDArray[np.float32]
+# Of one entry of an answer, without its text: the object, and its part of the reply.
+ENTRY_BYTES: Final = 500
+
 AnswerT_co = TypeVar("AnswerT_co", covariant=True)
 ItemT_contra = TypeVar("ItemT_contra", contravariant=True)
 ParametersT_contra = TypeVar("ParametersT_contra", contravariant=True)
@@ -63,10 +66,12 @@ class Prepared(Round[AnswerT_co]):
         warnings: what the reply must tell the caller.
         num_wide_rows: rows of logits as wide as the vocabulary that it needs at once, at most; an
             answer stands on all of them, so that they are held together.
+        num_held_bytes: what its answer, and the way to it, take of memory, about.
     """
 
     num_truncated: int = 0
     num_wide_rows: int = 0
+    num_held_bytes: int = 0
     warnings: list[str] = field(default_factory=list)
 
 

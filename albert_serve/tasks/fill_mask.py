@@ -9,7 +9,9 @@ Shape legend: R masks, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +24,7 @@ from albert_serve.schemas import (
     FillMaskParameters,
     Truncation,
 )
-from albert_serve.tasks.base import Logits, Prepared, Round
+from albert_serve.tasks.base import ENTRY_BYTES, Logits, Prepared, Round
 from albert_serve.tasks.fitting import Fitted, fit_encodings
 from albert_serve.tasks.joint_filling import JointFilling
 from albert_serve.tasks.masked import MaskedText
@@ -30,6 +32,9 @@ from albert_serve.tasks.probability import best, softmax
 from albert_serve.tasks.target_scoring import TargetScoring
 from albert_serve.tasks.targets import read_first_pieces, read_whole
 from albert_serve.tokenizer import AlbertTokenizer
+
+# Of a token's text.
+_BYTES_PER_TOKEN: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,14 +56,16 @@ class FillMask:
             TextTooLongError: the text does not fit and may not be truncated.
         """
         first: Round[AnyFillMaskAnswer]
-        warnings: list[str] = []
+        warnings: Sequence[str] = ()
         if parameters.multi_token_targets:
             whole = read_whole(self.tokenizer, _targets(parameters))
             num_more = max(map(len, whole)) - 1
             fitted = self._fit(item, parameters.truncation, num_more)
             text = self._find_masks(fitted)
-            first = TargetScoring(text=text, targets=whole, top_k=parameters.top_k).start()
+            scoring = TargetScoring(text=text, targets=whole, top_k=parameters.top_k)
+            first, num_answers = scoring.start(), scoring.num_answers
             num_wide_rows = sum(len(given.rows or []) for given in first.inputs)
+            num_held_bytes = scoring.num_step_bytes
         else:
             fitted = self._fit(item, parameters.truncation, num_more=0)
             text = self._find_masks(fitted)
@@ -68,12 +75,16 @@ class FillMask:
             kind = JointFilling if parameters.joint else _Filling
             filling = kind(text=text, candidates=ids, top_k=parameters.top_k)
             first, num_wide_rows = filling.start(), filling.num_wide_rows
+            num_answers, num_held_bytes = filling.num_answers, 0
         return Prepared(
             inputs=first.inputs,
             finish=first.finish,
             num_truncated=fitted.num_truncated,
-            warnings=warnings,
+            warnings=list(warnings),
             num_wide_rows=num_wide_rows,
+            # Each answer has the whole text in it.
+            num_held_bytes=num_held_bytes
+            + num_answers * (ENTRY_BYTES + _BYTES_PER_TOKEN * len(text.ids)),
         )
 
     def _fit(self, text: str, truncation: Truncation, num_more: int) -> Fitted:
@@ -115,9 +126,9 @@ class FillMask:
         return f"the text has no {mask}; write {mask} where a token is to be filled in"
 
 
-def _targets(parameters: FillMaskParameters) -> list[str]:
-    targets = parameters.targets or []
-    return [targets] if isinstance(targets, str) else targets
+def _targets(parameters: FillMaskParameters) -> tuple[str, ...]:
+    targets = parameters.targets or ()
+    return (targets,) if isinstance(targets, str) else tuple(targets)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,6 +147,13 @@ class _Filling:
     @property
     def num_wide_rows(self) -> int:
         return len(self.text.masks)
+
+    @property
+    def num_answers(self) -> int:
+        num_each = self.top_k
+        if self.candidates is not None:
+            num_each = min(num_each, len(self.candidates))
+        return len(self.text.masks) * num_each
 
     def start(self) -> Round[FillMaskAnswer]:
         """The one round that this takes."""

@@ -62,19 +62,19 @@ def fit_encodings(
     Raises:
         TextTooLongError: they do not fit, and `truncation` is "error".
     """
-    whole = tokenizer.build(first, second)
-    num_excess = len(whole) - max_positions
+    num_special = 2 if second is None else 3
+    num_tokens = len(first) + (0 if second is None else len(second)) + num_special
+    num_excess = num_tokens - max_positions
     if num_excess <= 0:
-        return Fitted(encoding=whole, num_truncated=0)
+        return Fitted(encoding=tokenizer.build(first, second), num_truncated=0)
     if truncation == "error":
         raise TextTooLongError(
-            f"the text is {len(whole)} tokens with the special ones, and the model reads at most "
+            f"the text is {num_tokens} tokens with the special ones, and the model reads at most "
             f'{max_positions}; shorten it, or set the parameter truncation to "truncate"'
         )
     if second is None:
         cut = tokenizer.build(first.slice(0, len(first) - num_excess))
     else:
-        num_special = len(whole) - len(first) - len(second)
         kept = _longest_first(len(first), len(second), max_positions - num_special)
         cut = tokenizer.build(first.slice(0, kept[0]), second.slice(0, kept[1]))
     return Fitted(encoding=cut, num_truncated=num_excess)

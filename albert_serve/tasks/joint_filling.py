@@ -115,6 +115,11 @@ class JointFilling:
         return max(num_masks, self._width * (num_masks - 1))
 
     @property
+    def num_answers(self) -> int:
+        """Fillings that are held, those that are answered among them."""
+        return self._width
+
+    @property
     def _width(self) -> int:
         return max(self.top_k, _MIN_BEAM_WIDTH)
 

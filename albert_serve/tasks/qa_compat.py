@@ -66,7 +66,14 @@ class RawTokens:
 
 def _skip_space(text: str, start: int) -> int:
     # The class of tokenizers for ALBERT in 4.57.6 gave the space before a [MASK] to it.
-    return len(text[:start].rstrip())
+    while start > 0 and text[start - 1].isspace():
+        start -= 1
+    return start
+
+
+def num_candidates(parameters: QuestionAnsweringParameters) -> int:
+    """Of each window; more than asked for, where words may make several of them one."""
+    return parameters.top_k * 2 + 10 if parameters.align_to_words else parameters.top_k
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,19 +109,13 @@ class CompatDecoder:
             window = self._window(given, bounds)
             scores = window.score(logits_S2)
             least_no_answer = min(least_no_answer, scores.no_answer)
-            for start, end, score in scores.best(self._num_candidates, self.parameters):
+            for start, end, score in scores.best(num_candidates(self.parameters), self.parameters):
                 self._add(found, window.characters(start, end, self.parameters), score)
         answers = list(found.values())
         if self.parameters.handle_impossible_answer:
             answers.append(Answer(answer="", score=least_no_answer, start=0, end=0))
         answers = sorted(answers, key=lambda answer: -answer.score)[: self.parameters.top_k]
         return answers[0] if len(answers) == 1 else answers
-
-    @property
-    def _num_candidates(self) -> int:
-        """Of each window; more than asked for, where words may make several of them one."""
-        top_k = self.parameters.top_k
-        return top_k * 2 + 10 if self.parameters.align_to_words else top_k
 
     def _window(self, given: EncoderInput, bounds: tuple[int, int]) -> _Window:
         nowhere = RawTokens(offsets=[(0, 0)], words=[None])

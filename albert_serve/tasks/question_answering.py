@@ -20,10 +20,10 @@ from albert_serve.schemas import (
     QuestionAnsweringParameters,
     QuestionContext,
 )
-from albert_serve.tasks.base import EncoderInput, Logits, Prepared
-from albert_serve.tasks.qa_compat import CompatDecoder, RawTokens
+from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared
+from albert_serve.tasks.qa_compat import CompatDecoder, RawTokens, num_candidates
 from albert_serve.tasks.spans import align, find_spans, strip
-from albert_serve.tasks.windows import Windows, lay_windows
+from albert_serve.tasks.windows import Windows, lay_windows, num_windows
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 
 _DEFAULT_MAX_SEQ_LEN: Final = 384
@@ -31,6 +31,9 @@ _DEFAULT_DOC_STRIDE: Final = 128
 _NUM_SPECIAL: Final = 3
 # How often the windows may read a context over, so that no request asks for work without bound.
 _MAX_READINGS: Final = 16
+_MAX_READ_TOKENS: Final = 1 << 20
+# Tokens of a context times those of the longest answer: seconds, at most.
+_MAX_SPANS: Final = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,8 +67,9 @@ class QuestionAnswering:
                 "set max_question_len, or raise max_seq_len"
             )
         overlap = _overlap(parameters, max_seq_len, room) if len(context) > room else 0
+        _check_work(len(context), room, max_seq_len, overlap)
+        _check_spans(len(context), parameters.max_answer_len)
         windows = lay_windows(len(context), room, overlap, num_before=len(kept) + 2)
-        _check_work(windows, max_seq_len, overlap)
         inputs = [self._input(kept, context.slice(*bounds)) for bounds in windows.ranges]
         finish: Callable[[list[Logits]], QuestionAnsweringAnswer]
         if parameters.compat:
@@ -77,6 +81,7 @@ class QuestionAnswering:
             finish=finish,
             num_truncated=len(question) - len(kept),
             warnings=_warnings(parameters),
+            num_held_bytes=_num_held_bytes(parameters, context, len(windows.ranges)),
         )
 
     def _compat_decoder(
@@ -151,13 +156,38 @@ def _overlap(parameters: QuestionAnsweringParameters, max_seq_len: int, room: in
     return asked
 
 
-def _check_work(windows: Windows, max_seq_len: int, overlap: int) -> None:
-    num_windows = len(windows.ranges)
-    if num_windows * max_seq_len > _MAX_READINGS * max(windows.num_tokens, max_seq_len):
+def _check_work(num_tokens: int, room: int, max_seq_len: int, overlap: int) -> None:
+    num_laid = num_windows(num_tokens, room, overlap)
+    num_read = num_laid * max_seq_len
+    if num_read > _MAX_READINGS * max(num_tokens, max_seq_len) or num_read > _MAX_READ_TOKENS:
         raise InvalidInputError(
-            f"a context of {windows.num_tokens} tokens would take {num_windows} windows of "
-            f"{max_seq_len} tokens that share {overlap}; shorten the question or lower doc_stride"
+            f"a context of {num_tokens} tokens would take {num_laid} windows of {max_seq_len} "
+            f"tokens that share {overlap}; shorten the question or the context, or lower "
+            "doc_stride"
         )
+
+
+def _check_spans(num_tokens: int, max_answer_len: int) -> None:
+    if num_tokens * min(num_tokens, max_answer_len) > _MAX_SPANS:
+        raise InvalidInputError(
+            f"a context of {num_tokens} tokens has too many parts of up to {max_answer_len} "
+            f"tokens; lower max_answer_len to {_MAX_SPANS // num_tokens}, or shorten the context"
+        )
+
+
+def _num_held_bytes(
+    parameters: QuestionAnsweringParameters, context: Encoding, num_laid: int
+) -> int:
+    """Of the answers: each is a part of the context, and `compat` holds those of all windows."""
+    last = min(parameters.max_answer_len, len(context)) - 1
+    longest = max(
+        end - start
+        for (start, _), (_, end) in zip(context.offsets, context.offsets[last:], strict=False)
+    )
+    num_answers = min(parameters.top_k, len(context) * (last + 1))
+    if parameters.compat:
+        num_answers = num_laid * num_candidates(parameters)
+    return num_answers * (ENTRY_BYTES + longest)
 
 
 def _finish(

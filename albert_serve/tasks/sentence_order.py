@@ -29,7 +29,7 @@ from albert_serve.schemas import (
     TextPair,
     Truncation,
 )
-from albert_serve.tasks.base import EncoderInput, Logits, Prepared
+from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared
 from albert_serve.tasks.fitting import Fitted, fit_encodings
 from albert_serve.tasks.ordering import find_best_order, weigh
 from albert_serve.tasks.probability import log_softmax, softmax
@@ -91,6 +91,7 @@ class SentenceOrder:
             inputs=inputs,
             finish=lambda logits: finish(pairs, np.concatenate(logits)),
             num_truncated=num_truncated,
+            num_held_bytes=len(pairs) * ENTRY_BYTES,
         )
 
     def _encode(self, text: str, name: str) -> Encoding:

@@ -8,12 +8,16 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from albert_serve.tasks.base import Logits
 from albert_serve.tasks.probability import softmax
+
+# Candidates that are held at a time: 512 for each of 100,000 tokens would take gigabytes.
+_MAX_HELD: Final = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,11 +57,19 @@ def find_spans(
         top_k: how many spans are wanted.
     """
     shares = softmax(logits.T)
-    starts, ends, scores = _candidates(shares[:, 1:], offsets, max_answer_len)
+    bounds = np.array(offsets, dtype=np.int64).reshape(-1, 2)
     # One number for a range of characters, so that equal ranges fall together.
-    width = int(ends.max(initial=0)) + 1
-    ranges, which = np.unique(starts * width + ends, return_inverse=True)
-    sums = np.bincount(which, weights=scores, minlength=len(ranges))
+    width = int(bounds.max(initial=0)) + 1
+    ranges, sums = np.zeros(0, dtype=np.int64), np.zeros(0)
+    num_firsts = max(1, _MAX_HELD // min(max_answer_len, max(1, len(bounds))))
+    for first in range(0, len(bounds), num_firsts):
+        firsts = slice(first, first + num_firsts)
+        found, scores = _candidates(shares[:, 1:], bounds, firsts, max_answer_len, width)
+        ranges, sums = _summed(np.concatenate([ranges, found]), np.concatenate([sums, scores]))
+        if firsts.stop < len(bounds):
+            # Those that begin where the next ones may begin are not complete.
+            complete = int(np.searchsorted(ranges, bounds[firsts.stop, 0] * width))
+            ranges, sums = _kept(ranges, sums, complete, top_k)
     order = np.argsort(-sums, kind="stable")[:top_k]
     best = [
         Span(
@@ -71,24 +83,49 @@ def find_spans(
 
 
 def _candidates(
-    shares: NDArray[np.float64], offsets: Sequence[tuple[int, int]], max_answer_len: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """First character, end and score of each span that holds a character; (C,) each.
+    shares: NDArray[np.float64],
+    bounds: NDArray[np.int64],
+    firsts: slice,
+    max_answer_len: int,
+    width: int,
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Range, as one number, and score of each span that holds a character; (C,) each.
 
     None begins or ends with a token that stands for white space alone.
+
+    Args:
+        firsts: the tokens that spans begin with.
     """
-    bounds = np.array(offsets, dtype=np.int64).reshape(-1, 2)
     num_tokens = len(bounds)
     filled = bounds[:, 1] > bounds[:, 0]
-    parts = []
+    ranges, scores = [], []
     for extra in range(min(max_answer_len, num_tokens)):
-        starts = bounds[: num_tokens - extra, 0]
-        ends = bounds[extra:, 1]
-        scores = shares[0, : num_tokens - extra] * shares[1, extra:]
-        held = (ends > starts) & filled[: num_tokens - extra] & filled[extra:]
-        parts.append((starts[held], ends[held], scores[held]))
-    starts, ends, scores = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return starts, ends, scores
+        num_firsts = max(0, min(firsts.stop, num_tokens - extra) - firsts.start)
+        first = slice(firsts.start, firsts.start + num_firsts)
+        last = slice(first.start + extra, first.stop + extra)
+        starts, ends = bounds[first, 0], bounds[last, 1]
+        held = (ends > starts) & filled[first] & filled[last]
+        ranges.append((starts * width + ends)[held])
+        scores.append((shares[0, first] * shares[1, last])[held])
+    return np.concatenate(ranges), np.concatenate(scores)
+
+
+def _summed(
+    ranges: NDArray[np.int64], scores: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Each range once, in order, and the sum of its scores."""
+    different, which = np.unique(ranges, return_inverse=True)
+    sums = np.bincount(which, weights=scores, minlength=len(different))
+    return different, sums.astype(np.float64)
+
+
+def _kept(
+    ranges: NDArray[np.int64], sums: NDArray[np.float64], num_complete: int, top_k: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The best of those that are complete, and the others; in order."""
+    best = np.sort(np.argsort(-sums[:num_complete], kind="stable")[:top_k])
+    kept = np.concatenate([best, np.arange(num_complete, len(sums))])
+    return ranges[kept], sums[kept]
 
 
 def align(offsets: Sequence[tuple[int, int]], text: str) -> list[tuple[int, int]]:

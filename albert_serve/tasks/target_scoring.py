@@ -25,6 +25,9 @@ from albert_serve.tasks.masked import MaskedText
 from albert_serve.tasks.probability import log_softmax
 
 _MAX_READINGS: Final = 256
+# Of all targets at all masks of a text; each takes some microseconds.
+_MAX_STEPS: Final = 1 << 16
+_STEP_BYTES: Final = 200
 
 
 class _Step(NamedTuple):
@@ -58,6 +61,11 @@ class TargetScoring:
         Raises:
             InvalidInputError: the targets ask for too much work.
         """
+        if self._num_steps > _MAX_STEPS:
+            raise InvalidInputError(
+                f"the targets have {self._num_steps} pieces at all masks of the text; at most "
+                f"{_MAX_STEPS} are scored: send fewer targets or masks at once"
+            )
         readings: dict[tuple[int, ...], int] = {}
         plan = [
             [self._steps(mask, target, readings) for target in self.targets]
@@ -74,6 +82,20 @@ class TargetScoring:
             ],
             finish=lambda logits: self._finish(plan, rows, logits),
         )
+
+    @property
+    def num_answers(self) -> int:
+        """Targets that are answered, of all masks."""
+        return len(self.text.masks) * min(self.top_k, len(self.targets))
+
+    @property
+    def num_step_bytes(self) -> int:
+        """What the pieces take until they are scored."""
+        return self._num_steps * _STEP_BYTES
+
+    @property
+    def _num_steps(self) -> int:
+        return len(self.text.masks) * sum(map(len, self.targets))
 
     def _steps(
         self, mask: int, target: tuple[int, ...], readings: dict[tuple[int, ...], int]
@@ -108,7 +130,10 @@ class TargetScoring:
         return answers[0] if len(answers) == 1 else answers
 
     def _best(self, mask: int, scores: Sequence[float]) -> list[FilledTarget]:
-        found = [
+        ranked = sorted(
+            zip(self.targets, scores, strict=True), key=lambda scored: (-scored[1], scored[0])
+        )
+        return [
             FilledTarget(
                 score=score,
                 token=target[0],
@@ -116,9 +141,8 @@ class TargetScoring:
                 token_str=self.text.write_pieces(target),
                 sequence=self.text.write(mask, target),
             )
-            for target, score in zip(self.targets, scores, strict=True)
+            for target, score in ranked[: self.top_k]
         ]
-        return sorted(found, key=lambda filled: (-filled.score, filled.tokens))[: self.top_k]
 
 
 def _all_steps(plan: Sequence[Sequence[_Steps]]) -> list[_Step]:

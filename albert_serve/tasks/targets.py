@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -13,11 +14,15 @@ from albert_serve.tokenizer import AlbertTokenizer
 from albert_serve.wire import shorten
 
 _MAX_WARNINGS: Final = 20
+# Targets that stay known: all texts of a request have the same, which so are read once. Few, for
+# their tokenizers stay with them.
+_NUM_KNOWN: Final = 8
 
 
+@lru_cache(_NUM_KNOWN)
 def read_first_pieces(
-    tokenizer: AlbertTokenizer, targets: Sequence[str]
-) -> tuple[NDArray[np.int64], list[str]]:
+    tokenizer: AlbertTokenizer, targets: tuple[str, ...]
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """One id for each target, each id once, as `transformers`' pipeline chooses them.
 
     A target that is a piece of the vocabulary, as that writes it, is that piece; any other one
@@ -46,7 +51,7 @@ def read_first_pieces(
     if len(warnings) > _MAX_WARNINGS:  # they travel in a header, which has a limit
         rest = f"and so for {len(warnings) - _MAX_WARNINGS} further targets"
         warnings = [*warnings[:_MAX_WARNINGS], rest]
-    return np.array(list(ids), dtype=np.int64), warnings
+    return np.array(list(ids), dtype=np.int64), tuple(warnings)
 
 
 def _explain(tokenizer: AlbertTokenizer, target: str, pieces: Sequence[int]) -> str:
@@ -60,7 +65,8 @@ def _explain(tokenizer: AlbertTokenizer, target: str, pieces: Sequence[int]) -> 
     return f"{warning}, which says nothing of it" if telling == "<unk>" else warning
 
 
-def read_whole(tokenizer: AlbertTokenizer, targets: Sequence[str]) -> list[tuple[int, ...]]:
+@lru_cache(_NUM_KNOWN)
+def read_whole(tokenizer: AlbertTokenizer, targets: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
     """All pieces of each target, each target once, in their order.
 
     Raises:
@@ -80,4 +86,4 @@ def read_whole(tokenizer: AlbertTokenizer, targets: Sequence[str]) -> list[tuple
                 "know; leave it out or choose another word"
             )
         found[pieces] = None
-    return list(found)
+    return tuple(found)

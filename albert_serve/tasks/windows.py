@@ -65,11 +65,20 @@ class Windows:
         return document
 
 
+def num_windows(num_tokens: int, room: int, overlap: int) -> int:
+    """How many `lay_windows` would lay."""
+    return len(_starts(num_tokens, room, overlap))
+
+
 def lay_windows(num_tokens: int, room: int, overlap: int, num_before: int) -> Windows:
     """Windows of at most `room` tokens, neighbours sharing `overlap`, over `num_tokens` (N >= 1).
 
     `overlap` must be below `room`.
     """
-    starts = range(0, max(1, num_tokens - overlap), room - overlap)
+    starts = _starts(num_tokens, room, overlap)
     ranges = [(start, min(start + room, num_tokens)) for start in starts]
     return Windows(ranges=ranges, num_before=num_before)
+
+
+def _starts(num_tokens: int, room: int, overlap: int) -> range:
+    return range(0, max(1, num_tokens - overlap), room - overlap)

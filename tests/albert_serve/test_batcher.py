@@ -318,20 +318,19 @@ def test_what_cannot_be_done_in_time_at_the_measured_rate_is_refused_while_other
     async def check() -> None:
         clock = FakeClock()
         engine = TimedEngine(clock)
-        batcher = Batcher(engine, max_queue_tokens=1000, clock=clock)
+        batcher = Batcher(engine, max_queue_tokens=1000, max_wait_s=1000, clock=clock)
         await batcher.run([make_input([0] * 10)], 100.0)  # measured: one second a token
         engine.open.clear()
         running = await occupied(engine, batcher, [1])
         waiting = await started(batcher, [2] * 5, deadline_s=100.0)
         with pytest.raises(DeadlineExceededError):
             await batcher.run([make_input([3] * 50)], 49.0)
-        soon_hopeless = await started(batcher, [4] * 50, deadline_s=50.5)
-        assert batcher.num_queued_tokens == 55
+        with pytest.raises(QueueFullError, match="take 55 s of the 50 s"):
+            await batcher.run([make_input([4] * 50)], 50.5)  # it would be in time if it were alone
         engine.open.set()
         await asyncio.gather(running, waiting)
-        assert len(await asyncio.gather(soon_hopeless)) == 1  # alone by then, so that it is tried
         await batcher.close()
-        assert [batch[0][0] for batch in engine.batches] == [0, 1, 2, 4]
+        assert [batch[0][0] for batch in engine.batches] == [0, 1, 2]
 
     asyncio.run(check())
 
@@ -340,7 +339,7 @@ def test_a_request_that_has_become_hopeless_is_given_up_for_those_behind_it() ->
     async def check() -> None:
         clock = FakeClock()
         engine = TimedEngine(clock)
-        batcher = Batcher(engine, max_queue_tokens=1000, clock=clock)
+        batcher = Batcher(engine, max_queue_tokens=1000, max_wait_s=1000, clock=clock)
         await batcher.run([make_input([0] * 10)], 100.0)
         engine.open.clear()
         running = await occupied(engine, batcher, [1] * 5)
@@ -357,11 +356,111 @@ def test_a_request_that_has_become_hopeless_is_given_up_for_those_behind_it() ->
     asyncio.run(check())
 
 
+def test_what_would_wait_too_long_is_refused_at_once() -> None:
+    async def check() -> None:
+        engine, batcher = await measured(max_wait_s=20)
+        running = await occupied(engine, batcher, [1])
+        calls = [await started(batcher, [2] * 20, 100.0), await started(batcher, [3], 100.0)]
+        assert batcher.wait_s() == pytest.approx(21)
+        with pytest.raises(QueueFullError, match="wait 21 s for its turn") as caught:
+            await batcher.run([make_input([4])], 100.0)
+        assert caught.value.retry_after_s == pytest.approx(21)
+        engine.open.set()
+        await asyncio.gather(running, *calls)
+        assert batcher.wait_s() == 0
+        await batcher.close()
+
+    asyncio.run(check())
+
+
+def test_no_request_waits_for_more_than_half_of_its_time() -> None:
+    async def check() -> None:
+        engine, batcher = await measured(max_wait_s=1000)
+        running = await occupied(engine, batcher, [1])
+        calls = [await started(batcher, [2] * 20, 100.0)]
+        with pytest.raises(QueueFullError, match="may wait 19 s"):
+            await batcher.run([make_input([3])], 38.0)
+        calls.append(await started(batcher, [4], 42.0))
+        engine.open.set()
+        await asyncio.gather(running, *calls)
+        await batcher.close()
+
+    asyncio.run(check())
+
+
+def test_a_large_request_lets_others_in_for_they_wait_for_one_turn_of_it() -> None:
+    async def check() -> None:
+        engine, batcher = await measured(max_wait_s=70)
+        running = await occupied(engine, batcher, [1])
+        large = asyncio.create_task(batcher.run([make_input([2] * 60)] * 50, 1e6))
+        await asyncio.sleep(0)
+        assert batcher.wait_s() == pytest.approx(engine.max_batch_tokens)
+        small = await started(batcher, [3] * 10, 200.0)
+        with pytest.raises(QueueFullError, match="wait 74 s"):
+            await batcher.run([make_input([4])], 200.0)
+        engine.open.set()
+        await asyncio.gather(running, large, small)
+        await batcher.close()
+
+    asyncio.run(check())
+
+
+def test_batch_jobs_wait_as_long_as_their_deadline_lets_them() -> None:
+    async def check() -> None:
+        engine, batcher = await measured(max_wait_s=10)
+        running = await occupied(engine, batcher, [1])
+        calls = [await started(batcher, [2] * 15, 1e4, priority="batch") for _ in range(9)]
+        assert batcher.wait_s() == 0
+        calls.append(await started(batcher, [3], 100.0))
+        assert batcher.wait_s("batch") == pytest.approx(9 * 15 / 0.2)
+        engine.open.set()
+        await asyncio.gather(running, *calls)
+        await batcher.close()
+
+    asyncio.run(check())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    arrivals=st.lists(
+        st.tuples(st.integers(1, 64), st.sampled_from(["interactive", "batch"])), max_size=60
+    )
+)
+def test_what_is_taken_in_is_answered_in_time_however_much_comes(
+    arrivals: list[tuple[int, Priority]],
+) -> None:
+    async def check() -> None:
+        engine, batcher = await measured(max_wait_s=100)
+        running = await occupied(engine, batcher, [1])
+        calls = []
+        for length, priority in arrivals:
+            has_room = batcher.wait_s(priority) <= (100 if priority == "interactive" else 500)
+            call = await started(batcher, [2] * length, 1000.0, priority=priority)
+            assert call.done() != has_room
+            calls.append(call)
+        engine.open.set()
+        results = await asyncio.gather(running, *calls, return_exceptions=True)
+        await batcher.close()
+        assert {type(result) for result in results} <= {list, QueueFullError}
+
+    asyncio.run(check())
+
+
+async def measured(*, max_wait_s: float) -> tuple[TimedEngine, Batcher]:
+    """An engine that is known to take a second a token, and stops at what comes next."""
+    clock = FakeClock()
+    engine = TimedEngine(clock)
+    batcher = Batcher(engine, max_queue_tokens=100_000, max_wait_s=max_wait_s, clock=clock)
+    await batcher.run([make_input([0])], 100.0)
+    engine.open.clear()
+    return engine, batcher
+
+
 def test_the_time_to_wait_is_what_the_queue_takes_at_the_measured_rate() -> None:
     async def check(num_queued: int) -> float:
         clock = FakeClock()
         engine = TimedEngine(clock)
-        batcher = Batcher(engine, max_queue_tokens=num_queued, clock=clock)
+        batcher = Batcher(engine, max_queue_tokens=num_queued, max_wait_s=1000, clock=clock)
         await batcher.run([make_input([0])], 10.0)
         engine.open.clear()
         running = await occupied(engine, batcher, [1])
@@ -510,16 +609,17 @@ def test_inputs_without_tokens_are_the_engines_to_judge() -> None:
 
 
 @pytest.mark.parametrize(
-    ("max_queue_tokens", "batch_share", "call_cost_tokens"),
-    [(0, 0.2, 16), (1, 0.0, 16), (1, 0.2, -1)],
+    ("max_queue_tokens", "max_wait_s", "batch_share", "call_cost_tokens"),
+    [(0, 1.0, 0.2, 16), (1, 0.0, 0.2, 16), (1, 1.0, 0.0, 16), (1, 1.0, 0.2, -1)],
 )
 def test_numbers_that_cannot_be_are_refused(
-    max_queue_tokens: int, batch_share: float, call_cost_tokens: int
+    max_queue_tokens: int, max_wait_s: float, batch_share: float, call_cost_tokens: int
 ) -> None:
     with pytest.raises(ConfigError, match="it must be"):
         Batcher(
             FakeEngine(),
             max_queue_tokens=max_queue_tokens,
+            max_wait_s=max_wait_s,
             batch_share=batch_share,
             call_cost_tokens=call_cost_tokens,
         )

@@ -70,7 +70,9 @@ class Step:
 
 
 def make_scheduler() -> Scheduler[Request]:
-    return Scheduler(call_cost_tokens=CALL_COST, batch_share=BATCH_SHARE)
+    return Scheduler(
+        call_cost_tokens=CALL_COST, batch_share=BATCH_SHARE, turn_tokens=MAX_BATCH_TOKENS
+    )
 
 
 def simulate(arrivals: Sequence[Arrival], s_per_token: float = 0.0) -> Iterator[Step]:
@@ -112,11 +114,24 @@ def simulate(arrivals: Sequence[Arrival], s_per_token: float = 0.0) -> Iterator[
     assert scheduler.num_requests == 0
 
 
+@pytest.mark.parametrize(("num_tokens", "num_turns"), [(0, 1), (1, 1), (64, 1), (65, 2), (640, 10)])
+def test_a_request_has_as_many_turns_as_batches_that_it_fills(
+    num_tokens: int, num_turns: int
+) -> None:
+    assert make_scheduler().num_turns(num_tokens) == num_turns
+
+
 def assert_queue_holds(scheduler: Scheduler[Request], waiting: Sequence[Arrival]) -> None:
     assert scheduler.num_requests == len(waiting)
     for priority in PRIORITIES:
         mine = [arrival for arrival in waiting if arrival.priority == priority]
         assert scheduler.num_tokens(priority) == sum(arrival.tokens_left for arrival in mine)
+        one_turn = sum(min(arrival.tokens_left, MAX_BATCH_TOKENS) for arrival in mine)
+        share = {"batch": BATCH_SHARE, "interactive": 1 - BATCH_SHARE}[priority]
+        others_wait = len(mine) < len(waiting)
+        assert scheduler.num_tokens_ahead(priority) == pytest.approx(
+            one_turn / (share if others_wait else 1)
+        )
 
 
 lengths = st.one_of(st.integers(1, 90), st.integers(18, 24))

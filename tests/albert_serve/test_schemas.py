@@ -157,10 +157,29 @@ def test_classification_takes_texts_and_objects_mixed() -> None:
         ),
         pytest.param(
             "sentence-order",
-            {"inputs": [1, 2, 3, 4, 5]},
-            "inputs[0] must be an object, not 1; inputs[1] must be an object, not 2; "
-            "inputs[2] must be an object, not 3; and 2 more",
+            {"inputs": {"sentences": [1, 2, 3, 4, 5]}},
+            "inputs.sentences[0] must be a valid string, not 1; inputs.sentences[1] must be a "
+            "valid string, not 2; inputs.sentences[2] must be a valid string, not 3; and 2 more",
             id="many",
+        ),
+        pytest.param(
+            "sentence-order",
+            {"inputs": [1] * 65_536},
+            "inputs[0] must be an object, not 1",
+            id="so many that only the first is told",
+        ),
+        pytest.param(
+            "fill-mask",
+            {f"x{number}": 1 for number in range(5)},
+            "the body: 'x0', 'x1', 'x2' is not known here; allowed are inputs, parameters",
+            id="the first unknown names",
+        ),
+        pytest.param(
+            "fill-mask",
+            {"inputs": "[MASK]", "parameters": {"targets": "x" * 1001}},
+            "parameters.targets has 1001 characters; at most 1000 are taken: shorten or split the "
+            "text",
+            id="target",
         ),
     ],
 )

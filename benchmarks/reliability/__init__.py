@@ -1,0 +1,1 @@
+"""The service under overload and faults."""

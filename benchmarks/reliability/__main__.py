@@ -1,0 +1,103 @@
+"""Does the service keep its promises under overload and faults?
+
+Starts real services on this machine, asks them from a process of its own, and does to them what
+docs/reliability.md says: ten times of what they can do, signals, kills, slow and many clients,
+reloads. Prints a table; exits with 1 if something that was asked for is not met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from tqdm import tqdm
+
+from benchmarks.reliability.crowds import connections, half_open, slow_clients
+from benchmarks.reliability.faults import killed_worker, reload, sigterm
+from benchmarks.reliability.load import allow_open_files
+from benchmarks.reliability.pressure import Setting, capacity, overload, soak
+from benchmarks.reliability.report import Result, tables, write_into
+
+_PAGE: Final = Path(__file__).parents[2] / "docs/reliability.md"
+SCENARIOS: Final[dict[str, Callable[[Setting], Result]]] = {
+    "capacity": capacity,
+    "overload": overload,
+    "sigterm": sigterm,
+    "killed-worker": killed_worker,
+    "slow-clients": slow_clients,
+    "half-open": half_open,
+    "connections": connections,
+    "reload": reload,
+    "soak": soak,
+}
+_EXAMPLES: Final = """\
+examples:
+  python -m benchmarks.reliability
+  python -m benchmarks.reliability overload --seconds 60
+  python -m benchmarks.reliability soak --minutes 60 --json soak.json
+  python -m benchmarks.reliability overload --bundle bundles/base --write
+
+Without names all scenarios are run, the soak of an hour too. Nothing else should run meanwhile.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit status."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.scenarios if name not in SCENARIOS]
+    if unknown:
+        parser.error(f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
+    allow_open_files()  # for services too, which inherit it
+    with tempfile.TemporaryDirectory() as made:
+        setting = Setting(
+            bundle=options.bundle,
+            folder=options.logs or Path(made),
+            seconds=options.seconds,
+            minutes=options.minutes,
+        )
+        results = _run(options.scenarios or list(SCENARIOS), setting)
+    text = tables(results)
+    print(text)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(result) for result in results], indent=2))
+    if options.write:
+        write_into(_PAGE, text)
+    return 0 if all(result.passed for result in results) else 1
+
+
+def _run(names: Sequence[str], setting: Setting) -> list[Result]:
+    results = []
+    with tqdm(names, disable=None, unit="scenario") as bar:
+        for name in bar:
+            bar.set_description(name)
+            results.append(SCENARIOS[name](setting))
+    return results
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.reliability",
+        description=__doc__,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("scenarios", nargs="*", metavar="SCENARIO", help=f"of {', '.join(SCENARIOS)} (all)")
+    add("--bundle", type=Path, help="what is served (the bundle that ships)")
+    add("--seconds", type=float, default=60.0, help="of each but the soak (%(default)s)")
+    add("--minutes", type=float, default=60.0, help="of the soak (%(default)s)")
+    add("--logs", type=Path, metavar="DIR", help="keep the services' logs there")
+    add("--json", type=Path, metavar="FILE", help="write the results there")
+    add("--write", action="store_true", help=f"put the table into {_PAGE.name}")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

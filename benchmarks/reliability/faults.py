@@ -1,0 +1,131 @@
+"""The service is ended, loses a worker, changes its model, while it is asked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Final
+
+from benchmarks.reliability.host import Service, mixed_requests, serving
+from benchmarks.reliability.load import Outcome, Plan, loading
+from benchmarks.reliability.pressure import Setting, counted
+from benchmarks.reliability.report import Result
+
+_CONNECTIONS: Final = 16
+_GRACE_S: Final = 2.0
+_BACK_TIMEOUT_S: Final = 60.0
+
+
+def sigterm(setting: Setting) -> Result:
+    """Clients as behind a load balancer: nothing new once /readyz is not 200."""
+    asked_s = 0.0
+
+    def end(service: Service) -> None:
+        nonlocal asked_s
+        asked_s = time.monotonic()
+        service.process.send_signal(signal.SIGTERM)
+
+    settings = {"DRAIN_GRACE_S": str(_GRACE_S)}
+    with serving(setting.bundle, setting.folder / "sigterm", settings) as service:
+        outcome = _disturbed(service, setting.seconds, end, watch_s=0.1)
+        status = service.process.wait(timeout=60)
+        took_s = time.monotonic() - asked_s
+    noticed_s = float("nan") if outcome.stopped_s is None else outcome.stopped_s - asked_s
+    return Result(
+        name="sigterm",
+        figures={
+            "replies": counted(outcome),
+            "asked after the signal": str(sum(r.due_s > asked_s for r in outcome.replies)),
+            "not ready after, s": f"{noticed_s:.2f}",
+            "ended after, s": f"{took_s:.1f}",
+            "exit status": str(status),
+        },
+        checks={
+            "nothing is lost": outcome.num_others == 0 and outcome.num(200) > 0,
+            "not ready before it ends": outcome.stopped_s is not None,
+            "it ends by itself": status == 0,
+        },
+    )
+
+
+def killed_worker(setting: Setting) -> Result:
+    """One of two workers is killed."""
+    back_s = float("nan")
+
+    def kill(service: Service) -> None:
+        nonlocal back_s
+        before = service.workers
+        killed_s = time.monotonic()
+        os.kill(before[0], signal.SIGKILL)
+        while time.monotonic() - killed_s < _BACK_TIMEOUT_S:
+            fresh = set(service.workers) - set(before)
+            if fresh and service.log_file.read_text(errors="replace").count(_STARTED) >= 3:
+                back_s = time.monotonic() - killed_s
+                return
+            time.sleep(0.05)
+
+    with serving(setting.bundle, setting.folder / "killed", {"WORKERS": "2"}) as service:
+        _wait_for(lambda: service.log_file.read_text(errors="replace").count(_STARTED) >= 2)
+        outcome = _disturbed(service, max(setting.seconds, 30.0), kill)
+        num_workers = len(service.workers)
+    return Result(
+        name="killed-worker",
+        figures={
+            "replies": counted(outcome),
+            "connections": str(_CONNECTIONS),
+            "back after, s": f"{back_s:.1f}",
+        },
+        checks={
+            "only what it held is lost": outcome.num_others <= _CONNECTIONS,
+            "it comes back": num_workers == 2 and back_s == back_s,
+        },
+    )
+
+
+_STARTED: Final = "initialized"  # BentoML logs it once a worker
+
+
+def reload(setting: Setting) -> Result:
+    """SIGHUP again and again."""
+
+    def hang_up(service: Service) -> None:
+        for _ in range(3):
+            service.process.send_signal(signal.SIGHUP)
+            time.sleep(max(1.0, setting.seconds / 6))
+
+    with serving(setting.bundle, setting.folder / "reload") as service:
+        outcome = _disturbed(service, setting.seconds, hang_up)
+        is_ready = service.get("/readyz")[0] == 200
+    return Result(
+        name="reload",
+        figures={"replies": counted(outcome), "p99, ms": f"{outcome.latency_ms(99):.0f}"},
+        checks={"nothing is lost": outcome.num_others == 0, "it is ready afterwards": is_ready},
+    )
+
+
+def _disturbed(
+    service: Service,
+    seconds: float,
+    disturb: Callable[[Service], None],
+    watch_s: float | None = None,
+) -> Outcome:
+    """Ask in a closed loop, and do something to the service when a quarter of that has passed."""
+    plan = Plan(
+        port=service.port,
+        requests=mixed_requests(),
+        duration_s=seconds,
+        num_connections=_CONNECTIONS,
+        watch_s=watch_s,
+    )
+    with loading(plan) as future:
+        time.sleep(seconds / 4)
+        disturb(service)
+        return future.result()
+
+
+def _wait_for(holds: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + _BACK_TIMEOUT_S
+    while not holds() and time.monotonic() < give_up_s:
+        time.sleep(0.1)

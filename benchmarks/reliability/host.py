@@ -1,0 +1,191 @@
+"""A service process on this machine, what it holds in memory, and what it is asked."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import psutil
+
+from benchmarks.reliability.load import HOST, http_request
+
+_REPOSITORY: Final = Path(__file__).parents[2]
+_START_TIMEOUT_S: Final = 120.0
+_WORKER: Final = "_bentoml_impl.worker.service"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Service:
+    """A running service.
+
+    Attributes:
+        process: the one that `albert-serve serve` was started as.
+    """
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log_file: Path
+
+    @property
+    def pss_mb(self) -> float:
+        """Memory of all its processes, what they share counted once."""
+        total_bytes = 0
+        for process in self._processes():
+            with contextlib.suppress(psutil.Error):
+                total_bytes += process.memory_full_info().pss
+        return total_bytes / 1e6
+
+    @property
+    def workers(self) -> list[int]:
+        """The processes that answer."""
+        found = []
+        for process in self._processes():
+            with contextlib.suppress(psutil.Error):
+                if _WORKER in process.cmdline():
+                    found.append(process.pid)
+        return found
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        """Status and body, or 0 where there is no answer."""
+        try:
+            with urllib.request.urlopen(f"http://{HOST}:{self.port}{path}", timeout=10) as reply:
+                return reply.status, reply.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+        except OSError:
+            return 0, b""
+
+    def wait(self, path: str = "/readyz") -> None:
+        """Until it is ready.
+
+        Raises:
+            RuntimeError: it ended, or is not.
+        """
+        give_up_s = time.monotonic() + _START_TIMEOUT_S
+        while self.get(path)[0] != 200:
+            if self.process.poll() is not None or time.monotonic() > give_up_s:
+                log = self.log_file.read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"the service did not start; its log ends with:\n{log}")
+            time.sleep(0.1)
+
+    def _processes(self) -> list[psutil.Process]:
+        try:
+            parent = psutil.Process(self.process.pid)
+            return [parent, *parent.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+
+@contextlib.contextmanager
+def serving(
+    bundle: Path | None, folder: Path, settings: Mapping[str, str] | None = None
+) -> Iterator[Service]:
+    """Start `albert-serve serve`, wait until it is ready, and end it afterwards.
+
+    Args:
+        bundle: None for the one that ships.
+        folder: where its log goes.
+        settings: as ALBERT_SERVE_NAME, by NAME.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with socket.socket() as found:
+        found.bind((HOST, 0))
+        port = found.getsockname()[1]
+    chosen = {f"ALBERT_SERVE_{name}": value for name, value in (settings or {}).items()}
+    if bundle is not None:
+        chosen["ALBERT_SERVE_BUNDLE"] = str(bundle.absolute())
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(_REPOSITORY), os.environ.get("PYTHONPATH", "")]),
+        **chosen,
+    }
+    log_file = folder / "service.log"
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "albert_serve", "serve", "--host", HOST, "--port", str(port)],
+            cwd=folder,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    service = Service(process=process, port=port, log_file=log_file)
+    try:
+        service.wait()
+        yield service
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=90)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def growth(samples: Sequence[float]) -> float:
+    """How much more the last tenth is than the second tenth, by their medians: 0.05 is 5 %."""
+    tenth = max(1, len(samples) // 10)
+    return median(samples[-tenth:]) / median(samples[tenth : 2 * tenth] or samples) - 1
+
+
+def mixed_requests(num: int = 400, seed: int = 0) -> list[bytes]:
+    """Requests of all tasks, short and long, one text or a few, of the repository's own texts."""
+    chance = random.Random(seed)
+    sentences = _sentences()
+    return [_request(chance, sentences) for _ in range(num)]
+
+
+def _request(chance: random.Random, sentences: list[str]) -> bytes:
+    task = chance.choice(list(_INPUTS))
+    items = [_INPUTS[task](chance, sentences) for _ in range(chance.choice([1, 1, 1, 4]))]
+    inputs = items[0] if len(items) == 1 else items
+    parameters = {"truncation": "truncate"} if task == "text-classification" else {}
+    body = {"inputs": inputs, **({"parameters": parameters} if parameters else {})}
+    return http_request(f"/{task}", json.dumps(body).encode())
+
+
+def _sentences() -> list[str]:
+    lines = (_REPOSITORY / "tests/data/wiki.jsonl").read_text(encoding="utf-8").splitlines()
+    texts = " ".join(json.loads(line)["text"] for line in lines).replace("\n", " ")
+    return [text.strip() for text in texts.split(". ") if 5 <= len(text.split()) <= 25]
+
+
+def _masked(chance: random.Random, sentences: list[str]) -> Any:
+    words = chance.choice(sentences).split()
+    words[chance.randrange(len(words))] = "[MASK]"
+    return " ".join(words)
+
+
+def _pair(chance: random.Random, sentences: list[str]) -> Any:
+    at = chance.randrange(len(sentences) - 1)
+    return {"text": sentences[at][:120], "text_pair": sentences[at + 1][:120]}
+
+
+def _question(chance: random.Random, sentences: list[str]) -> Any:
+    at = chance.randrange(len(sentences) - 4)
+    return {"question": "When was it?", "context": ". ".join(sentences[at : at + 4])}
+
+
+def _review(chance: random.Random, sentences: list[str]) -> Any:
+    at = chance.randrange(len(sentences) - 4)
+    return ". ".join(sentences[at : at + chance.randint(1, 4)])
+
+
+_INPUTS: Final = {
+    "fill-mask": _masked,
+    "text-classification": _review,
+    "question-answering": _question,
+    "sentence-order": _pair,
+}

@@ -1,0 +1,198 @@
+"""More than the service can do, for a minute; nearly as much as it can do, for an hour."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.reliability.host import Service, growth, mixed_requests, serving
+from benchmarks.reliability.load import Outcome, Plan, load
+from benchmarks.reliability.report import Result
+
+_CONCURRENCIES: Final = (8, 16, 32, 64, 128)
+# So near to the best throughput counts as saturated.
+_SATURATED: Final = 0.95
+_OPEN_CONNECTIONS: Final = 1000
+_MOST_GROWTH: Final = 0.05
+# Nothing is refused and nothing is late, as far as the settings go.
+_PATIENT: Final = {"DEADLINE_S": "55", "MAX_WAIT_S": "55", "MAX_QUEUE_TOKENS": "100000000"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """What scenarios are run with.
+
+    Attributes:
+        bundle: to be served; None for the one that ships.
+        folder: for logs.
+        seconds: of the main part of a scenario, but for the soak.
+        minutes: of the soak.
+    """
+
+    bundle: Path | None
+    folder: Path
+    seconds: float
+    minutes: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capacity:
+    """Where the service is just saturated, in a closed loop.
+
+    Attributes:
+        num_connections: the fewest with a throughput within 5 % of the best.
+    """
+
+    per_s: float
+    num_connections: int
+    p50_ms: float
+    p99_ms: float
+    num_others: int
+
+
+def measure_capacity(setting: Setting) -> Capacity:
+    """What the service does at most, and how long requests take then, with no limit on waiting."""
+    turn_s = max(1.0, setting.seconds / 6)
+    with serving(setting.bundle, setting.folder / "capacity", _PATIENT) as service:
+        load(_plan(service, turn_s, num_connections=8))  # warm
+        found = [(num, load(_plan(service, turn_s, num_connections=num))) for num in _CONCURRENCIES]
+    best = max(outcome.num(200) for _, outcome in found)
+    num, at = next(pair for pair in found if pair[1].num(200) >= _SATURATED * best)
+    return Capacity(
+        per_s=at.num(200) / turn_s,
+        num_connections=num,
+        p50_ms=at.latency_ms(50),
+        p99_ms=at.latency_ms(99),
+        num_others=sum(outcome.num_others for _, outcome in found),
+    )
+
+
+def capacity(setting: Setting) -> Result:
+    """Closed loop."""
+    found = measure_capacity(setting)
+    return Result(
+        name="capacity",
+        figures={
+            "requests/s": f"{found.per_s:.0f}",
+            "connections": f"{found.num_connections}",
+            "p50, ms": f"{found.p50_ms:.0f}",
+            "p99, ms": f"{found.p99_ms:.0f}",
+        },
+        checks={"every reply is 200": found.num_others == 0},
+    )
+
+
+def overload(setting: Setting, times: float = 10.0) -> Result:
+    """Open loop at ten times of the capacity."""
+    at_capacity = measure_capacity(setting)
+    rate_per_s = times * at_capacity.per_s
+    with serving(setting.bundle, setting.folder / "overload") as service:
+        # What a full service holds is held from the start.
+        load(_plan(service, max(2.0, setting.seconds / 6), rate_per_s=rate_per_s))
+        before_mb = service.pss_mb
+        with sampling(service, every_s=max(0.1, setting.seconds / 60)) as samples_mb:
+            outcome = load(_plan(service, setting.seconds, rate_per_s=rate_per_s))
+        after_mb = service.pss_mb
+    p99_ms = outcome.latency_ms(99)
+    grown = growth(samples_mb)
+    return Result(
+        name="overload",
+        figures={
+            "offered/s": f"{rate_per_s:.0f}",
+            "replies": counted(outcome),
+            "answered/s": f"{outcome.num(200) / setting.seconds:.0f}",
+            "p99 at capacity, ms": f"{at_capacity.p99_ms:.0f}",
+            "p99 of 200, ms": f"{p99_ms:.0f}",
+            "p99 of 429, ms": f"{outcome.latency_ms(99, 429):.0f}",
+            "memory before, most, after, MB": (
+                f"{before_mb:.0f}, {max(samples_mb):.0f}, {after_mb:.0f}"
+            ),
+        },
+        checks={
+            "every reply is 200 or 429": outcome.num_others == 0,
+            "every 429 has Retry-After": outcome.num_bad_refusals == 0,
+            "some are answered": outcome.num(200) > 0,
+            "p99 of the accepted under twice that at capacity": p99_ms < 2 * at_capacity.p99_ms,
+            "memory within 5 %": abs(grown) <= _MOST_GROWTH,
+        },
+    )
+
+
+def soak(setting: Setting) -> Result:
+    """80 % of the capacity, with a reload in the middle."""
+    rate_per_s = 0.8 * measure_capacity(setting).per_s
+    soak_s = setting.minutes * 60
+    every_s = min(10.0, soak_s / 40)
+    with serving(setting.bundle, setting.folder / "soak") as service:
+        reloading = threading.Timer(soak_s / 2, service.process.send_signal, [signal.SIGHUP])
+        reloading.start()
+        with sampling(service, every_s=every_s) as samples_mb:
+            outcome = load(_plan(service, soak_s, rate_per_s=rate_per_s))
+        reloading.cancel()
+        is_up = service.process.poll() is None
+    grown = growth(samples_mb)
+    step = max(1, len(samples_mb) // 12)
+    return Result(
+        name="soak",
+        figures={
+            "minutes": f"{setting.minutes:g}",
+            "requests/s": f"{rate_per_s:.0f}",
+            "replies": counted(outcome),
+            "p50, ms": f"{outcome.latency_ms(50):.0f}",
+            "p99, ms": f"{outcome.latency_ms(99):.0f}",
+            "memory grew by": f"{grown:+.1%}",
+        },
+        checks={
+            "memory within 5 %": abs(grown) <= _MOST_GROWTH,
+            "every reply is 200 or 429": outcome.num_others == 0,
+            "it still runs": is_up,
+        },
+        curve=[(at * every_s / 60, samples_mb[at]) for at in range(0, len(samples_mb), step)],
+    )
+
+
+def counted(outcome: Outcome) -> str:
+    """The replies by status, and what went wrong with the others."""
+    text = ", ".join(f"{num} x {status or 'none'}" for status, num in outcome.statuses.items())
+    return f"{text} {outcome.problems}" if outcome.problems else text
+
+
+@contextmanager
+def sampling(service: Service, *, every_s: float) -> Iterator[list[float]]:
+    """Look at the service's memory, in MB, again and again."""
+    samples_mb = [service.pss_mb]
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.wait(every_s):
+            samples_mb.append(service.pss_mb)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield samples_mb
+    finally:
+        done.set()
+        thread.join()
+
+
+def _plan(
+    service: Service,
+    duration_s: float,
+    *,
+    num_connections: int = _OPEN_CONNECTIONS,
+    rate_per_s: float | None = None,
+) -> Plan:
+    return Plan(
+        port=service.port,
+        requests=mixed_requests(seed=time.time_ns()),
+        duration_s=duration_s,
+        num_connections=num_connections,
+        rate_per_s=rate_per_s,
+    )

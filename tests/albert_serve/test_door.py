@@ -1,0 +1,189 @@
+"""Who is let in: as many as are answered within the time, whoever sends slowly apart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.types import Message, Receive, Scope, Send
+
+from albert_serve.door import Crowd, Door
+
+FIRST = 256
+LEAST = 32
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def serve_full(crowd: Crowd, clock: FakeClock, per_s: float, seconds: float) -> None:
+    """As many come as are let in, and they are answered at this rate."""
+    ends_s = clock.now_s + seconds
+    while clock.now_s < ends_s:
+        while not crowd.is_full():
+            crowd.enter()
+        clock.now_s += 1 / per_s
+        crowd.leave()
+
+
+@settings(max_examples=30, deadline=None)
+@given(per_s=st.floats(1, 500), max_stay_s=st.floats(0.1, 20))
+def test_a_full_place_holds_what_is_answered_in_the_time(per_s: float, max_stay_s: float) -> None:
+    clock = FakeClock()
+    crowd = Crowd(max_stay_s, clock)
+    serve_full(crowd, clock, per_s, max(20.0, 60 / per_s))
+    assert crowd.most == pytest.approx(max(LEAST, per_s * max_stay_s), rel=0.05, abs=2)
+
+
+def test_a_place_that_becomes_slow_takes_fewer() -> None:
+    clock = FakeClock()
+    crowd = Crowd(1.0, clock)
+    serve_full(crowd, clock, 500, 10)
+    serve_full(crowd, clock, 100, 20)
+    assert crowd.most == pytest.approx(100, rel=0.05)
+
+
+def test_few_requests_do_not_make_the_place_small() -> None:
+    clock = FakeClock()
+    crowd = Crowd(1.0, clock)
+    for _ in range(50):
+        crowd.enter()
+        clock.now_s += 1
+        crowd.leave()
+    assert crowd.most == FIRST
+
+
+def test_what_is_busy_but_not_full_is_measured_too() -> None:
+    clock = FakeClock()
+    crowd = Crowd(1.0, clock)
+    for _ in range(50):
+        crowd.enter()
+    for _ in range(100):
+        clock.now_s += 0.1
+        crowd.enter()
+        crowd.leave()
+    assert crowd.most == LEAST
+    assert crowd.stay_s == pytest.approx(5.0, rel=0.05)
+
+
+def test_a_rush_after_an_idle_time_is_measured_from_its_start() -> None:
+    clock = FakeClock()
+    crowd = Crowd(1.0, clock)
+    crowd.enter()
+    clock.now_s += 1000
+    crowd.leave()
+    serve_full(crowd, clock, 100, 10)
+    assert crowd.most == pytest.approx(100, rel=0.05)
+
+
+def test_an_idle_time_teaches_nothing() -> None:
+    clock = FakeClock()
+    crowd = Crowd(1.0, clock)
+    serve_full(crowd, clock, 500, 10)
+    while crowd.num_inside:
+        crowd.leave()
+    clock.now_s += 1
+    for _ in range(50):
+        crowd.enter()
+        clock.now_s += 1
+        crowd.leave()
+    assert crowd.most > 450
+
+
+def scope(path: str = "/fill-mask", priority: str = "interactive") -> Scope:
+    headers = [(b"x-priority", priority.encode())]
+    return {"type": "http", "method": "POST", "path": path, "headers": headers}
+
+
+class Inside:
+    """An application that reads the body and answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self.open = asyncio.Event()
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        self.num += 1
+        while (await receive()).get("more_body"):
+            pass
+        await self.open.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+
+async def ask(door: Door, given: Scope, body: list[Message] | None = None) -> list[Message]:
+    """What is answered; a body without an end never comes."""
+    parts = iter([{"type": "http.request"}] if body is None else body)
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        for part in parts:
+            return part
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await door(given, receive, send)
+    return sent
+
+
+async def filled(inside: Inside, **given: Any) -> tuple[Door, list[asyncio.Task[list[Message]]]]:
+    door = Door(inside, max_stay_s=1.0, max_batch_stay_s=1.0)
+    tasks = [asyncio.create_task(ask(door, scope(), **given)) for _ in range(FIRST)]
+    await asyncio.sleep(0)
+    return door, tasks
+
+
+def test_one_too_many_is_refused_without_being_read() -> None:
+    async def check() -> None:
+        inside = Inside()
+        door, tasks = await filled(inside)
+        start, body = await ask(door, scope())
+        assert inside.num == FIRST
+        assert start["status"] == 429
+        assert dict(start["headers"])[b"retry-after"] == b"1"
+        assert json.loads(body["body"])["error_type"] == "overloaded"
+        inside.open.set()
+        await asyncio.gather(*tasks)
+        (start,) = await ask(door, scope())
+        assert start["status"] == 200
+
+    asyncio.run(check())
+
+
+def test_batch_jobs_and_what_is_no_task_are_let_in_beside_them() -> None:
+    async def check() -> None:
+        inside = Inside()
+        door, tasks = await filled(inside)
+        inside.open.set()
+        for other in (scope(priority="batch"), scope("/livez"), scope("/v1/models")):
+            (start,) = await ask(door, other)
+            assert start["status"] == 200
+        await asyncio.gather(*tasks)
+        assert (await ask(door, scope("/v1/models/a/fill-mask")))[0]["status"] == 200
+
+    asyncio.run(check())
+
+
+def test_who_sends_slowly_keeps_nobody_out() -> None:
+    async def check() -> None:
+        inside = Inside()
+        door, tasks = await filled(inside, body=[{"type": "http.request", "more_body": True}])
+        inside.open.set()
+        (start,) = await ask(door, scope())
+        assert start["status"] == 200
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(check())
