@@ -7,9 +7,12 @@ bound is not enough: asked for ten times of what it can do, a service would do l
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Callable
-from typing import Final
+from http import HTTPStatus
+from typing import Final, Protocol
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,7 +20,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from albert_serve.access import PRIORITY_HEADER
 from albert_serve.envelope import error_response, find_or_make_id
 from albert_serve.errors import QueueFullError
-from albert_serve.tasks import TASKS
 
 _BUSY_INSIDE: Final = 16  # so many keep the service busy
 # So many are never too many. Were it fewer, the hops of each over a slow event loop would be what
@@ -26,6 +28,9 @@ _LEAST_INSIDE: Final = 32
 _FIRST_INSIDE: Final = 256  # so many are let in until it was busy for once
 _WINDOW_S: Final = 1.0  # many turns of the event loop, which answers in bursts
 _SMOOTHING: Final = 0.3
+_TELL_EVERY_S: Final = 10.0
+_REFUSAL: Final = "albert_serve.refusal"
+_logger = logging.getLogger(__name__)
 
 
 class Crowd:
@@ -70,10 +75,10 @@ class Crowd:
         if self._busy_since_s is None and self.num_inside >= _BUSY_INSIDE:
             self._busy_since_s, self._num_left = self._clock(), 0
 
-    def leave(self) -> None:
-        """One has its answer."""
+    def leave(self, *, answered: bool = True) -> None:
+        """One has its answer, or a refusal, which takes less and so teaches nothing."""
         self.num_inside -= 1
-        self._num_left += 1
+        self._num_left += answered
         if self._busy_since_s is None:
             return
         elapsed_s = self._clock() - self._busy_since_s
@@ -86,36 +91,82 @@ class Crowd:
             self._busy_since_s, self._num_left = self._clock(), 0
 
 
+class House(Protocol):
+    """What a door needs to know of who is behind it."""
+
+    def asked_by(self, path: str) -> tuple[str, str] | None:
+        """The names of the model and of the task that a path asks; None for any other path."""
+        ...
+
+    def refused(self, model: str, task: str) -> None:
+        """A request was not let in."""
+        ...
+
+
 class Door:
     """ASGI middleware, outside of all others: answers 429 at once where too many are inside.
 
-    A request is inside from when its body has come: who sends slowly keeps nobody out.
+    Each model has a place of its own inside, and batch jobs have one apart. A request is inside
+    from when its body has come: who sends slowly keeps nobody out.
 
     Args:
+        house: gives who is behind the door; None while the service starts.
         max_stay_s: how long interactive requests may stay, as far as can be told.
         max_batch_stay_s: how long batch jobs may.
+        around_refusals: middleware that only refusals go through.
     """
 
-    def __init__(self, app: ASGIApp, max_stay_s: float, max_batch_stay_s: float) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        house: Callable[[], House | None],
+        max_stay_s: float,
+        max_batch_stay_s: float,
+        around_refusals: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+    ) -> None:
         self.app = app
-        self._interactive, self._batch = Crowd(max_stay_s), Crowd(max_batch_stay_s)
+        self._refuse = around_refusals(_refuse)
+        self._house = house
+        self._stays_s: dict[bool, float] = {False: max_stay_s, True: max_batch_stay_s}
+        self._crowds: dict[tuple[str, bool], Crowd] = {}
+        self._num_refused = 0
+        self._told_s = -math.inf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
-        if scope["type"] != "http" or scope["path"].rpartition("/")[2] not in TASKS:
+        house = self._house()
+        asked = house.asked_by(scope["path"]) if house and scope["type"] == "http" else None
+        if house is None or asked is None:
             await self.app(scope, receive, send)
             return
+        model, task = asked
         headers = Headers(scope=scope)
-        priority = headers.get(PRIORITY_HEADER, "").strip().lower()
-        crowd = self._batch if priority == "batch" else self._interactive
-        if crowd.is_full():
-            scope["albert_serve.request_id"] = find_or_make_id(headers)
-            await error_response(_full(crowd), scope)(scope, receive, send)
-        else:
+        crowd = self._crowd(model, headers.get(PRIORITY_HEADER, "").strip().lower() == "batch")
+        if not crowd.is_full():
             await self._pass(crowd, scope, receive, send)
+            return
+        house.refused(model, task)
+        self._tell(model)
+        scope["albert_serve.request_id"] = find_or_make_id(headers)
+        scope[_REFUSAL] = _full(crowd)
+        await self._refuse(scope, receive, send)
+
+    def _crowd(self, model: str, is_batch: bool) -> Crowd:
+        crowd = self._crowds.get((model, is_batch))
+        if crowd is None:
+            crowd = self._crowds[model, is_batch] = Crowd(self._stays_s[is_batch])
+        return crowd
+
+    def _tell(self, model: str) -> None:
+        """A line in the log now and then: one for each would be work that there is no time for."""
+        self._num_refused += 1
+        if time.monotonic() - self._told_s < _TELL_EVERY_S:
+            return
+        _logger.warning("%d requests refused, the last to model %s", self._num_refused, model)
+        self._num_refused, self._told_s = 0, time.monotonic()
 
     async def _pass(self, crowd: Crowd, scope: Scope, receive: Receive, send: Send) -> None:
-        entered = False
+        entered = answered = False
 
         async def read() -> Message:
             nonlocal entered
@@ -125,11 +176,21 @@ class Door:
                 crowd.enter()
             return message
 
+        async def reply(message: Message) -> None:
+            nonlocal answered
+            if message["type"] == "http.response.start":
+                answered = message["status"] < HTTPStatus.BAD_REQUEST
+            await send(message)
+
         try:
-            await self.app(scope, read, send)
+            await self.app(scope, read, reply)
         finally:
             if entered:
-                crowd.leave()
+                crowd.leave(answered=answered)
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    await error_response(scope[_REFUSAL], scope)(scope, receive, send)
 
 
 def _full(crowd: Crowd) -> QueueFullError:

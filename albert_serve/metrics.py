@@ -94,6 +94,10 @@ class Metrics:
         """A reload has come to a model."""
         self._reloads.labels(model, outcome).inc()
 
+    def refused(self, model: str, task: str) -> None:
+        """A request was refused before it came to the queue."""
+        self.given_up.labels(model, task, "shed").inc()
+
     def ended(self, model: str) -> None:
         """A model is served no longer."""
         if model in self._precisions:

@@ -16,6 +16,7 @@ from albert_serve.engine import Engine
 from albert_serve.errors import AlbertServeError, ConfigError, NotFoundError
 from albert_serve.metrics import Metrics
 from albert_serve.runtime import return_free_memory
+from albert_serve.schemas import MODELS_PATH
 from albert_serve.served import ServedModel
 from albert_serve.settings import RuntimeOptions, Settings
 from albert_serve.tasks import AnyTask
@@ -99,6 +100,17 @@ class Models:
         if served is None:
             raise NotFoundError(f"there is no model {name!r}; there are {', '.join(self.names)}")
         return served
+
+    def asked_by(self, path: str) -> tuple[str, str] | None:
+        """The names of the model and of the task that a path asks; None for any other path."""
+        prefix, _, task = path.rpartition("/")
+        model = prefix.removeprefix(f"{MODELS_PATH}/") if prefix else self._default
+        found = self._served.get(model)
+        return (model, task) if found is not None and task in found.tasks else None
+
+    def refused(self, model: str, task: str) -> None:
+        """A request was not let in, for too many are being answered."""
+        self._metrics.refused(model, task)
 
     async def reload(self) -> None:
         """Read again what is to be served, and replace what has changed, without a gap.
@@ -193,7 +205,8 @@ class Models:
             batcher=Batcher(
                 loaded.engine,
                 max_queue_tokens=self.settings.max_queue_tokens,
-                max_wait_s=self.settings.max_wait_s,
+                # The door is what holds to it; this is for those that came in at one moment.
+                max_wait_s=2 * self.settings.max_wait_s,
                 call_cost_tokens=loaded.engine.call_cost_tokens,
                 observer=self._metrics.observer(name, bundle.manifest.precision, loaded.tasks),
             ),

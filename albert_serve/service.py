@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+from functools import partial
 from typing import Any, Final
 
 import bentoml
@@ -111,6 +112,7 @@ class _Shell(Service[Serving]):  # type: ignore[misc]
         configure_logs(settings.log_format)
         self.add_asgi_middleware(Paths)
         self.add_asgi_middleware(Envelope)
+        cors = partial(CORSMiddleware, **cors_options(settings))
         if settings.cors_origins:
             self.add_asgi_middleware(CORSMiddleware, **cors_options(settings))
         if settings.has_keys:
@@ -118,8 +120,13 @@ class _Shell(Service[Serving]):  # type: ignore[misc]
             self.add_asgi_middleware(Guard, keys=keys, surfaces=settings.guard)
         app = super().to_asgi(is_main=is_main)
         app.add_middleware(Labels)
-        waits = (settings.max_wait_s, settings.deadline_s / 2)
-        app.add_middleware(Door, max_stay_s=waits[0], max_batch_stay_s=waits[1])
+        app.add_middleware(
+            Door,
+            house=lambda: _app.state.models,
+            max_stay_s=settings.max_wait_s,
+            max_batch_stay_s=settings.deadline_s / 2,
+            around_refusals=cors,
+        )
         return app
 
 

@@ -115,7 +115,7 @@ class Settings:
     cache_folder: Path | None = None
     max_batch_tokens: int | None = None
     max_queue_tokens: int = 131_072
-    max_wait_s: float = 1.0
+    max_wait_s: float = 0.5
     deadline_s: float = 30.0
     max_body_bytes: int = 4_194_304
     max_items: int = 1024

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from benchmarks.reliability.host import Service, mixed_requests, serving
+from benchmarks.reliability.host import Service, Shelf, mixed_requests, revision_of, serving
 from benchmarks.reliability.load import Outcome, Plan, loading
 from benchmarks.reliability.pressure import Setting, counted
 from benchmarks.reliability.report import Result
@@ -84,24 +84,38 @@ def killed_worker(setting: Setting) -> Result:
     )
 
 
+_REJECTED: Final = "was not loaded, the one before goes on"
 _STARTED: Final = "initialized"  # BentoML logs it once a worker
 
 
 def reload(setting: Setting) -> Result:
-    """SIGHUP again and again."""
+    """Another bundle, the first one again, and one that does not verify, by SIGHUP each."""
+    shelf = Shelf.make(setting.bundle, setting.folder / "reload")
+    taken: list[bool] = []
 
-    def hang_up(service: Service) -> None:
-        for _ in range(3):
+    def change(service: Service) -> None:
+        for name in ("other", "first"):
+            shelf.put(name)
             service.process.send_signal(signal.SIGHUP)
-            time.sleep(max(1.0, setting.seconds / 6))
+            wanted = revision_of(shelf.folder / name)
+            _wait_for(lambda wanted=wanted: service.revision == wanted)  # type: ignore[misc]
+            taken.append(service.revision == wanted)
+        shelf.put("damaged")
+        service.process.send_signal(signal.SIGHUP)
+        _wait_for(lambda: _REJECTED in service.log)
 
-    with serving(setting.bundle, setting.folder / "reload") as service:
-        outcome = _disturbed(service, setting.seconds, hang_up)
-        is_ready = service.get("/readyz")[0] == 200
+    with serving(shelf.served, setting.folder / "reload") as service:
+        outcome = _disturbed(service, setting.seconds, change)
+        is_rejected = _REJECTED in service.log
+        kept = service.revision == revision_of(shelf.folder / "first")
     return Result(
         name="reload",
         figures={"replies": counted(outcome), "p99, ms": f"{outcome.latency_ms(99):.0f}"},
-        checks={"nothing is lost": outcome.num_others == 0, "it is ready afterwards": is_ready},
+        checks={
+            "nothing is lost": outcome.num_others == 0,
+            "each change is taken": taken == [True, True],
+            "what does not verify is rejected, and the one before goes on": is_rejected and kept,
+        },
     )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,8 @@ from typing import Any, Final
 
 import psutil
 
+from albert_serve.bundle import MANIFEST_FILE, WEIGHTS_FILE, read_manifest
+from albert_serve.settings import shipped_bundle
 from benchmarks.reliability.load import HOST, http_request
 
 _REPOSITORY: Final = Path(__file__).parents[2]
@@ -58,6 +61,17 @@ class Service:
                     found.append(process.pid)
         return found
 
+    @property
+    def log(self) -> str:
+        """What it has logged so far."""
+        return self.log_file.read_text(errors="replace")
+
+    @property
+    def revision(self) -> str:
+        """Of the bundle that answers; none where there is no reply."""
+        status, body = self.get("/info")
+        return str(json.loads(body)["revision"]) if status == 200 else ""
+
     def get(self, path: str) -> tuple[int, bytes]:
         """Status and body, or 0 where there is no answer."""
         try:
@@ -77,8 +91,7 @@ class Service:
         give_up_s = time.monotonic() + _START_TIMEOUT_S
         while self.get(path)[0] != 200:
             if self.process.poll() is not None or time.monotonic() > give_up_s:
-                log = self.log_file.read_text(errors="replace")[-2000:]
-                raise RuntimeError(f"the service did not start; its log ends with:\n{log}")
+                raise RuntimeError(f"the service did not start; its log ends:\n{self.log[-2000:]}")
             time.sleep(0.1)
 
     def _processes(self) -> list[psutil.Process]:
@@ -132,6 +145,46 @@ def serving(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shelf:
+    """Bundles that a service can be turned from one to another: first, other and damaged.
+
+    Attributes:
+        served: a link to one of them.
+    """
+
+    folder: Path
+    served: Path
+
+    @classmethod
+    def make(cls, bundle: Path | None, folder: Path) -> Shelf:
+        """Copies of a bundle, the other with a word more in its manifest, with first put up."""
+        folder = folder / "bundles"
+        shutil.rmtree(folder, ignore_errors=True)
+        for name in ("first", "other", "damaged"):
+            shutil.copytree(bundle or shipped_bundle(), folder / name)
+        manifest = folder / "other" / MANIFEST_FILE
+        content = json.loads(manifest.read_text(encoding="utf-8"))
+        content["provenance"] = {**content.get("provenance", {}), "note": "the other one"}
+        manifest.write_text(json.dumps(content), encoding="utf-8")
+        with (folder / "damaged" / WEIGHTS_FILE).open("r+b") as weights:
+            weights.truncate(1000)
+        shelf = cls(folder=folder, served=folder / "served")
+        shelf.put("first")
+        return shelf
+
+    def put(self, name: str) -> None:
+        """Turn the link, in one step."""
+        new = self.folder / "new"
+        new.symlink_to(self.folder / name)
+        new.replace(self.served)
+
+
+def revision_of(bundle: Path) -> str:
+    """What `/info` tells of a bundle."""
+    return read_manifest(bundle).revision
 
 
 def growth(samples: Sequence[float]) -> float:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Message, Receive, Scope, Send
 
 from albert_serve.door import Crowd, Door
@@ -85,6 +87,17 @@ def test_a_rush_after_an_idle_time_is_measured_from_its_start() -> None:
     assert crowd.most == pytest.approx(100, rel=0.05)
 
 
+def test_refusals_do_not_count_as_answers() -> None:
+    clock = FakeClock()
+    crowd = Crowd(1.0, clock)
+    for number in range(20_000):
+        while not crowd.is_full():
+            crowd.enter()
+        clock.now_s += 0.001
+        crowd.leave(answered=number % 10 == 0)
+    assert crowd.most == pytest.approx(100, rel=0.05)
+
+
 def test_an_idle_time_teaches_nothing() -> None:
     clock = FakeClock()
     crowd = Crowd(1.0, clock)
@@ -102,6 +115,21 @@ def test_an_idle_time_teaches_nothing() -> None:
 def scope(path: str = "/fill-mask", priority: str = "interactive") -> Scope:
     headers = [(b"x-priority", priority.encode())]
     return {"type": "http", "method": "POST", "path": path, "headers": headers}
+
+
+class Street:
+    """Two models, each with one task."""
+
+    def __init__(self) -> None:
+        self.num_refused = 0
+
+    def asked_by(self, path: str) -> tuple[str, str] | None:
+        paths = {"/fill-mask": "first", "/v1/models/second/fill-mask": "second"}
+        return (paths[path], "fill-mask") if path in paths else None
+
+    def refused(self, model: str, task: str) -> None:
+        assert (model, task) == ("first", "fill-mask")
+        self.num_refused += 1
 
 
 class Inside:
@@ -138,7 +166,8 @@ async def ask(door: Door, given: Scope, body: list[Message] | None = None) -> li
 
 
 async def filled(inside: Inside, **given: Any) -> tuple[Door, list[asyncio.Task[list[Message]]]]:
-    door = Door(inside, max_stay_s=1.0, max_batch_stay_s=1.0)
+    house = Street()
+    door = Door(inside, lambda: house, max_stay_s=1.0, max_batch_stay_s=1.0)
     tasks = [asyncio.create_task(ask(door, scope(), **given)) for _ in range(FIRST)]
     await asyncio.sleep(0)
     return door, tasks
@@ -161,7 +190,27 @@ def test_one_too_many_is_refused_without_being_read() -> None:
     asyncio.run(check())
 
 
-def test_batch_jobs_and_what_is_no_task_are_let_in_beside_them() -> None:
+def test_refusals_can_be_read_by_pages_that_may() -> None:
+    async def check() -> None:
+        inside = Inside()
+        cors = partial(CORSMiddleware, allow_origins=["https://a.example.com"])
+        house = Street()
+        door = Door(inside, lambda: house, 1.0, 1.0, around_refusals=cors)
+        tasks = [asyncio.create_task(ask(door, scope())) for _ in range(FIRST)]
+        await asyncio.sleep(0)
+        given = scope()
+        given["headers"].append((b"origin", b"https://a.example.com"))
+        start, _ = await ask(door, given)
+        assert start["status"] == 429
+        headers = dict(start["headers"])
+        assert headers[b"access-control-allow-origin"] == b"https://a.example.com"
+        inside.open.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(check())
+
+
+def test_batch_jobs_and_what_is_no_task_are_let_in_beside_it() -> None:
     async def check() -> None:
         inside = Inside()
         door, tasks = await filled(inside)
@@ -170,7 +219,19 @@ def test_batch_jobs_and_what_is_no_task_are_let_in_beside_them() -> None:
             (start,) = await ask(door, other)
             assert start["status"] == 200
         await asyncio.gather(*tasks)
-        assert (await ask(door, scope("/v1/models/a/fill-mask")))[0]["status"] == 200
+
+    asyncio.run(check())
+
+
+def test_another_model_is_let_in_beside_it() -> None:
+    async def check() -> None:
+        inside = Inside()
+        door, tasks = await filled(inside)
+        beside = asyncio.create_task(ask(door, scope("/v1/models/second/fill-mask")))
+        await asyncio.sleep(0)
+        inside.open.set()
+        assert (await beside)[0]["status"] == 200
+        await asyncio.gather(*tasks)
 
     asyncio.run(check())
 
