@@ -34,6 +34,9 @@ from albert_serve.tasks import TASKS
 from albert_serve.tasks.load import load_setups
 
 _SERVICE: Final = "albert_serve.service:AlbertServe"
+# Longer than proxies and clients keep a connection that nobody uses (60 s is usual): whoever closes
+# it second may have sent a request on it meanwhile, which is lost.
+_KEEP_ALIVE_S: Final = 75
 _SERVE_EXAMPLES: Final = """\
 examples:
   albert-serve serve
@@ -87,6 +90,7 @@ def _serve(options: argparse.Namespace) -> int:
     bundles = {name: spec.open_bundle() for name, spec in catalogue.specs.items()}
     host = "127.0.0.1" if options.host == "localhost" else options.host
     command = [sys.executable, "-m", "bentoml", "serve", _SERVICE]
+    command += ["--timeout-keep-alive", str(_KEEP_ALIVE_S)]
     if settings.log_format == "text":
         asks = settings.needs_key
         text = greeting(bundles, catalogue.default, host, options.port, needs_key=asks)

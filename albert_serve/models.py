@@ -205,8 +205,8 @@ class Models:
             batcher=Batcher(
                 loaded.engine,
                 max_queue_tokens=self.settings.max_queue_tokens,
-                # The door is what holds to it; this is for those that came in at one moment.
-                max_wait_s=2 * self.settings.max_wait_s,
+                # The door holds to less; this is for those that came in at one moment.
+                max_wait_s=self.settings.deadline_s / 2,
                 call_cost_tokens=loaded.engine.call_cost_tokens,
                 observer=self._metrics.observer(name, bundle.manifest.precision, loaded.tasks),
             ),

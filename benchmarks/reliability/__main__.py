@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tqdm import tqdm
 
@@ -39,9 +39,9 @@ SCENARIOS: Final[dict[str, Callable[[Setting], Result]]] = {
 _EXAMPLES: Final = """\
 examples:
   python -m benchmarks.reliability
-  python -m benchmarks.reliability overload --seconds 60
-  python -m benchmarks.reliability soak --minutes 60 --json soak.json
-  python -m benchmarks.reliability overload --bundle bundles/base --write
+  python -m benchmarks.reliability overload sigterm --seconds 5
+  python -m benchmarks.reliability soak --minutes 60 --json found.json --write
+  python -m benchmarks.reliability overload --bundle bundles/base
 
 Without names all scenarios are run, the soak of an hour too. Nothing else should run meanwhile.
 """
@@ -63,13 +63,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
             minutes=options.minutes,
         )
         results = _run(options.scenarios or list(SCENARIOS), setting)
-    text = tables(results)
-    print(text)
+    print(tables(results))
     if options.json:
+        results = _merged(options.json, results)
         options.json.write_text(json.dumps([asdict(result) for result in results], indent=2))
     if options.write:
-        write_into(_PAGE, text)
+        write_into(_PAGE, tables(results))
     return 0 if all(result.passed for result in results) else 1
+
+
+def _merged(file: Path, results: Sequence[Result]) -> list[Result]:
+    """The results, and those of other scenarios that the file has."""
+    found = {name: Result(**each) for name, each in _kept(file).items()}
+    found |= {result.name: result for result in results}
+    return [found[name] for name in SCENARIOS if name in found]
+
+
+def _kept(file: Path) -> dict[str, dict[str, Any]]:
+    if not file.is_file():
+        return {}
+    return {each["name"]: each for each in json.loads(file.read_text())}
 
 
 def _run(names: Sequence[str], setting: Setting) -> list[Result]:
@@ -91,10 +104,15 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("scenarios", nargs="*", metavar="SCENARIO", help=f"of {', '.join(SCENARIOS)} (all)")
     add("--bundle", type=Path, help="what is served (the bundle that ships)")
-    add("--seconds", type=float, default=60.0, help="of each but the soak (%(default)s)")
+    add(
+        "--seconds",
+        type=float,
+        default=20.0,
+        help="of each, overload 3 times (%(default)s)",
+    )
     add("--minutes", type=float, default=60.0, help="of the soak (%(default)s)")
     add("--logs", type=Path, metavar="DIR", help="keep the services' logs there")
-    add("--json", type=Path, metavar="FILE", help="write the results there")
+    add("--json", type=Path, metavar="FILE", help="keep the results there, beside those of others")
     add("--write", action="store_true", help=f"put the table into {_PAGE.name}")
     return parser
 

@@ -37,7 +37,7 @@ class Setting:
     Attributes:
         bundle: to be served; None for the one that ships.
         folder: for logs.
-        seconds: of the main part of a scenario, but for the soak.
+        seconds: of the main part of a scenario, three times that of overload, not of the soak.
         minutes: of the soak.
     """
 
@@ -98,13 +98,13 @@ def capacity(setting: Setting) -> Result:
 def overload(setting: Setting, times: float = 10.0) -> Result:
     """Open loop at ten times of the capacity."""
     at_capacity = measure_capacity(setting)
-    rate_per_s = times * at_capacity.per_s
+    rate_per_s, seconds = times * at_capacity.per_s, 3 * setting.seconds
     with serving(setting.bundle, setting.folder / "overload") as service:
         # What a full service holds is held from the start.
-        load(_plan(service, max(2.0, setting.seconds / 6), rate_per_s=rate_per_s))
+        load(_plan(service, max(2.0, seconds / 12), rate_per_s=rate_per_s))
         before_mb = service.pss_mb
-        with sampling(service, every_s=max(0.1, setting.seconds / 60)) as samples_mb:
-            outcome = load(_plan(service, setting.seconds, rate_per_s=rate_per_s))
+        with sampling(service, every_s=max(0.1, seconds / 60)) as samples_mb:
+            outcome = load(_plan(service, seconds, rate_per_s=rate_per_s))
         after_mb = service.pss_mb
     p99_ms = outcome.latency_ms(99)
     grown = growth(samples_mb)
@@ -113,7 +113,7 @@ def overload(setting: Setting, times: float = 10.0) -> Result:
         figures={
             "offered/s": f"{rate_per_s:.0f}",
             "replies": counted(outcome),
-            "answered/s": f"{outcome.num(200) / setting.seconds:.0f}",
+            "answered/s": f"{outcome.num(200) / seconds:.0f}",
             "p99 at capacity, ms": f"{at_capacity.p99_ms:.0f}",
             "p50 of 200, ms": f"{outcome.latency_ms(50):.0f}",
             "p99 of 200, ms": f"{p99_ms:.0f}",

@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from albert_serve.door import Crowd, Door
 
 FIRST = 256
-LEAST = 32
+LEAST = 72
 
 
 class FakeClock:
