@@ -22,7 +22,7 @@ from albert_serve.envelope import error_response, find_or_make_id
 from albert_serve.errors import QueueFullError
 
 _BUSY_INSIDE: Final = 16  # so many keep the service busy
-# So many are never too many: 64 callers that ask again and again are let in, however slow the model.
+# So many are never too many: 64 callers that ask again and again get in, however slow the model.
 _LEAST_INSIDE: Final = 72
 _FIRST_INSIDE: Final = 256  # so many are let in until it was busy for once
 _WINDOW_S: Final = 1.0  # many turns of the event loop, which answers in bursts
