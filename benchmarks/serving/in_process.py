@@ -28,6 +28,8 @@ from benchmarks.serving.services import Call
 _NUM_PASSES: Final = 2
 # Asked of one side before it is the other's turn.
 _TURN: Final = 5
+# Requests to an idle service do not come one upon another.
+_PAUSE_S: Final = 0.005
 # Threads that wait for work actively give up within this time.
 _SETTLE_S: Final = 0.05
 _TIMEOUT_S: Final = 120
@@ -140,10 +142,11 @@ class _Http:
 
 
 def _timed(ask: Callable[[Call], None], calls: Sequence[Call]) -> list[float]:
-    """Seconds of each call; the first of them is made once more before, untimed."""
+    """Seconds of each call, with pauses; the first is made once more before, untimed."""
     ask(calls[0])
     seconds = []
     for call in calls:
+        time.sleep(_PAUSE_S)
         began = time.perf_counter()
         ask(call)
         seconds.append(time.perf_counter() - began)

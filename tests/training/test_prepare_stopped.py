@@ -153,6 +153,7 @@ def read_from(files, start):
         yield document
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # who starts the tests may ignore it
     original, prepare.read_from = prepare.read_from, read_from
     prepare.PART_BYTES = int(sys.argv.pop(1))
     tokenise._CHARACTERS_A_CHUNK = 1
@@ -174,8 +175,11 @@ def waiting(arguments: list[str], scratch: Path) -> Iterator[subprocess.Popen[st
         start_new_session=True,
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "waiting\n", process.communicate()
-        yield process
+        try:
+            assert process.stdout.readline() == "waiting\n", process.communicate()
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
