@@ -101,7 +101,7 @@ def overload(setting: Setting, times: float = 10.0) -> Result:
     rate_per_s, seconds = times * at_capacity.per_s, 3 * setting.seconds
     with serving(setting.bundle, setting.folder / "overload") as service:
         # What a full service holds is held from the start.
-        load(_plan(service, max(2.0, seconds / 12), rate_per_s=rate_per_s))
+        load(_plan(service, max(2.0, seconds / 3), rate_per_s=rate_per_s))
         before_mb = service.pss_mb
         with sampling(service, every_s=max(0.1, seconds / 60)) as samples_mb:
             outcome = load(_plan(service, seconds, rate_per_s=rate_per_s))
