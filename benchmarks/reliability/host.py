@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -27,6 +28,7 @@ from benchmarks.reliability.load import HOST, http_request
 
 _REPOSITORY: Final = Path(__file__).parents[2]
 _START_TIMEOUT_S: Final = 120.0
+_NOT_OF_FILES: Final = re.compile(r"^Pss_(?:Anon|Shmem): *(\d+) kB$", re.MULTILINE)
 _WORKER: Final = "_bentoml_impl.worker.service"
 
 
@@ -44,12 +46,16 @@ class Service:
 
     @property
     def pss_mb(self) -> float:
-        """Memory of all its processes, what they share counted once."""
-        total_bytes = 0
+        """Memory of all its processes, what they share counted once, pages of files left out.
+
+        Those are weights and libraries; how much of them is whose depends on who else reads them.
+        """
+        total_kb = 0
         for process in self._processes():
-            with contextlib.suppress(psutil.Error):
-                total_bytes += process.memory_full_info().pss
-        return total_bytes / 1e6
+            with contextlib.suppress(psutil.Error, OSError):
+                rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
+                total_kb += sum(map(int, _NOT_OF_FILES.findall(rollup)))
+        return total_kb * 1024 / 1e6
 
     @property
     def workers(self) -> list[int]:
