@@ -84,10 +84,9 @@ def _tokenise_in_parallel(
     )
     pending: deque[tuple[list[Document], Future[_Encoded]]] = deque()
     try:
+        _start_workers(pool, num_workers)
         for chunk in chunks:
-            with _interrupts_wait():  # a worker that starts now inherits it
-                future = pool.submit(_encode, tokenizer_file, _texts(chunk))
-            pending.append((chunk, future))
+            pending.append((chunk, pool.submit(_encode, tokenizer_file, _texts(chunk))))
             if len(pending) >= _CHUNKS_A_WORKER * num_workers:
                 yield _result(*pending.popleft())
         while pending:
@@ -99,6 +98,22 @@ def _tokenise_in_parallel(
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _start_workers(pool: ProcessPoolExecutor, num_workers: int) -> None:
+    """Start all now: a pool that starts one while another dies may fail, or wait for ever.
+
+    Raises:
+        ShardError: the system has no room for so many.
+    """
+    try:
+        with _interrupts_wait():  # the workers inherit it
+            for _ in range(num_workers):
+                pool.submit(int)
+    except OSError as error:
+        raise ShardError(
+            f"not all of {num_workers} workers can be started: {error}; try fewer --workers"
+        ) from error
 
 
 @contextmanager

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import multiprocessing
+import multiprocessing.util
 import os
 import resource
 import shutil
@@ -13,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -328,3 +331,23 @@ def test_a_worker_that_dies_is_told(
     assert error.startswith("error: a worker was killed, most likely for want of memory; ")
     assert error.count("\n") == 1
     assert not (tmp_path / "shards").exists()
+
+
+def test_a_system_that_has_no_room_for_the_workers_is_told(
+    tmp_path: Path, vocab_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    start, num_started = multiprocessing.util.spawnv_passfds, count()
+
+    def start_one(*arguments: Any) -> int:
+        if next(num_started) > 0:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return start(*arguments)
+
+    monkeypatch.setattr(multiprocessing.util, "spawnv_passfds", start_one)
+    options = ["--corpus", str(WIKI), "--tokenizer", str(vocab_dir), "--workers", "2"]
+    assert main([*options, "--output", str(tmp_path / "shards")]) == 1
+    assert capsys.readouterr().err == (
+        "error: not all of 2 workers can be started: "
+        "[Errno 11] Resource temporarily unavailable; try fewer --workers\n"
+    )
+    assert not multiprocessing.active_children()
