@@ -95,7 +95,7 @@ class Metrics:
         self._reloads.labels(model, outcome).inc()
 
     def refused(self, model: str, task: str) -> None:
-        """A request was refused before it came to the queue."""
+        """A request was refused, at the door or by the queue."""
         self.given_up.labels(model, task, "shed").inc()
 
     def ended(self, model: str) -> None:
@@ -142,7 +142,7 @@ class PrometheusObserver:
 
     def shed(self, task: str) -> None:
         """A request was refused, for the queue was full."""
-        self._metrics.given_up.labels(self._model, task, "shed").inc()
+        self._metrics.refused(self._model, task)
 
     def expired(self, task: str) -> None:
         """A request was given up, for it was late or would have been."""

@@ -7,9 +7,10 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 from albert_serve.batcher import Batcher
-from albert_serve.bundle import Bundle
+from albert_serve.bundle import TOKENIZER_FILE, WEIGHTS_FILE, Bundle
 from albert_serve.catalogue import Catalogue, ModelSpec, read_catalogue
 from albert_serve.encoder_pool import EncoderPool
 from albert_serve.engine import Engine
@@ -21,6 +22,7 @@ from albert_serve.served import ServedModel
 from albert_serve.settings import RuntimeOptions, Settings
 from albert_serve.tasks import AnyTask
 from albert_serve.tasks.load import load_tasks
+from albert_serve.tokenizer import AlbertTokenizer
 
 _logger = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ class Models:
         self.accepting = True
         self._metrics = metrics
         self._pool = EncoderPool()
+        self._tokenizers: WeakValueDictionary[str, AlbertTokenizer] = WeakValueDictionary()
         self._loaded: dict[str, _Loaded] = {}
         self._served: dict[str, ServedModel] = {}
         self._default = ""
@@ -191,9 +194,16 @@ class Models:
         if self.settings.max_batch_tokens is not None:
             engine.max_batch_tokens = self.settings.max_batch_tokens
         engine.warm_up()
-        return _Loaded(
-            spec=spec, options=options, bundle=bundle, engine=engine, tasks=load_tasks(bundle)
-        )
+        tasks = load_tasks(bundle, self._tokenizer(bundle))
+        return _Loaded(spec=spec, options=options, bundle=bundle, engine=engine, tasks=tasks)
+
+    def _tokenizer(self, bundle: Bundle) -> AlbertTokenizer:
+        """The bundle's, or the one of another bundle that has the same."""
+        key = bundle.manifest.files[TOKENIZER_FILE].sha256
+        found = self._tokenizers.get(key)
+        if found is None:
+            found = self._tokenizers[key] = AlbertTokenizer.from_file(bundle.tokenizer_file)
+        return found
 
     def _serve(self, loaded: _Loaded) -> ServedModel:
         name, bundle = loaded.spec.name, loaded.bundle
@@ -244,7 +254,7 @@ def _options(
     """
     if not bundles:
         raise ConfigError("no model can be opened")
-    encoders = {bundle.manifest.files["model.safetensors"].sha256 for bundle in bundles.values()}
+    encoders = {bundle.manifest.files[WEIGHTS_FILE].sha256 for bundle in bundles.values()}
     changes: dict[str, Any] = {}
     if settings.spinning == "auto" and len(encoders) > 1:
         changes["spinning"] = False  # docs/decisions.md

@@ -112,9 +112,9 @@ class _Shell(Service[Serving]):  # type: ignore[misc]
         configure_logs(settings.log_format)
         self.add_asgi_middleware(Paths)
         self.add_asgi_middleware(Envelope)
-        cors = partial(CORSMiddleware, **cors_options(settings))
+        cors = cors_options(settings)
         if settings.cors_origins:
-            self.add_asgi_middleware(CORSMiddleware, **cors_options(settings))
+            self.add_asgi_middleware(CORSMiddleware, **cors)
         if settings.has_keys:
             keys = _read_keys(settings)
             self.add_asgi_middleware(Guard, keys=keys, surfaces=settings.guard)
@@ -125,7 +125,7 @@ class _Shell(Service[Serving]):  # type: ignore[misc]
             house=lambda: _app.state.models,
             max_stay_s=settings.max_wait_s,
             max_batch_stay_s=settings.deadline_s / 2,
-            around_refusals=cors,
+            around_refusals=partial(CORSMiddleware, **cors),
         )
         return app
 

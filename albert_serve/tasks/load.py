@@ -7,13 +7,16 @@ from albert_serve.tasks import TASKS, AnyTask, TaskSetup, open_task
 from albert_serve.tokenizer import AlbertTokenizer
 
 
-def load_setups(bundle: Bundle) -> dict[str, TaskSetup]:
+def load_setups(bundle: Bundle, tokenizer: AlbertTokenizer | None = None) -> dict[str, TaskSetup]:
     """What each task of the bundle that has an endpoint needs to know of the model, by name.
+
+    Args:
+        tokenizer: the bundle's, if it has been read.
 
     Raises:
         BundleError: the bundle's tokenizer cannot be read.
     """
-    tokenizer = AlbertTokenizer.from_file(bundle.tokenizer_file)
+    tokenizer = tokenizer or AlbertTokenizer.from_file(bundle.tokenizer_file)
     return {
         name: TaskSetup(
             tokenizer=tokenizer,
@@ -26,13 +29,17 @@ def load_setups(bundle: Bundle) -> dict[str, TaskSetup]:
     }
 
 
-def load_tasks(bundle: Bundle) -> dict[str, AnyTask]:
+def load_tasks(bundle: Bundle, tokenizer: AlbertTokenizer | None = None) -> dict[str, AnyTask]:
     """Each task of the bundle that has an endpoint, by name.
+
+    Args:
+        tokenizer: the bundle's, if it has been read.
 
     Raises:
         BundleError: the bundle's tokenizer cannot be read.
     """
-    return {name: open_task(name, setup) for name, setup in load_setups(bundle).items()}
+    setups = load_setups(bundle, tokenizer)
+    return {name: open_task(name, setup) for name, setup in setups.items()}
 
 
 def _labels(entry: TaskEntry) -> list[str]:

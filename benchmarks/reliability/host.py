@@ -9,7 +9,6 @@ import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ import psutil
 from albert_serve.bundle import MANIFEST_FILE, WEIGHTS_FILE, read_manifest
 from albert_serve.settings import shipped_bundle
 from benchmarks.reliability.load import HOST, http_request
+from benchmarks.serving.services import free_port
 
 _REPOSITORY: Final = Path(__file__).parents[2]
 _START_TIMEOUT_S: Final = 120.0
@@ -120,9 +120,7 @@ def serving(
         settings: as ALBERT_SERVE_NAME, by NAME.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with socket.socket() as found:
-        found.bind((HOST, 0))
-        port = found.getsockname()[1]
+    port = free_port()
     chosen = {f"ALBERT_SERVE_{name}": value for name, value in (settings or {}).items()}
     if bundle is not None:
         chosen["ALBERT_SERVE_BUNDLE"] = str(bundle.absolute())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,17 +63,25 @@ class Capacity:
     num_others: int
 
 
-def measure_capacity(setting: Setting) -> Capacity:
-    """Closed loop: each connection asks again when it has its reply."""
-    turn_s = max(1.0, setting.seconds / 6)
+def measure_capacity(
+    setting: Setting, concurrencies: Sequence[int] = _CONCURRENCIES, turn_s: float = 0.0
+) -> Capacity:
+    """Closed loop: each connection asks again when it has its reply.
+
+    Args:
+        concurrencies: connections, for a turn each.
+        turn_s: of a turn, at least; a machine that works for an hour is slower than one that has
+            just begun.
+    """
+    turn_s = max(1.0, setting.seconds / 6, turn_s)
     with serving(setting.bundle, setting.folder / "capacity", _PATIENT) as service:
         load(_plan(service, turn_s, num_connections=8))  # warm
-        found = {num: load(_plan(service, turn_s, num_connections=num)) for num in _CONCURRENCIES}
+        found = {num: load(_plan(service, turn_s, num_connections=num)) for num in concurrencies}
     levels = {
         num: (outcome.num(200) / turn_s, outcome.latency_ms(50), outcome.latency_ms(99))
         for num, outcome in found.items()
     }
-    per_s, _, p99_ms = levels[_CONCURRENCIES[-1]]
+    per_s, _, p99_ms = levels[concurrencies[-1]]
     return Capacity(
         per_s=per_s,
         p99_ms=p99_ms,
@@ -134,8 +142,9 @@ def overload(setting: Setting, times: float = 10.0) -> Result:
 
 def soak(setting: Setting) -> Result:
     """80 % of the capacity, with a reload in the middle."""
-    rate_per_s = 0.8 * measure_capacity(setting).per_s
     soak_s = setting.minutes * 60
+    at_capacity = measure_capacity(setting, _CONCURRENCIES[-1:], turn_s=soak_s / 30)
+    rate_per_s = 0.8 * at_capacity.per_s
     every_s = min(10.0, soak_s / 40)
     shelf = Shelf.make(setting.bundle, setting.folder / "soak")
     with serving(shelf.served, setting.folder / "soak") as service:
@@ -156,6 +165,7 @@ def soak(setting: Setting) -> Result:
         name="soak",
         figures={
             "minutes": f"{setting.minutes:g}",
+            "requests/s at capacity": f"{at_capacity.per_s:.0f}",
             "requests/s": f"{rate_per_s:.0f}",
             "replies": counted(outcome),
             "p50, ms": f"{outcome.latency_ms(50):.0f}",

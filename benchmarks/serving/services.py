@@ -116,7 +116,7 @@ def running(service: Service, folder: Path) -> Iterator[str]:
         BenchmarkError: it did not start.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    url = f"http://127.0.0.1:{_free_port()}"
+    url = f"http://127.0.0.1:{free_port()}"
     log = folder / "log.txt"
     command = ["bentoml", "serve", service.target, "--host", "127.0.0.1"]
     with log.open("wb") as stream:
@@ -168,7 +168,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """One of this machine that nobody listens on now."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]

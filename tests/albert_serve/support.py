@@ -22,6 +22,7 @@ from albert_serve.bundle import file_entry
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICE = "albert_serve.service:AlbertServe"
+WORKER = "_bentoml_impl.worker.service"
 MAX_BODY_BYTES = 60_000
 MAX_ITEMS = 32
 START_TIMEOUT_S = 90.0
@@ -94,6 +95,24 @@ def wait_until_ready(running: Running) -> None:
                 return
         time.sleep(0.1)
     pytest.fail(f"the service was not ready within {START_TIMEOUT_S} s:\n{running.log}")
+
+
+def wait_until_started(service: Running, num_workers: int) -> None:
+    """The first that is ready answers for all."""
+    give_up_s = time.monotonic() + START_TIMEOUT_S
+    while service.log.count("Completed async startup hook") < num_workers:
+        assert time.monotonic() < give_up_s, service.log
+        time.sleep(0.1)
+
+
+def workers_of(running: Running) -> list[int]:
+    """The processes that answer, from Linux' /proc."""
+    children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children")
+    return [
+        int(pid)
+        for pid in children.read_text().split()
+        if WORKER in Path(f"/proc/{pid}/cmdline").read_text()
+    ]
 
 
 def free_port() -> int:

@@ -27,8 +27,15 @@ from albert_serve.errors import AlbertServeError, NotFoundError
 from albert_serve.metrics import Metrics
 from albert_serve.models import Models
 from albert_serve.settings import Settings
+from albert_serve.tokenizer import AlbertTokenizer
 from export.write import Limits, export_bundle
-from tests.albert_serve.support import Running, running_service, service_environment
+from tests.albert_serve.support import (
+    Running,
+    running_service,
+    service_environment,
+    wait_until_started,
+    workers_of,
+)
 
 REQUEST = {"inputs": "The [MASK] run.", "parameters": {"top_k": 3}}
 
@@ -71,7 +78,7 @@ def wait_for(condition: Callable[[], object], running: Running) -> None:
     give_up_s = time.monotonic() + 30
     while not condition():
         told = [line for line in running.log.splitlines() if " 200 " not in line]
-        assert time.monotonic() < give_up_s, told
+        assert time.monotonic() < give_up_s, "\n".join(told)
         time.sleep(0.1)
 
 
@@ -79,6 +86,10 @@ def answers_with(running: Running, revision: str) -> bool:
     """Whether all that answer have this revision: of several workers any may."""
     asked = (httpx.get(f"{running.url}/info").json()["revision"] for _ in range(8))
     return all(answer == revision for answer in asked)
+
+
+def logged(running: Running, told: str, times: int) -> bool:
+    return running.log.count(f"model served {told}") == times
 
 
 def test_each_model_answers_under_its_name_and_the_first_without_one(
@@ -184,6 +195,22 @@ def test_bundles_of_the_same_weights_have_one_encoder(bundle_dir: Path, tmp_path
     assert encoders[0] is encoders[1]
     assert encoders[0] is not encoders[2]  # other threads are another session
     assert all(each.options.spinning for each in loaded.values())
+
+
+def test_bundles_of_the_same_vocabulary_have_one_tokenizer(
+    shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[AlbertTokenizer] = []
+    from_file = AlbertTokenizer.from_file
+
+    def note(file: Path) -> AlbertTokenizer:
+        read.append(from_file(file))
+        return read[-1]
+
+    monkeypatch.setattr(AlbertTokenizer, "from_file", note)
+    models = load(settings_of(shelf))
+    assert set(models._loaded) == {"first", "second"}
+    assert len(read) == 1
 
 
 def test_threads_of_different_models_do_not_wait_actively(shelf: Path) -> None:
@@ -295,15 +322,6 @@ def test_a_list_that_cannot_be_read_changes_nothing(
     assert "the models were not reloaded, those before go on: " in caplog.text
 
 
-def workers_of(running: Running) -> list[int]:
-    children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children")
-    return [
-        int(pid)
-        for pid in children.read_text().split()
-        if "worker.service" in Path(f"/proc/{pid}/cmdline").read_text()
-    ]
-
-
 @contextlib.contextmanager
 def under_load(url: str) -> Iterator[Counter[object]]:
     """While four callers ask all the time; what came of it, by status or error."""
@@ -340,17 +358,19 @@ def test_hangup_reloads_every_worker_and_drops_nothing(
     with running_service(started, tmp_path) as running:
         first = Bundle.open(bundle_dir).manifest.revision
         second = Bundle.open(int8_dir).manifest.revision
+        wait_until_started(running, num_workers)
         pids = workers_of(running)
         with under_load(running.url) as seen:
-            for bundle, revision in ((int8_dir, second), (bundle_dir, first), (int8_dir, second)):
+            turns = ((int8_dir, second), (bundle_dir, first), (int8_dir, second))
+            for turn, (bundle, revision) in enumerate(turns, start=1):
                 put(bundle, place)
                 running.process.send_signal(signal.SIGHUP)
-                wait_for(functools.partial(answers_with, running, revision), running)
+                # Of every worker: one that is still at it would find the next one half put.
+                wait_for(functools.partial(logged, running, "is now", turn * num_workers), running)
+                assert answers_with(running, revision)
             damage(place)
             running.process.send_signal(signal.SIGHUP)
-            wait_for(
-                lambda: running.log.count("model served was not loaded") == num_workers, running
-            )
+            wait_for(functools.partial(logged, running, "was not loaded", num_workers), running)
             assert answers_with(running, second)
         assert set(seen) == {200}
         assert workers_of(running) == pids
