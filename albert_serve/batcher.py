@@ -129,12 +129,14 @@ class Batcher:
         deadline_s: float,
         *,
         priority: Priority = "interactive",
+        is_begun: bool = False,
     ) -> list[Logits]:
         """Logits of each input, in order. If one fails or is given up, the others are dropped.
 
         Args:
             deadline_s: seconds from now after which the answer is of no use.
             priority: "batch" for what can wait until no interactive request does.
+            is_begun: it goes on with what was let in before, and is not refused for the queue.
 
         Raises:
             QueueFullError: the queue has no room for all of them now, or they would wait too long.
@@ -146,7 +148,7 @@ class Batcher:
         if not inputs:
             return []
         call = self._call(inputs, deadline_s, priority)
-        self._enter(call)
+        self._enter(call, is_begun)
         try:
             self._observer.queued(call.task, call.num_tokens)
             await asyncio.wait({call.answer}, timeout=deadline_s)
@@ -187,12 +189,13 @@ class Batcher:
             answer=asyncio.get_running_loop().create_future(),
         )
 
-    def _enter(self, call: _Call) -> None:
+    def _enter(self, call: _Call, is_begun: bool) -> None:
         if not self._accepting:
             raise NotReadyError("the service is shutting down; send the request to another")
         with self._lock:
-            self._check_room(call)
-            self._check_wait(call)
+            if not is_begun:
+                self._check_room(call)
+                self._check_wait(call)
             self._scheduler.add(call)
             if self._scheduler.is_late(call, self._moment()):
                 self._scheduler.remove(call)

@@ -67,11 +67,13 @@ class ServedModel:
         """
         prepared = await _in_thread(self._prepare, task, given, ends_s=ends_s)
         work = Work(prepared)
-        body = None
+        body, is_begun = None, False
         while body is None:  # one round, but where the next inputs depend on these answers
             left_s = ends_s - time.monotonic()
-            logits = await self.batcher.run(work.inputs, left_s, priority=priority)
-            body = await _in_thread(_take, work, logits, given, ends_s=ends_s)
+            logits = await self.batcher.run(
+                work.inputs, left_s, priority=priority, is_begun=is_begun
+            )
+            body, is_begun = await _in_thread(_take, work, logits, given, ends_s=ends_s), True
         return prepared, body
 
     async def close(self) -> None:

@@ -188,6 +188,23 @@ def test_a_full_queue_refuses_with_a_time_and_takes_work_again_when_drained() ->
     asyncio.run(check())
 
 
+def test_what_has_begun_is_not_refused_by_a_full_queue() -> None:
+    async def check() -> None:
+        engine = FakeEngine()
+        batcher = make_batcher(engine, max_queue_tokens=100)
+        engine.open.clear()
+        running = await occupied(engine, batcher, [1] * 50)
+        queued = await started(batcher, [2] * 90)
+        second_round = asyncio.create_task(batcher.run([make_input([3] * 11)], 10.0, is_begun=True))
+        await asyncio.sleep(0)
+        assert batcher.num_queued_tokens == 90 + 11
+        engine.open.set()
+        await asyncio.gather(running, queued, second_round)
+        await batcher.close()
+
+    asyncio.run(check())
+
+
 def test_a_request_larger_than_the_queue_is_told_to_split() -> None:
     async def check() -> None:
         batcher = make_batcher(FakeEngine(), max_queue_tokens=100)
