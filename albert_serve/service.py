@@ -30,6 +30,7 @@ from albert_serve.runtime import check_runtime
 from albert_serve.settings import Settings, num_workers
 from albert_serve.supervision import supervise
 from albert_serve.surfaces import Labels, Paths
+from albert_serve.tracing import trace_when_seen
 
 # BentoML ends a request after this; our deadlines are shorter, and say why (settings.py).
 _BENTOML_TIMEOUT_S: Final = 60
@@ -119,6 +120,7 @@ class _Shell(Service[Serving]):  # type: ignore[misc]
             keys = _read_keys(settings)
             self.add_asgi_middleware(Guard, keys=keys, surfaces=settings.guard)
         app = super().to_asgi(is_main=is_main)
+        trace_when_seen(app)
         app.add_middleware(Labels)
         app.add_middleware(
             Door,

@@ -1,0 +1,60 @@
+"""OpenTelemetry: whose trace a request belongs to, as the log has it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.albert_serve.support import Running, running_service, service_environment
+
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+WITH_EXPORTER = """
+services:
+  albert_serve:
+    tracing:
+      exporter_type: in_memory
+      sample_rate: 1.0
+"""
+
+
+def ask(running: Running, request_id: str, **headers: str) -> None:
+    reply = httpx.get(f"{running.url}/info", headers={"X-Request-ID": request_id, **headers})
+    assert reply.status_code == 200
+
+
+def line_of(running: Running, request_id: str) -> dict[str, Any]:
+    """What the log has of a request, once its reply has been sent."""
+    give_up_s = time.monotonic() + 20
+    while not (found := [line for line in running.log.splitlines() if request_id in line]):
+        assert time.monotonic() < give_up_s, f"{request_id} is not in the log"
+        time.sleep(0.01)
+    line: dict[str, Any] = json.loads(found[0])
+    return line
+
+
+@pytest.mark.parametrize("config", [None, WITH_EXPORTER], ids=["alone", "with an exporter"])
+def test_a_callers_trace_is_taken_up_and_another_made_only_for_an_exporter(
+    config: str | None, bundle_dir: Path, tmp_path: Path
+) -> None:
+    environment = service_environment(bundle_dir, tmp_path / "home")
+    environment["ALBERT_SERVE_LOG_FORMAT"] = "json"
+    if config is not None:
+        file = tmp_path / "bentoml.yaml"
+        file.write_text(config)
+        environment["BENTOML_CONFIG"] = str(file)
+    with running_service(environment, tmp_path) as running:
+        ask(running, "in-a-trace", traceparent=f"00-{TRACE_ID}-00f067aa0ba902b7-01")
+        ask(running, "untraced")
+        assert line_of(running, "in-a-trace")["trace_id"] == TRACE_ID
+        own = line_of(running, "untraced").get("trace_id")
+    if config is None:
+        assert own is None
+    else:
+        assert re.fullmatch(r"[0-9a-f]{32}", own)
+        assert own != TRACE_ID
