@@ -27,6 +27,8 @@ from training.shards import Shards
 LENGTH = 64
 VOCAB_SIZE = 800
 EVERY_TOKEN = NgramMasking(word_starts=np.ones(VOCAB_SIZE, bool))
+# With one CPU torch warns of two workers.
+ON_ANY_NUMBER_OF_CPUS = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 corpora = st.lists(
     st.lists(st.integers(1, 12) | st.integers(1, 90), min_size=1, max_size=12),
     min_size=1,
@@ -289,6 +291,7 @@ def test_a_step_is_cut_into_batches_of_its_rows(collator: Collator, plan: Plan) 
             assert_same(batch, collator(step.rows[4 * number : 4 * number + 4]))
 
 
+@ON_ANY_NUMBER_OF_CPUS
 def test_workers_make_the_same_batches(collator: Collator, plan: Plan) -> None:
     """In the same order, over more than an epoch."""
     slicing = Slicing(num_rows=100, rows_a_batch=50)
@@ -301,6 +304,7 @@ def test_workers_make_the_same_batches(collator: Collator, plan: Plan) -> None:
             assert_same(batch, same)
 
 
+@ON_ANY_NUMBER_OF_CPUS
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_go_on_from_a_position(collator: Collator, plan: Plan, num_workers: int) -> None:
     slicing = Slicing(num_rows=60, rows_a_batch=20)
