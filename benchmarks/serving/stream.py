@@ -138,4 +138,6 @@ def _cut(
     whole = " ".join(words[start : start + length])
     # The last token is [SEP], which stands nowhere in the text.
     text = whole[: tokenizer.encode(whole).offsets[length - 2][1]].strip()
-    return Item(task=task, text=text, num_tokens=len(tokenizer.encode(text).ids))
+    while (num_tokens := len(tokenizer.encode(text).ids)) > length:
+        text = text[:-1]  # a word that was cut may be more tokens than it had in the whole
+    return Item(task=task, text=text, num_tokens=num_tokens)
