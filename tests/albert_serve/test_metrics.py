@@ -16,6 +16,9 @@ from typing import Any
 
 import httpx
 import pytest
+from grafana_foundation_sdk.cog import plugins
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
@@ -135,6 +138,25 @@ def test_the_dashboard_asks_for_metrics_that_exist_with_labels_that_they_have(
         assert used <= known, expression
     for variable in dashboard["templating"]["list"]:
         assert set(_METRIC.findall(variable["query"])) <= set(labels)
+
+
+def test_grafanas_own_types_read_all_of_the_dashboard() -> None:
+    content = json.loads(DASHBOARD.read_text())
+    plugins.register_default_plugins()
+    read = json.loads(JSONEncoder().encode(Dashboard.from_json(content)))
+    assert list(lost(content, read)) == []
+
+
+def lost(given: Any, read: Any, place: str = "") -> Iterator[str]:
+    """Where what was read lacks, or has otherwise, what was given."""
+    if isinstance(given, dict) and isinstance(read, dict):
+        for name, value in given.items():
+            yield from lost(value, read.get(name), f"{place}.{name}")
+    elif isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
+        for number, (one, other) in enumerate(zip(given, read, strict=True)):
+            yield from lost(one, other, f"{place}[{number}]")
+    elif given != read:
+        yield place
 
 
 def test_the_dashboards_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
