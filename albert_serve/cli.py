@@ -54,8 +54,10 @@ examples:
   albert-serve score --task text-classification reviews.jsonl scored.jsonl
   albert-serve score --task question-answering --parameters '{"top_k": 3}' in.jsonl.gz out.jsonl.gz
 
-A row of the input is {"inputs": ...} as the endpoint takes it, or the fields of one item: {"text"},
-{"text", "text_pair"} or {"question", "context"}. An "id" is passed through.
+A row of the input is {"inputs": ..., "parameters": ...} as the endpoint takes it, or the fields of
+one item: {"text"}, {"text", "text_pair"}, {"question", "context"} or {"sentences"}. A row of the
+output is {"id", "output"}, or {"id", "error", "error_type"}: a bad row never stops the job; the "id"
+is the input's. Files ending in .gz or .xz are compressed. The output appears when it is complete.
 """
 _INFO_EXAMPLES: Final = """\
 examples:
@@ -254,7 +256,9 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_runtime_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--threads", metavar="N", help="threads of one run (the usable CPUs)")
+    parser.add_argument(
+        "--threads", metavar="N", help="threads of one run (the usable CPUs, shared among workers)"
+    )
     parser.add_argument("--device", choices=get_args(Device), help="where to run it (auto)")
     parser.add_argument(
         "--prepack",

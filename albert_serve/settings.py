@@ -85,13 +85,13 @@ class Settings:
         prepack: PREPACK, where weights laid out for this CPU are kept: memory, cache (a folder
             whose pages all workers share), none, or auto: cache if there are several workers.
         spinning: SPINNING, on or off: whether threads wait for each other actively; auto: unless
-            there are several models, whose threads would wait for each other's cores.
+            there are models of different weights, whose threads would wait for each other's cores.
         cache_folder: CACHE, the folder of prepack "cache"; by default the user's cache folder.
         max_batch_tokens: MAX_BATCH_TOKENS, padding included, that run together; by default what
             suits the engine's device.
         max_queue_tokens: MAX_QUEUE_TOKENS that may wait; past it requests get 429.
-        max_wait_s: MAX_WAIT_S, seconds that an interactive request may have to wait, as far as can
-            be told when it comes; past it 429.
+        max_wait_s: MAX_WAIT_S, seconds; more interactive requests at once than are answered in so
+            many get 429, but for a number that is always taken (door.py).
         deadline_s: DEADLINE_S, seconds after which a request gets 504.
         max_body_bytes: MAX_BODY_BYTES of one request; past it 413.
         max_items: MAX_ITEMS in one request's list; past it 422.

@@ -17,6 +17,7 @@ from albert_serve.errors import (
     TextTooLongError,
     request_error,
 )
+from tests.albert_serve.support import ROOT
 
 # The name, at four columns a level, then perhaps a status.
 DRAWN_LINE = re.compile(r"^(?P<indent>[ │├└─]*)(?P<name>[A-Z]\w+Error)\b\s*(?P<status>\d{3})?")
@@ -96,3 +97,19 @@ def test_types_are_told_apart_by_name() -> None:
     leaves = [kind for kind in public_errors().values() if not kind.__subclasses__()]
     names = [kind.error_type for kind in leaves if issubclass(kind, RequestError)]
     assert len(set(names)) == len(names)
+
+
+def test_the_documents_table_has_every_error_that_a_client_can_meet() -> None:
+    rows = re.findall(
+        r"^\| (\d+) \| `(\w+)` \|.*\| `(\w+)` \|$",
+        (ROOT / "docs/errors.md").read_text(),
+        re.MULTILINE,
+    )
+    for status, error_type, name in rows:
+        assert type(request_error(int(status), "why", error_type)).__name__ == name
+    ours = {
+        (str(int(kind.status)), kind.error_type, kind.__name__)
+        for kind in public_errors().values()
+        if issubclass(kind, RequestError) and kind is not RequestError
+    }
+    assert ours <= set(rows)
