@@ -10,9 +10,17 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
 
 from albert_serve.config import AlbertConfig
 from albert_serve.config import Precision as Precision
@@ -68,6 +76,12 @@ class TaskEntry(BaseModel):
     num_outputs: int = Field(ge=1)
     labels: list[str] | None = None
     problem_type: ProblemType | None = None
+
+    @model_validator(mode="after")
+    def _check_labels(self) -> Self:
+        if self.labels and len(self.labels) != self.num_outputs:
+            raise ValueError(f"{len(self.labels)} labels for {self.num_outputs} outputs")
+        return self
 
 
 class Quality(BaseModel):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Generic, TypeAlias, TypedDict, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -33,12 +34,15 @@ from albert_serve.schemas import (
     Truncation,
     describe,
 )
+from albert_serve.wire import MAX_ITEMS
 
 ReplyT = TypeVar("ReplyT")
 
 TextLike: TypeAlias = str | TextInput | Mapping[str, str]
 PairLike: TypeAlias = TextPair | Mapping[str, str]
 QuestionLike: TypeAlias = QuestionContext | Mapping[str, str]
+
+_ITEM_TOLD: Final = re.compile(r"^inputs\[(\d+)\]")
 
 # A list of any one of these, which `list[TextLike]` would not take.
 TextT = TypeVar("TextT", bound=TextLike)
@@ -266,13 +270,31 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def _body(request: type[BaseModel], inputs: object, options: Mapping[str, Any]) -> dict[str, Any]:
-    items = [_plain(item) for item in inputs] if isinstance(inputs, list) else _plain(inputs)
-    given = {"inputs": items, "parameters": dict(options)}
+    if not isinstance(inputs, list):
+        return _checked(request, _plain(inputs), options)
+    items = [_plain(item) for item in inputs]
+    # A longer list than one request may have goes in several.
+    body = _checked(request, items[:MAX_ITEMS], options)
+    for start in range(MAX_ITEMS, len(items), MAX_ITEMS):
+        try:
+            more = _checked(request, items[start : start + MAX_ITEMS], options)
+        except InvalidInputError as error:
+            raise InvalidInputError(renumbered(str(error), start)) from error
+        body["inputs"] += more["inputs"]
+    return body
+
+
+def _checked(request: type[BaseModel], inputs: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        checked = request.model_validate(given)
+        checked = request.model_validate({"inputs": inputs, "parameters": dict(options)})
     except ValidationError as error:
         raise InvalidInputError(describe(error)) from error
     return checked.model_dump(exclude_unset=True)
+
+
+def renumbered(told: str, num_before: int) -> str:
+    """A message about an item, with the number that it has in the list that a part is of."""
+    return _ITEM_TOLD.sub(lambda match: f"inputs[{int(match[1]) + num_before}]", told)
 
 
 def _plain(item: object) -> object:

@@ -53,16 +53,19 @@ class Catalogue:
 
     Attributes:
         specs: by name.
-        chosen: the name of the one that answers where none is asked for, if one was chosen.
+        chosen: the name of the one that answers where none is asked for, if their file chooses.
+        preferred: if it does not, and there is such a one.
     """
 
     specs: Mapping[str, ModelSpec]
     chosen: str | None = None
+    preferred: str | None = None
 
     @property
     def default(self) -> str:
-        """The name of the one that was chosen, or else of the first."""
-        return self.chosen or next(iter(self.specs))
+        """The name of the one that was chosen or is preferred, or else of the first."""
+        preferred = self.preferred if self.preferred in self.specs else None
+        return self.chosen or preferred or next(iter(self.specs))
 
 
 def read_catalogue(settings: Settings) -> Catalogue:
@@ -75,9 +78,9 @@ def read_catalogue(settings: Settings) -> Catalogue:
         assert settings.bundle is not None
         # Not where a link leads: what it leads to may be changed, and the name stays.
         name = Path(os.path.abspath(settings.bundle)).name
-        return _catalogue([ModelSpec(name=name, bundle=settings.bundle)])
+        return _catalogue([ModelSpec(name=name, bundle=settings.bundle)], settings)
     if settings.models.is_dir():
-        return _read_folder(settings.models)
+        return _catalogue(_read_folder(settings.models), settings)
     listed = read_models_file(settings.models)
     specs = [
         ModelSpec(
@@ -88,10 +91,10 @@ def read_catalogue(settings: Settings) -> Catalogue:
         )
         for name, entry in listed.models.items()
     ]
-    return _catalogue(specs, listed.default)
+    return _catalogue(specs, settings, listed.default)
 
 
-def _read_folder(folder: Path) -> Catalogue:
+def _read_folder(folder: Path) -> list[ModelSpec]:
     found = sorted(manifest.parent for manifest in folder.glob(f"*/{MANIFEST_FILE}"))
     # What is being written or was put aside begins with a dot.
     found = [bundle for bundle in found if not bundle.name.startswith(".")]
@@ -105,8 +108,12 @@ def _read_folder(folder: Path) -> Catalogue:
             raise ConfigError(
                 f"{bundle} cannot be a model's name; allowed are up to 64 of A-Z a-z 0-9 . _ -"
             )
-    return _catalogue([ModelSpec(name=bundle.name, bundle=bundle) for bundle in found])
+    return [ModelSpec(name=bundle.name, bundle=bundle) for bundle in found]
 
 
-def _catalogue(specs: list[ModelSpec], chosen: str | None = None) -> Catalogue:
-    return Catalogue(specs={spec.name: spec for spec in specs}, chosen=chosen)
+def _catalogue(specs: list[ModelSpec], settings: Settings, chosen: str | None = None) -> Catalogue:
+    return Catalogue(
+        specs={spec.name: spec for spec in specs},
+        chosen=chosen,
+        preferred=settings.default_model,
+    )

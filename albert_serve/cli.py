@@ -56,8 +56,8 @@ examples:
 
 A row of the input is {"inputs": ..., "parameters": ...} as the endpoint takes it, or the fields of
 one item: {"text"}, {"text", "text_pair"}, {"question", "context"} or {"sentences"}. A row of the
-output is {"id", "output"}, or {"id", "error", "error_type"}: a bad row never stops the job; the "id"
-is the input's. Files ending in .gz or .xz are compressed. The output appears when it is complete.
+output is {"id", "output"}, or {"id", "error", "error_type"}, with the "id" of the input: a bad row
+never stops the job. Files ending in .gz or .xz are compressed. The output appears when it is whole.
 """
 _INFO_EXAMPLES: Final = """\
 examples:

@@ -20,8 +20,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from albert_serve.access import PRIORITY_HEADER
 from albert_serve.envelope import error_response, find_or_make_id
 from albert_serve.errors import QueueFullError
+from albert_serve.pace import limit_retry_after_s
 
 _BUSY_INSIDE: Final = 16  # so many keep the service busy
+_IDLE_INSIDE: Final = 4  # fewer do not
 # So many are never too many: 64 callers that ask again and again get in, however slow the model.
 _LEAST_INSIDE: Final = 72
 _FIRST_INSIDE: Final = 256  # so many are let in until it was busy for once
@@ -37,7 +39,8 @@ class Crowd:
 
     Who comes in stays as long as it takes to get through those who are there: their number by the
     requests that are answered in a second. That is measured while there are enough of them to keep
-    the service busy, and holds for whatever it is short of.
+    the service busy, and holds for whatever it is short of. What is refused inside or is not valid
+    takes less than an answer: a time with more of these than of answers teaches nothing.
 
     Args:
         max_stay_s: so long may one stay.
@@ -50,7 +53,7 @@ class Crowd:
         self._clock = clock
         self._per_s = 0.0
         self._busy_since_s: float | None = None  # when this measurement began
-        self._num_left = 0
+        self._num_answered = self._num_late = self._num_others = 0
 
     @property
     def most(self) -> int:
@@ -72,22 +75,37 @@ class Crowd:
         """One more is inside."""
         self.num_inside += 1
         if self._busy_since_s is None and self.num_inside >= _BUSY_INSIDE:
-            self._busy_since_s, self._num_left = self._clock(), 0
+            self._begin()
 
-    def leave(self, *, answered: bool = True) -> None:
-        """One has its answer, or a refusal, which takes less and so teaches nothing."""
+    def leave(self, status: int | None = HTTPStatus.OK) -> None:
+        """One has its reply of this status, or is gone without one."""
         self.num_inside -= 1
-        self._num_left += answered
+        if status == HTTPStatus.GATEWAY_TIMEOUT:
+            self._num_late += 1
+        elif status is not None and status < HTTPStatus.BAD_REQUEST:
+            self._num_answered += 1
+        else:
+            self._num_others += 1
         if self._busy_since_s is None:
+            return
+        if self.num_inside < _IDLE_INSIDE:  # what comes next may come much later
+            self._busy_since_s = None
             return
         elapsed_s = self._clock() - self._busy_since_s
         if elapsed_s < _WINDOW_S:
             return
         self._busy_since_s = None
         if self.num_inside >= _BUSY_INSIDE // 2:  # else it answered what came, less than it could
-            per_s = self._num_left / elapsed_s
-            self._per_s += _SMOOTHING * (per_s - self._per_s) if self._per_s else per_s
-            self._busy_since_s, self._num_left = self._clock(), 0
+            if self._num_others <= self._num_answered + self._num_late:
+                self._learn(self._num_answered / elapsed_s)
+            self._begin()
+
+    def _begin(self) -> None:
+        self._busy_since_s = self._clock()
+        self._num_answered = self._num_late = self._num_others = 0
+
+    def _learn(self, per_s: float) -> None:
+        self._per_s += _SMOOTHING * (per_s - self._per_s) if self._per_s else per_s
 
 
 class House(Protocol):
@@ -106,7 +124,7 @@ class Door:
     """ASGI middleware, outside of all others: answers 429 at once where too many are inside.
 
     Each model has a place of its own inside, and batch jobs have one apart. A request is inside
-    from when its body has come: who sends slowly keeps nobody out.
+    from when its body has come until its reply begins: who sends or reads slowly keeps nobody out.
 
     Args:
         house: gives who is behind the door; None while the service starts.
@@ -134,7 +152,8 @@ class Door:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
         house = self._house()
-        asked = house.asked_by(scope["path"]) if house and scope["type"] == "http" else None
+        is_task = scope["type"] == "http" and scope["method"] == "POST"
+        asked = house.asked_by(scope["path"]) if house and is_task else None
         if house is None or asked is None:
             await self.app(scope, receive, send)
             return
@@ -165,27 +184,31 @@ class Door:
         self._num_refused, self._told_s = 0, time.monotonic()
 
     async def _pass(self, crowd: Crowd, scope: Scope, receive: Receive, send: Send) -> None:
-        entered = answered = False
+        entered = left = False
 
         async def read() -> Message:
             nonlocal entered
             message = await receive()
-            if not entered and not message.get("more_body"):
+            if not entered and not left and not message.get("more_body"):
                 entered = True
                 crowd.enter()
             return message
 
         async def reply(message: Message) -> None:
-            nonlocal answered
             if message["type"] == "http.response.start":
-                answered = message["status"] < HTTPStatus.BAD_REQUEST
+                leave(message["status"])
             await send(message)
+
+        def leave(status: int | None) -> None:
+            nonlocal left
+            if entered and not left:
+                crowd.leave(status)
+            left = True
 
         try:
             await self.app(scope, read, reply)
         finally:
-            if entered:
-                crowd.leave(answered=answered)
+            leave(None)
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
@@ -196,5 +219,5 @@ def _full(crowd: Crowd) -> QueueFullError:
     return QueueFullError(
         f"{crowd.num_inside} requests are being answered, which takes {crowd.stay_s:.2g} s; "
         f"{crowd.most} are taken at once; try again later",
-        retry_after_s=max(1.0, crowd.stay_s),
+        retry_after_s=limit_retry_after_s(crowd.stay_s),
     )

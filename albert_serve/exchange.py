@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import random
-import re
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
@@ -46,7 +45,6 @@ from albert_serve.schemas import (
 _RETRIED: Final = frozenset({429, 503})
 _FIRST_DELAY_S: Final = 0.2
 _MAX_CHARS_TOLD: Final = 200
-_ITEM_TOLD: Final = re.compile(r"^inputs\[(\d+)\]")
 
 _logger = logging.getLogger(__name__)
 ReplyT = TypeVar("ReplyT")
@@ -189,10 +187,10 @@ class Exchange:
             part = parts.pop(0)
             try:
                 answers.extend(cast("list[Any]", (yield from self._try(part, deadline))))
-            except (TooMuchAtOnceError, BodyTooLargeError):
+            except (TooMuchAtOnceError, BodyTooLargeError) as error:
                 # What a list's items hold together, in tokens, only the service can count.
                 if part.num_items < 2:
-                    raise
+                    raise _of_item(error, len(answers)) from error
                 parts[:0] = part.halves()
             except InvalidInputError as error:
                 raise _renumbered(error, len(answers)) from error
@@ -277,12 +275,18 @@ def _refusal(response: Received) -> RequestError:
     return error
 
 
+def _of_item(error: RequestError, number: int) -> RequestError:
+    """The error of an item that was sent by itself, with the number that it has in the list."""
+    numbered = type(error)(f"inputs[{number}]: {str(error).removeprefix('inputs[0]: ')}")
+    numbered.request_id = error.request_id
+    return numbered
+
+
 def _renumbered(error: InvalidInputError, num_before: int) -> InvalidInputError:
     """The error with the number that an item has in the whole list."""
-    told = _ITEM_TOLD.sub(lambda match: f"inputs[{int(match[1]) + num_before}]", str(error))
-    renumbered = type(error)(told)
-    renumbered.request_id = error.request_id
-    return renumbered
+    told = type(error)(calls.renumbered(str(error), num_before))
+    told.request_id = error.request_id
+    return told
 
 
 def _retry_after_s(response: Received) -> float | None:
@@ -292,7 +296,7 @@ def _retry_after_s(response: Received) -> float | None:
         return float(told)
     try:
         until = parsedate_to_datetime(told)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     if until.tzinfo is None:
         return None

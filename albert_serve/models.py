@@ -19,7 +19,7 @@ from albert_serve.metrics import Metrics
 from albert_serve.runtime import return_free_memory
 from albert_serve.schemas import MODELS_PATH
 from albert_serve.served import ServedModel
-from albert_serve.settings import RuntimeOptions, Settings
+from albert_serve.settings import DEFAULT_VARIABLE, RuntimeOptions, Settings
 from albert_serve.tasks import AnyTask
 from albert_serve.tasks.load import load_tasks
 from albert_serve.tokenizer import AlbertTokenizer
@@ -124,37 +124,40 @@ class Models:
         async with self._reload_turn:
             try:
                 catalogue = await asyncio.to_thread(read_catalogue, self.settings)
-                bundles = await asyncio.to_thread(self._open_bundles, catalogue)
-                options = _options(self.settings, catalogue, bundles)
-            except (AlbertServeError, OSError) as error:
+                bundles, kept = await asyncio.to_thread(self._open_bundles, catalogue)
+                options = _options(self.settings, catalogue, bundles | kept)
+            except Exception as error:  # noqa: BLE001  # whatever it is, the service goes on
                 _logger.error("the models were not reloaded, those before go on: %s", error)
                 for name in self._served:
                     self._metrics.reloaded(name, "rejected")
                 return
             for name, bundle in bundles.items():
                 await self._replace(catalogue.specs[name], bundle, options[name])
-            for name in set(self._served) - set(catalogue.specs):
+            for name in sorted(set(self._served) - set(catalogue.specs)):
                 self._remove(name)
             # Without a choice it stays who it was: a new model may come first by name.
             if catalogue.chosen in self._served:
                 self._default = catalogue.chosen
+            elif self._default not in self._served:
+                there = [name for name in catalogue.specs if name in self._served]
+                self._default = (there or list(self._served))[0]
 
     async def close(self) -> None:
         """Finish what was accepted."""
         self.accepting = False
         await asyncio.gather(*(served.close() for served in self._served.values()), *self._closing)
 
-    def _open_bundles(self, catalogue: Catalogue) -> dict[str, Bundle]:
-        """Those that can be opened; in place of one that cannot, the one that is in use."""
-        bundles = {}
+    def _open_bundles(self, catalogue: Catalogue) -> tuple[dict[str, Bundle], dict[str, Bundle]]:
+        """Those that can be opened; and of those that cannot, the ones that are in use."""
+        bundles, kept = {}, {}
         for name, spec in catalogue.specs.items():
             try:
                 bundles[name] = spec.open_bundle()
             except AlbertServeError as error:
                 self._reject(name, error)
                 if name in self._loaded:
-                    bundles[name] = self._loaded[name].bundle
-        return bundles
+                    kept[name] = self._loaded[name].bundle
+        return bundles, kept
 
     async def _replace(self, spec: ModelSpec, bundle: Bundle, options: RuntimeOptions) -> None:
         before = self._loaded.get(spec.name)
@@ -181,8 +184,6 @@ class Models:
         self._metrics.reloaded(name, "removed")
         del self._loaded[name]
         self._close_later(self._served.pop(name))
-        if self._default == name:
-            self._default = next(iter(self._served))
 
     def _reject(self, name: str, error: Exception) -> None:
         kept = "the one before goes on" if name in self._served else "it is not served"
@@ -234,14 +235,24 @@ async def _close(served: ServedModel) -> None:
     await asyncio.to_thread(return_free_memory)
 
 
-def check_models(settings: Settings) -> None:
+def check_models(settings: Settings) -> str:
     """See that everything that is to be served is there, and whole.
+
+    Returns:
+        The name of the default.
 
     Raises:
         AlbertServeError: it is not.
     """
-    for spec in read_catalogue(settings).specs.values():
+    catalogue = read_catalogue(settings)
+    preferred = settings.default_model
+    if preferred not in (None, *catalogue.specs):
+        raise ConfigError(
+            f"{DEFAULT_VARIABLE} is {preferred!r}; there are {', '.join(catalogue.specs)}"
+        )
+    for spec in catalogue.specs.values():
         spec.open_bundle()
+    return catalogue.default
 
 
 def _options(

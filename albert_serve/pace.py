@@ -40,5 +40,10 @@ class Pace:
 
     def retry_after_s(self, num_tokens: int) -> float:
         """When so many tokens that wait will have been computed: 1 to 60 seconds from now."""
-        least, most = _RETRY_AFTER_S
-        return min(most, max(least, num_tokens * self.usual_s_per_token))
+        return limit_retry_after_s(num_tokens * self.usual_s_per_token)
+
+
+def limit_retry_after_s(seconds: float) -> float:
+    """What callers are told to wait, 1 to 60 seconds: by then anything may have changed."""
+    least, most = _RETRY_AFTER_S
+    return min(most, max(least, seconds))

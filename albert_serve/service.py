@@ -8,6 +8,7 @@ ask is in `access.py`.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
 from functools import partial
@@ -27,7 +28,7 @@ from albert_serve.metrics import Metrics
 from albert_serve.models import Models, check_models
 from albert_serve.openapi import describe_service
 from albert_serve.runtime import check_runtime
-from albert_serve.settings import Settings, num_workers
+from albert_serve.settings import DEFAULT_VARIABLE, Settings, num_workers
 from albert_serve.supervision import supervise
 from albert_serve.surfaces import Labels, Paths
 from albert_serve.tracing import trace_when_seen
@@ -56,7 +57,8 @@ class Serving:
             configure_logs(settings.log_format)
             if settings.has_keys:
                 _read_keys(settings)
-            check_models(settings)
+            # A worker that is started later, when models have come and gone, has the same.
+            os.environ[DEFAULT_VARIABLE] = check_models(settings)
         except AlbertServeError as error:
             raise SystemExit(f"error: {error}") from error
         supervise()

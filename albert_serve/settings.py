@@ -18,6 +18,7 @@ from albert_serve.models_file import read_models_file
 
 BUNDLE_VARIABLE: Final = "ALBERT_SERVE_BUNDLE"
 MODELS_VARIABLE: Final = "ALBERT_SERVE_MODELS"
+DEFAULT_VARIABLE: Final = "ALBERT_SERVE_DEFAULT_MODEL"
 CACHE_VARIABLE: Final = "ALBERT_SERVE_CACHE"
 _WORKERS: Final = "ALBERT_SERVE_WORKERS"
 _API_KEYS: Final = "ALBERT_SERVE_API_KEYS"
@@ -79,6 +80,8 @@ class Settings:
     Attributes:
         bundle: BUNDLE, the folder to serve; by default the one that ships in `models/`.
         models: MODELS, in its place: a folder of bundles, or a YAML file that lists some.
+        default_model: DEFAULT_MODEL, who answers where no model is named and the YAML file chooses
+            none; by default the first.
         num_workers: WORKERS, processes that serve.
         num_threads: THREADS of one run; by default the usable CPUs, divided among the workers.
         device: DEVICE to run on: auto (CUDA where there is a device), cpu or cuda.
@@ -107,6 +110,7 @@ class Settings:
 
     bundle: Path | None
     models: Path | None = None
+    default_model: str | None = None
     num_workers: int = 1
     num_threads: int | None = None
     device: Device = "auto"
@@ -160,7 +164,13 @@ class Settings:
         sources = _sources(given)
         if sources["models"] is not None and "num_workers" not in chosen:
             chosen["num_workers"] = _listed_workers(sources["models"])
-        return cls(**sources, cache_folder=_cache_folder(given), **_access(given), **chosen)
+        return cls(
+            **sources,
+            default_model=given.get(DEFAULT_VARIABLE),
+            cache_folder=_cache_folder(given),
+            **_access(given),
+            **chosen,
+        )
 
     @property
     def has_keys(self) -> bool:

@@ -185,7 +185,7 @@ class _Amount:
         Raises:
             TooMuchAtOnceError: with it there are too many tokens or masks, or too long answers.
         """
-        self._num_tokens += item.num_tokens
+        self._num_tokens += max(item.num_tokens, item.num_round_tokens)
         self._num_masks += item.num_wide_rows
         self._num_held_bytes += item.num_held_bytes
         if self._num_tokens > self._max_tokens:

@@ -64,12 +64,14 @@ class Prepared(Round[AnswerT_co]):
     Attributes:
         num_truncated: tokens that were left out because the caller allowed it.
         warnings: what the reply must tell the caller.
+        num_round_tokens: tokens of its widest round, at most.
         num_wide_rows: rows of logits as wide as the vocabulary that it needs at once, at most; an
             answer stands on all of them, so that they are held together.
         num_held_bytes: what its answer, and the way to it, take of memory, about.
     """
 
     num_truncated: int = 0
+    num_round_tokens: int = 0
     num_wide_rows: int = 0
     num_held_bytes: int = 0
     warnings: list[str] = field(default_factory=list)

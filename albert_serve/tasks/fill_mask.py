@@ -57,6 +57,7 @@ class FillMask:
         """
         first: Round[AnyFillMaskAnswer]
         warnings: Sequence[str] = ()
+        num_round_tokens = 0
         if parameters.multi_token_targets:
             whole = read_whole(self.tokenizer, _targets(parameters))
             num_more = max(map(len, whole)) - 1
@@ -76,11 +77,13 @@ class FillMask:
             filling = kind(text=text, candidates=ids, top_k=parameters.top_k)
             first, num_wide_rows = filling.start(), filling.num_wide_rows
             num_answers, num_held_bytes = filling.num_answers, 0
+            num_round_tokens = filling.num_round_tokens
         return Prepared(
             inputs=first.inputs,
             finish=first.finish,
             num_truncated=fitted.num_truncated,
             warnings=list(warnings),
+            num_round_tokens=num_round_tokens,
             num_wide_rows=num_wide_rows,
             # Each answer has the whole text in it.
             num_held_bytes=num_held_bytes
@@ -147,6 +150,10 @@ class _Filling:
     @property
     def num_wide_rows(self) -> int:
         return len(self.text.masks)
+
+    @property
+    def num_round_tokens(self) -> int:
+        return len(self.text.ids)
 
     @property
     def num_answers(self) -> int:

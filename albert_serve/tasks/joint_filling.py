@@ -115,6 +115,12 @@ class JointFilling:
         return max(num_masks, self._width * (num_masks - 1))
 
     @property
+    def num_round_tokens(self) -> int:
+        """Tokens that a round has, at most: each partial filling is a reading of the text."""
+        num_readings = self._width if len(self.text.masks) > 1 else 1
+        return num_readings * len(self.text.ids)
+
+    @property
     def num_answers(self) -> int:
         """Fillings that are held, those that are answered among them."""
         return self._width

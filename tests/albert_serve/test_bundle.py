@@ -143,6 +143,11 @@ def test_every_file_must_be_listed(folder: Path, name: str) -> None:
             r"qa_outputs.weight has shape \(2, 64\)",
             id="outputs",
         ),
+        pytest.param(
+            lambda m: m["tasks"]["text-classification"].update(labels=["a"]),
+            "1 labels for 2 outputs",
+            id="labels",
+        ),
     ],
 )
 def test_a_manifest_that_contradicts_itself_or_the_weights(

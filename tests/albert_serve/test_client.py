@@ -18,7 +18,7 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from albert_serve import calls, schemas
+from albert_serve import calls, schemas, wire
 from albert_serve.client import AlbertClient, AsyncAlbertClient
 from albert_serve.errors import (
     BodyTooLargeError,
@@ -465,7 +465,7 @@ def test_parts_keep_to_the_limit_of_bytes(replying: Replying) -> None:
 
 def test_an_item_over_the_limit_of_bytes_goes_alone(replying: Replying) -> None:
     client, seen = replying(limits(100, 50), orders(0), refusal(413, "body_too_large"))
-    with pytest.raises(BodyTooLargeError):
+    with pytest.raises(BodyTooLargeError, match=r"^inputs\[1\]: "):
         client.sentence_order(pairs(2, length=80))
     assert [sent(request) for request in seen[1:]] == [[0], [1]]
 
@@ -481,7 +481,7 @@ def test_what_is_too_much_at_once_is_halved(replying: Replying) -> None:
 
 def test_one_item_that_is_too_much_is_an_error(replying: Replying) -> None:
     client, _ = replying(limits(100), *[refusal(422, "too_much_at_once")] * 2)
-    with pytest.raises(InvalidInputError, match=r"^no$"):
+    with pytest.raises(InvalidInputError, match=r"^inputs\[0\]: no$"):
         client.sentence_order(pairs(2))
 
 
@@ -493,6 +493,16 @@ def test_an_item_that_is_refused_has_its_number_in_the_whole_list(replying: Repl
     with pytest.raises(NoMaskError, match=r"^inputs\[3\]: bad$") as caught:
         client.sentence_order(pairs(4))
     assert caught.value.request_id == "r7"
+
+
+def test_a_list_may_be_longer_than_any_request(replying: Replying) -> None:
+    most = wire.MAX_ITEMS
+    client, seen = replying(limits(most, 1 << 30), orders(*[0] * most), orders(1, 1))
+    found = client.sentence_order(pairs(most + 2))
+    assert shares(found) == [0] * most + [1, 1]
+    assert [len(sent(request)) for request in seen[1:]] == [most, 2]
+    with pytest.raises(InvalidInputError, match=rf"^inputs\[{most + 1}\]\.text_pair"):
+        client.sentence_order([*pairs(most + 1), {"text": "a"}])
 
 
 def test_a_service_that_does_not_tell_its_limits_gets_the_whole_list(replying: Replying) -> None:

@@ -49,6 +49,17 @@ def test_answers_that_take_much_memory_are_refused(task_setup: TaskSetup) -> Non
             )
 
 
+def test_masks_filled_together_count_with_their_widest_round(task_setup: TaskSetup) -> None:
+    task = open_task("fill-mask", task_setup)
+    for text, num_readings in (("A [MASK] run.", 1), ("A [MASK] [MASK].", 8)):
+        given = request("fill-mask", [text] * 4, joint=True)
+        num_tokens = sum(item.num_tokens for item in prepare_request(task, given))
+        most = num_readings * num_tokens
+        assert len(prepare_request(task, given, max_tokens=most)) == 4
+        with pytest.raises(TooMuchAtOnceError, match=f"has over {most - 1} tokens"):
+            prepare_request(task, given, max_tokens=most - 1)
+
+
 def test_items_past_what_is_read_at_once_are_not_made_ready(task_setup: TaskSetup) -> None:
     task = open_task("sentence-order", task_setup)
     prepared: list[Any] = []

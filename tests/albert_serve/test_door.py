@@ -87,14 +87,14 @@ def test_a_rush_after_an_idle_time_is_measured_from_its_start() -> None:
     assert crowd.most == pytest.approx(100, rel=0.05)
 
 
-def test_refusals_do_not_count_as_answers() -> None:
+def test_what_is_late_does_not_count_as_answered() -> None:
     clock = FakeClock()
     crowd = Crowd(1.0, clock)
     for number in range(20_000):
         while not crowd.is_full():
             crowd.enter()
         clock.now_s += 0.001
-        crowd.leave(answered=number % 10 == 0)
+        crowd.leave(200 if number % 10 == 0 else 504)
     assert crowd.most == pytest.approx(100, rel=0.05)
 
 
@@ -110,6 +110,47 @@ def test_an_idle_time_teaches_nothing() -> None:
         clock.now_s += 1
         crowd.leave()
     assert crowd.most > 450
+
+
+def test_bursts_with_long_times_between_them_do_not_make_the_place_small() -> None:
+    clock = FakeClock()
+    crowd = Crowd(0.5, clock)
+    serve_full(crowd, clock, 400, 10)
+    while crowd.num_inside:
+        crowd.leave()
+    for _ in range(30):
+        for _ in range(20):
+            crowd.enter()
+        for _ in range(20):
+            clock.now_s += 1 / 400
+            crowd.leave()
+        clock.now_s += 60
+    assert crowd.most == pytest.approx(200, rel=0.05)
+
+
+@pytest.mark.parametrize("status", [422, 429, 499, None])
+def test_refusals_teach_nothing(status: int | None) -> None:
+    clock = FakeClock()
+    crowd = Crowd(0.5, clock)
+    serve_full(crowd, clock, 500, 10)
+    for _ in range(30_000):
+        while not crowd.is_full():
+            crowd.enter()
+        clock.now_s += 0.001
+        crowd.leave(status)
+    assert crowd.most == pytest.approx(250, rel=0.05)
+
+
+def test_a_model_that_answers_nothing_in_time_takes_few() -> None:
+    clock = FakeClock()
+    crowd = Crowd(0.5, clock)
+    serve_full(crowd, clock, 500, 10)
+    for _ in range(60):
+        while not crowd.is_full():
+            crowd.enter()
+        clock.now_s += 1
+        crowd.leave(504)
+    assert crowd.most == LEAST
 
 
 def scope(path: str = "/fill-mask", priority: str = "interactive") -> Scope:
@@ -231,6 +272,46 @@ def test_another_model_is_let_in_beside_it() -> None:
         await asyncio.sleep(0)
         inside.open.set()
         assert (await beside)[0]["status"] == 200
+        await asyncio.gather(*tasks)
+
+    asyncio.run(check())
+
+
+def test_who_reads_slowly_keeps_nobody_out() -> None:
+    async def check() -> None:
+        inside, house = Inside(), Street()
+        inside.open.set()
+        door = Door(inside, lambda: house, max_stay_s=1.0, max_batch_stay_s=1.0)
+
+        async def ask_and_never_read() -> None:
+            async def receive() -> Message:
+                return {"type": "http.request", "body": b""}
+
+            async def send(_message: Message) -> None:
+                await asyncio.Event().wait()
+
+            await door(scope(), receive, send)
+
+        tasks = [asyncio.create_task(ask_and_never_read()) for _ in range(FIRST)]
+        await asyncio.sleep(0)
+        (start,) = await ask(door, scope())
+        assert start["status"] == 200
+        assert house.num_refused == 0
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
+def test_what_is_no_request_of_a_task_is_answered_by_others(method: str) -> None:
+    async def check() -> None:
+        inside = Inside()
+        door, tasks = await filled(inside)
+        inside.open.set()
+        (start,) = await ask(door, {**scope(), "method": method})
+        assert start["status"] == 200
         await asyncio.gather(*tasks)
 
     asyncio.run(check())

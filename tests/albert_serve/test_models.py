@@ -23,9 +23,9 @@ from prometheus_client import CollectorRegistry
 
 from albert_serve.bundle import Bundle
 from albert_serve.client import AlbertClient
-from albert_serve.errors import AlbertServeError, NotFoundError
+from albert_serve.errors import AlbertServeError, ConfigError, NotFoundError
 from albert_serve.metrics import Metrics
-from albert_serve.models import Models
+from albert_serve.models import Models, check_models
 from albert_serve.settings import Settings
 from albert_serve.tokenizer import AlbertTokenizer
 from export.write import Limits, export_bundle
@@ -310,6 +310,37 @@ def test_a_bundle_that_does_not_verify_changes_nothing(
     assert registry.get_sample_value("albert_serve_reloads_total", told) == 1
 
 
+def test_what_was_rejected_is_not_opened_for_other_settings_either(
+    bundle_dir: Path, int8_dir: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "bundles"
+    shutil.copytree(bundle_dir, folder / "first")
+    models = load(settings_of(folder))
+    kept = models._loaded["first"]
+    assert kept.options.spinning
+    damage(folder / "first")
+    shutil.copytree(int8_dir, folder / "second")  # different weights: threads no longer spin
+    reloaded(models)
+    assert not models._loaded["second"].options.spinning
+    assert models._loaded["first"] is kept
+
+
+def test_the_default_can_be_set(shelf: Path, tmp_path: Path) -> None:
+    chosen = {"ALBERT_SERVE_MODELS": str(shelf), "ALBERT_SERVE_DEFAULT_MODEL": "second"}
+    assert check_models(Settings.from_environment(chosen)) == "second"
+    models = load(Settings.from_environment(chosen))
+    shutil.rmtree(shelf / "second")
+    reloaded(models)
+    assert models.default.name == "first"
+    file = tmp_path / "models.yaml"
+    file.write_text("default: a\nmodels: {a: {bundle: bundles/first}, b: {bundle: bundles/first}}")
+    chosen = {"ALBERT_SERVE_MODELS": str(file), "ALBERT_SERVE_DEFAULT_MODEL": "b"}
+    assert check_models(Settings.from_environment(chosen)) == "a"
+    chosen["ALBERT_SERVE_DEFAULT_MODEL"] = "c"
+    with pytest.raises(ConfigError, match="DEFAULT_MODEL is 'c'; there are a, b"):
+        check_models(Settings.from_environment(chosen))
+
+
 def test_a_list_that_cannot_be_read_changes_nothing(
     bundle_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -377,10 +408,25 @@ def test_hangup_reloads_every_worker_and_drops_nothing(
         assert httpx.get(f"{running.url}/info").json()["model_id"] == "served"
 
 
-def test_a_worker_that_was_killed_comes_back(bundle_dir: Path, tmp_path: Path) -> None:
-    started = service_environment(bundle_dir, tmp_path / "home") | {"ALBERT_SERVE_WORKERS": "2"}
+def test_a_worker_that_was_killed_comes_back_as_the_others_are(
+    bundle_dir: Path, int8_dir: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "bundles"
+    shutil.copytree(bundle_dir, folder / "first")
+    started = environment(folder, tmp_path / "home", ALBERT_SERVE_WORKERS="2")
     with running_service(started, tmp_path) as running:
+        wait_until_started(running, 2)
         killed, other = workers_of(running)
+        shutil.copytree(int8_dir, folder / "another")
+        running.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: running.log.count("model another is now") == 2, running)
+        gauges = tmp_path / "home/prometheus_multiproc_dir"
+        assert list(gauges.glob(f"gauge_live*_{killed}.db"))
         os.kill(killed, signal.SIGKILL)
         wait_for(lambda: len(set(workers_of(running)) - {killed}) == 2, running)
         assert other in workers_of(running)
+        assert not list(gauges.glob(f"gauge_live*_{killed}.db"))
+        wait_until_started(running, 3)
+        # The first by name when the service began, and not the one that is first now.
+        asked = [httpx.get(f"{running.url}/info").json()["model_id"] for _ in range(16)]
+        assert set(asked) == {"first"}
