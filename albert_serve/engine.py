@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from albert_serve.bundle import Bundle
 from albert_serve.config import AlbertConfig
-from albert_serve.encoder_pool import EncoderPool, OpenEncoder
-from albert_serve.encoder_pool import best_batch_tokens as best_batch_tokens
+from albert_serve.encoder_pool import EncoderPool, OpenEncoder, best_batch_tokens
 from albert_serve.encoders import Encoder, PaddedBatch, cuda_provider
 from albert_serve.errors import EngineError, InvalidInputError, NotFoundError
 from albert_serve.runtime import (

@@ -37,7 +37,7 @@ _MAX_EXPANSION: Final = 18
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Encoding:
-    """The tokens of one text, or of a pair; all four lists have one entry a token.
+    """The tokens of one text, or of a pair; all three lists have one entry a token.
 
     Attributes:
         ids: token ids.
@@ -45,13 +45,11 @@ class Encoding:
         offsets: the range of characters, end excluded, in the text that the token came from;
             (0, 0) for the [CLS] and [SEP] put around the texts. Two tokens may share characters
             ("½" is three tokens of one character).
-        segments: 0 for the first text, 1 for the second, None for the [CLS] and [SEP] put around.
     """
 
     ids: list[int]
     types: list[int]
     offsets: list[tuple[int, int]]
-    segments: list[int | None]
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -62,7 +60,6 @@ class Encoding:
             ids=self.ids[start:stop],
             types=self.types[start:stop],
             offsets=self.offsets[start:stop],
-            segments=self.segments[start:stop],
         )
 
 
@@ -156,7 +153,6 @@ class AlbertTokenizer:
             ids=encoded.ids,
             types=[0] * num_tokens,
             offsets=_fit_offsets(text, encoded.offsets),
-            segments=[0] * num_tokens,
         )
 
     def locate(self, text: str) -> list[tuple[tuple[int, int], int | None]]:
@@ -178,7 +174,6 @@ class AlbertTokenizer:
             ids=[_CLS_ID, *first.ids, _SEP_ID],
             types=[0] * (len(first) + 2),
             offsets=[(0, 0), *first.offsets, (0, 0)],
-            segments=[None, *[0] * len(first), None],
         )
         if second is None:
             return built
@@ -186,7 +181,6 @@ class AlbertTokenizer:
             ids=[*built.ids, *second.ids, _SEP_ID],
             types=[*built.types, *[1] * (len(second) + 1)],
             offsets=[*built.offsets, *second.offsets, (0, 0)],
-            segments=[*built.segments, *[1] * len(second), None],
         )
 
     def token(self, token_id: int) -> str:

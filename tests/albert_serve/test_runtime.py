@@ -21,9 +21,9 @@ import pytest
 from albert_serve import prepacked, runtime
 from albert_serve.bundle import Bundle
 from albert_serve.config import preset
-from albert_serve.encoder_pool import OpenEncoder
+from albert_serve.encoder_pool import OpenEncoder, best_batch_tokens
 from albert_serve.encoders import BucketedEncoder, CpuEncoder, PaddedBatch, bucket_shape
-from albert_serve.engine import Engine, best_batch_tokens
+from albert_serve.engine import Engine
 from albert_serve.errors import BundleCorruptError, EngineError, InvalidInputError
 from albert_serve.prepacked import packed_encoder
 from albert_serve.runtime import (

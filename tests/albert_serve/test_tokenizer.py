@@ -230,7 +230,6 @@ def test_a_pair_built_from_slices_keeps_offsets(tokenizer: AlbertTokenizer) -> N
     num_question = len(question)
     assert built.ids == [2, *question.ids, 3, *context.ids, 3]
     assert built.types == [0] * (num_question + 2) + [1] * 11
-    assert built.segments == [None, *[0] * num_question, None, *[1] * 10, None]
     assert built.offsets == [(0, 0), *question.offsets, (0, 0), *context.offsets, (0, 0)]
 
 
