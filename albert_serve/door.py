@@ -26,6 +26,8 @@ _BUSY_INSIDE: Final = 16  # so many keep the service busy
 _IDLE_INSIDE: Final = 4  # fewer do not
 # So many are never too many: 64 callers that ask again and again get in, however slow the model.
 _LEAST_INSIDE: Final = 72
+# But where more are refused than answered, as at many times of what can be done, fewer are taken.
+_LEAST_IN_A_RUSH: Final = 32
 _FIRST_INSIDE: Final = 256  # so many are let in until it was busy for once
 _WINDOW_S: Final = 1.0  # many turns of the event loop, which answers in bursts
 _SMOOTHING: Final = 0.3
@@ -53,14 +55,15 @@ class Crowd:
         self._clock = clock
         self._per_s = 0.0
         self._busy_since_s: float | None = None  # when this measurement began
-        self._num_answered = self._num_late = self._num_others = 0
+        self._num_answered = self._num_late = self._num_others = self._num_refused = 0
+        self._least = _LEAST_INSIDE
 
     @property
     def most(self) -> int:
         """So many may be inside."""
         if not self._per_s:
             return _FIRST_INSIDE
-        return max(_LEAST_INSIDE, int(self._per_s * self._max_stay_s))
+        return max(self._least, int(self._per_s * self._max_stay_s))
 
     @property
     def stay_s(self) -> float:
@@ -76,6 +79,10 @@ class Crowd:
         self.num_inside += 1
         if self._busy_since_s is None and self.num_inside >= _BUSY_INSIDE:
             self._begin()
+
+    def refuse(self) -> None:
+        """One more is not let in."""
+        self._num_refused += 1
 
     def leave(self, status: int | None = HTTPStatus.OK) -> None:
         """One has its reply of this status, or is gone without one."""
@@ -96,13 +103,16 @@ class Crowd:
             return
         self._busy_since_s = None
         if self.num_inside >= _BUSY_INSIDE // 2:  # else it answered what came, less than it could
-            if self._num_others <= self._num_answered + self._num_late:
+            num_done = self._num_answered + self._num_late
+            if self._num_others <= num_done:
                 self._learn(self._num_answered / elapsed_s)
+            is_rush = self._num_refused > num_done
+            self._least = _LEAST_IN_A_RUSH if is_rush else _LEAST_INSIDE
             self._begin()
 
     def _begin(self) -> None:
         self._busy_since_s = self._clock()
-        self._num_answered = self._num_late = self._num_others = 0
+        self._num_answered = self._num_late = self._num_others = self._num_refused = 0
 
     def _learn(self, per_s: float) -> None:
         self._per_s += _SMOOTHING * (per_s - self._per_s) if self._per_s else per_s
@@ -163,6 +173,7 @@ class Door:
         if not crowd.is_full():
             await self._pass(crowd, scope, receive, send)
             return
+        crowd.refuse()
         house.refused(model, task)
         self._tell(model)
         scope["albert_serve.request_id"] = find_or_make_id(headers)

@@ -141,6 +141,24 @@ def test_refusals_teach_nothing(status: int | None) -> None:
     assert crowd.most == pytest.approx(250, rel=0.05)
 
 
+@pytest.mark.parametrize(("num_more", "most"), [(0, LEAST), (50, LEAST), (1300, 42)])
+def test_a_rush_makes_the_place_smaller_until_it_is_over(num_more: int, most: int) -> None:
+    """At 84 answers a second, with so many refused in each."""
+    clock = FakeClock()
+    crowd = Crowd(0.5, clock)
+    for second in range(20):
+        for number in range(84):
+            while not crowd.is_full():
+                crowd.enter()
+            for _ in range(num_more // 84 + (number < num_more % 84)):
+                crowd.refuse()
+            clock.now_s += 1 / 84
+            crowd.leave()
+        assert second < 3 or crowd.most == pytest.approx(most, abs=1)
+    serve_full(crowd, clock, 84, 5)
+    assert crowd.most == LEAST
+
+
 def test_a_model_that_answers_nothing_in_time_takes_few() -> None:
     clock = FakeClock()
     crowd = Crowd(0.5, clock)
