@@ -190,10 +190,12 @@ class Exchange:
             except (TooMuchAtOnceError, BodyTooLargeError) as error:
                 # What a list's items hold together, in tokens, only the service can count.
                 if part.num_items < 2:
-                    raise _of_item(error, len(answers)) from error
+                    told = str(error).removeprefix("inputs[0]: ")
+                    raise _retold(error, f"inputs[{len(answers)}]: {told}") from error
                 parts[:0] = part.halves()
             except InvalidInputError as error:
-                raise _renumbered(error, len(answers)) from error
+                told = calls.renumbered(str(error), len(answers))
+                raise _retold(error, told) from error
         return cast("ReplyT", answers)  # a list is answered with a list
 
     def _learn_limits(self, deadline: Deadline) -> Conversation[InfoReply | None]:
@@ -275,18 +277,11 @@ def _refusal(response: Received) -> RequestError:
     return error
 
 
-def _of_item(error: RequestError, number: int) -> RequestError:
-    """The error of an item that was sent by itself, with the number that it has in the list."""
-    numbered = type(error)(f"inputs[{number}]: {str(error).removeprefix('inputs[0]: ')}")
-    numbered.request_id = error.request_id
-    return numbered
-
-
-def _renumbered(error: InvalidInputError, num_before: int) -> InvalidInputError:
-    """The error with the number that an item has in the whole list."""
-    told = type(error)(calls.renumbered(str(error), num_before))
-    told.request_id = error.request_id
-    return told
+def _retold(error: RequestError, told: str) -> RequestError:
+    """The same error with another message, which has the number of the item in the whole list."""
+    retold = type(error)(told)
+    retold.request_id = error.request_id
+    return retold
 
 
 def _retry_after_s(response: Received) -> float | None:

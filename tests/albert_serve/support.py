@@ -105,6 +105,14 @@ def wait_until_started(service: Running, num_workers: int) -> None:
         time.sleep(0.1)
 
 
+def wait_until_logged(running: Running, text: str) -> None:
+    """A request's line is written when its reply has been sent."""
+    give_up_s = time.monotonic() + 20
+    while text not in running.log:
+        assert time.monotonic() < give_up_s, f"{text} is not in the log"
+        time.sleep(0.01)
+
+
 def workers_of(running: Running) -> list[int]:
     """The processes that answer, from Linux' /proc."""
     children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children")

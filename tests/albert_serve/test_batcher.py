@@ -168,20 +168,26 @@ def test_the_oldest_is_in_the_next_batch_and_like_lengths_are_with_it() -> None:
     asyncio.run(check())
 
 
+async def nearly_filled(engine: FakeEngine) -> tuple[Batcher, asyncio.Future[Any]]:
+    """A queue of 100 tokens in which 90 wait for an engine that is at work, and their answers."""
+    batcher = make_batcher(engine, max_queue_tokens=100)
+    engine.open.clear()
+    running = await occupied(engine, batcher, [1] * 50)
+    queued = await started(batcher, [2] * 90)
+    return batcher, asyncio.gather(running, queued)
+
+
 def test_a_full_queue_refuses_with_a_time_and_takes_work_again_when_drained() -> None:
     async def check() -> None:
         engine = FakeEngine()
-        batcher = make_batcher(engine, max_queue_tokens=100)
-        engine.open.clear()
-        running = await occupied(engine, batcher, [1] * 50)
-        queued = await started(batcher, [2] * 90)
+        batcher, accepted = await nearly_filled(engine)
         with pytest.raises(QueueFullError, match="90 tokens are waiting and 11 more") as caught:
             await batcher.run([make_input([3] * 11)], 10.0)
         assert caught.value.retry_after_s >= 1
         assert batcher.num_queued_tokens == 90
         assert caught.value.retry_after_s <= 60
         engine.open.set()
-        await asyncio.gather(running, queued)
+        await accepted
         assert len(await batcher.run([make_input([3] * 11)], 10.0)) == 1
         await batcher.close()
 
@@ -191,15 +197,12 @@ def test_a_full_queue_refuses_with_a_time_and_takes_work_again_when_drained() ->
 def test_what_has_begun_is_not_refused_by_a_full_queue() -> None:
     async def check() -> None:
         engine = FakeEngine()
-        batcher = make_batcher(engine, max_queue_tokens=100)
-        engine.open.clear()
-        running = await occupied(engine, batcher, [1] * 50)
-        queued = await started(batcher, [2] * 90)
+        batcher, accepted = await nearly_filled(engine)
         second_round = asyncio.create_task(batcher.run([make_input([3] * 11)], 10.0, is_begun=True))
         await asyncio.sleep(0)
         assert batcher.num_queued_tokens == 90 + 11
         engine.open.set()
-        await asyncio.gather(running, queued, second_round)
+        await asyncio.gather(accepted, second_round)
         await batcher.close()
 
     asyncio.run(check())

@@ -37,6 +37,16 @@ def serve_full(crowd: Crowd, clock: FakeClock, per_s: float, seconds: float) -> 
         crowd.leave()
 
 
+def emptied(max_stay_s: float, per_s: float) -> tuple[Crowd, FakeClock]:
+    """A place that was full for long, at this rate, and that everybody has left."""
+    clock = FakeClock()
+    crowd = Crowd(max_stay_s, clock)
+    serve_full(crowd, clock, per_s, 10)
+    while crowd.num_inside:
+        crowd.leave()
+    return crowd, clock
+
+
 @settings(max_examples=30, deadline=None)
 @given(per_s=st.floats(1, 500), max_stay_s=st.floats(0.1, 20))
 def test_a_full_place_holds_what_is_answered_in_the_time(per_s: float, max_stay_s: float) -> None:
@@ -99,11 +109,7 @@ def test_what_is_late_does_not_count_as_answered() -> None:
 
 
 def test_an_idle_time_teaches_nothing() -> None:
-    clock = FakeClock()
-    crowd = Crowd(1.0, clock)
-    serve_full(crowd, clock, 500, 10)
-    while crowd.num_inside:
-        crowd.leave()
+    crowd, clock = emptied(1.0, per_s=500)
     clock.now_s += 1
     for _ in range(50):
         crowd.enter()
@@ -113,11 +119,7 @@ def test_an_idle_time_teaches_nothing() -> None:
 
 
 def test_bursts_with_long_times_between_them_do_not_make_the_place_small() -> None:
-    clock = FakeClock()
-    crowd = Crowd(0.5, clock)
-    serve_full(crowd, clock, 400, 10)
-    while crowd.num_inside:
-        crowd.leave()
+    crowd, clock = emptied(0.5, per_s=400)
     for _ in range(30):
         for _ in range(20):
             crowd.enter()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,7 +26,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from albert_serve.logs import JsonFormatter
 from albert_serve.metrics import Metrics
 from albert_serve.observer import BatchReport
-from tests.albert_serve.support import ROOT, Running, running_service, service_environment
+from tests.albert_serve.support import (
+    ROOT,
+    Running,
+    running_service,
+    service_environment,
+    wait_until_logged,
+)
 
 NUM_REQUESTS = 24
 DASHBOARD = ROOT / "examples/grafana-dashboard.json"
@@ -172,14 +177,6 @@ def test_the_dashboards_panels_have_ids_of_their_own_and_do_not_overlap() -> Non
     assert max(x for x, _ in cells) < 24
 
 
-def wait_for(running: Running, text: str) -> None:
-    """A request's line is written when its reply has been sent."""
-    give_up_s = time.monotonic() + 20
-    while text not in running.log:
-        assert time.monotonic() < give_up_s, f"{text} is not in the log"
-        time.sleep(0.01)
-
-
 def balanced(expression: str) -> bool:
     without_text = re.sub(r'"[^"]*"', "", expression)
     return all(without_text.count(a) == without_text.count(b) for a, b in ("()", "{}", "[]"))
@@ -189,8 +186,8 @@ def test_every_line_of_the_log_is_json_and_requests_have_their_ids(workers: Runn
     made = httpx.get(f"{workers.url}/info").headers["X-Request-ID"]
     httpx.get(f"{workers.url}/a%0a%7B%22forged%22:1%7D")
     httpx.get(f"{workers.url}/livez")
-    wait_for(workers, "forged")
-    wait_for(workers, made)
+    wait_until_logged(workers, "forged")
+    wait_until_logged(workers, made)
     lines = [json.loads(line) for line in workers.log.splitlines()]
     by_id = {line["request_id"]: line for line in lines if "request_id" in line}
     assert {f"metrics-{number}" for number in range(NUM_REQUESTS)} <= by_id.keys()
@@ -205,7 +202,7 @@ def test_every_line_of_the_log_is_json_and_requests_have_their_ids(workers: Runn
 
 def test_a_line_of_the_text_log_has_the_requests_id(service: Running, client: httpx.Client) -> None:
     client.get("/info", headers={"X-Request-ID": "text-1"})
-    wait_for(service, "text-1")
+    wait_until_logged(service, "text-1")
     (line,) = [line for line in service.log.splitlines() if "text-1" in line]
     assert re.search(r"GET /info 200 \d+\.\d ms \(request text-1\)", line)
 

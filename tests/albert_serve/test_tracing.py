@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.albert_serve.support import Running, running_service, service_environment
+from tests.albert_serve.support import (
+    Running,
+    running_service,
+    service_environment,
+    wait_until_logged,
+)
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 WITH_EXPORTER = """
@@ -30,12 +34,11 @@ def ask(running: Running, request_id: str, **headers: str) -> None:
 
 def line_of(running: Running, request_id: str) -> dict[str, Any]:
     """What the log has of a request, once its reply has been sent."""
-    give_up_s = time.monotonic() + 20
-    while not (found := [line for line in running.log.splitlines() if request_id in line]):
-        assert time.monotonic() < give_up_s, f"{request_id} is not in the log"
-        time.sleep(0.01)
-    line: dict[str, Any] = json.loads(found[0])
-    return line
+    wait_until_logged(running, request_id)
+    found: dict[str, Any] = json.loads(
+        next(line for line in running.log.splitlines() if request_id in line)
+    )
+    return found
 
 
 @pytest.mark.parametrize("config", [None, WITH_EXPORTER], ids=["alone", "with an exporter"])
