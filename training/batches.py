@@ -6,9 +6,9 @@ Shape legend: B rows, S positions, R tokens to predict, C sequences.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from training.packing import MAX_IN_ROW, Plan, Position
 from training.run import STOPPING
 from training.shards import Shards
 
+Made = TypeVar("Made")
+# What makes a batch of the examples of its rows.
+Collate: TypeAlias = Callable[[Sequence[Sequence[Example]]], Made]
 # Numbers of predictions are rounded up to it, so that compiled code meets few different shapes.
 _ROUNDING: Final = 64
 
@@ -158,19 +161,19 @@ class _PlannedBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    batch: PretrainBatch
+class _MadeBatch(Generic[Made]):
+    batch: Made
     next: Position
 
 
-class _Batches(Dataset[_Made]):
+class _Batches(Dataset[_MadeBatch[Made]]):
     """What a worker process makes of a plan."""
 
-    def __init__(self, collator: Collator) -> None:
-        self._collator = collator
+    def __init__(self, collate: Collate[Made]) -> None:
+        self._collate = collate
 
-    def __getitem__(self, planned: _PlannedBatch) -> _Made:
-        return _Made(self._collator(planned.rows), planned.next)
+    def __getitem__(self, planned: _PlannedBatch) -> _MadeBatch[Made]:
+        return _MadeBatch(self._collate(planned.rows), planned.next)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,15 +221,15 @@ def _leave_stopping_to_the_run(worker: int) -> None:
 
 
 def load_steps(
-    plan: Plan, collator: Collator, slicing: Slicing, start: Position, *, num_workers: int
-) -> Iterator[tuple[list[PretrainBatch], Position]]:
+    plan: Plan, collate: Collate[Made], slicing: Slicing, start: Position, *, num_workers: int
+) -> Iterator[tuple[list[Made], Position]]:
     """The batches of each step that this process takes, and where the next step begins.
 
     Args:
         num_workers: processes that make batches ahead; with 0 each is made when it is asked for.
     """
-    loader: DataLoader[_Made] = DataLoader(
-        _Batches(collator),
+    loader: DataLoader[_MadeBatch[Made]] = DataLoader(
+        _Batches(collate),
         batch_size=None,
         sampler=_planned(plan, slicing, start),
         num_workers=num_workers,

@@ -5,11 +5,12 @@ Shape legend: B sequences, S positions, H hidden size, K outputs.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol
 
 import numpy as np
 import torch
@@ -17,9 +18,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from albert_serve.tokenizer import AlbertTokenizer
-from training.batches import Collator, PretrainBatch, Slicing, load_steps
+from training.batches import Collate, Made, PretrainBatch, Slicing, load_steps
 from training.heads import AlbertForTasks, Task
-from training.losses import PretrainSums, Score, pretrain_scores, pretrain_sums, score
+from training.losses import LossName, PretrainSums, Score, pretrain_scores, pretrain_sums, score
 from training.model import Batch
 from training.packing import Plan, Position
 
@@ -38,13 +39,13 @@ class Pass:
 
     Attributes:
         num_tokens: real tokens in its batch.
-        counts: predictions that each head is asked for.
+        counts: predictions that each loss is taken over.
         scores: puts the batch through the model, on this device.
     """
 
     num_tokens: int
-    counts: Mapping[Task, int]
-    scores: Callable[[AlbertForTasks, torch.device], Mapping[Task, Score]]
+    counts: Mapping[LossName, int]
+    scores: Callable[[AlbertForTasks, torch.device], Mapping[LossName, Score]]
 
 
 class Objective(nn.Module):
@@ -55,13 +56,13 @@ class Objective(nn.Module):
         self.model = model
         self.device = device
 
-    def forward(self, one: Pass) -> Mapping[Task, Score]:
+    def forward(self, one: Pass) -> Mapping[LossName, Score]:
         """The scores of one pass."""
         return one.scores(self.model, self.device)
 
 
 class Feed(Protocol):
-    """An endless stream of steps for the heads of `tasks`, the same for the same seed."""
+    """An endless stream of steps, the same for the same seed."""
 
     @property
     def name(self) -> str:
@@ -70,6 +71,10 @@ class Feed(Protocol):
     @property
     def tasks(self) -> tuple[Task, ...]:
         """The heads that it trains."""
+
+    @property
+    def losses(self) -> tuple[LossName, ...]:
+        """The losses of its passes: those of the heads, and others that it adds."""
 
     def step(self) -> Sequence[Pass]:
         """The passes that this process takes in the next step."""
@@ -95,6 +100,11 @@ class BatchFeed:
     _num_taken: int = 0
     _passes: Iterator[Pass] | None = None
 
+    @property
+    def losses(self) -> tuple[LossName, ...]:
+        """Those of its heads."""
+        return self.tasks
+
     def step(self) -> Sequence[Pass]:
         """The next pass."""
         if self._passes is None:
@@ -113,22 +123,20 @@ class BatchFeed:
 
 
 @dataclass(kw_only=True)
-class PretrainFeed:
-    """Masked tokens and the sentence task, over the packed rows of a plan.
+class PlannedFeed(ABC, Generic[Made]):
+    """Steps over the packed rows of a plan.
 
     Attributes:
         num_workers: processes that make batches ahead.
-        sums: `pretrain_sums`, which may be compiled.
     """
 
     plan: Plan
-    collator: Collator
+    collate: Collate[Made]
     slicing: Slicing
     num_workers: int = 0
-    sums: Callable[..., PretrainSums] = pretrain_sums
     name: str = "pretraining"
     _position: Position = field(default_factory=Position)
-    _steps: Iterator[tuple[list[PretrainBatch], Position]] | None = None
+    _steps: Iterator[tuple[list[Made], Position]] | None = None
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -136,6 +144,11 @@ class PretrainFeed:
         if self.plan.settings.sentence_task == "none":
             return ("fill-mask",)
         return ("fill-mask", "sentence-order")
+
+    @property
+    def losses(self) -> tuple[LossName, ...]:
+        """Those of its heads."""
+        return self.tasks
 
     def step(self) -> Sequence[Pass]:
         """The passes that this process takes in the next step.
@@ -146,13 +159,17 @@ class PretrainFeed:
         if self._steps is None:
             self._steps = load_steps(
                 self.plan,
-                self.collator,
+                self.collate,
                 self.slicing,
                 self._position,
                 num_workers=self.num_workers,
             )
         batches, self._position = next(self._steps)
-        return [pretrain_pass(batch, self.tasks, self.sums) for batch in batches]
+        return [self.make_pass(batch) for batch in batches]
+
+    @abstractmethod
+    def make_pass(self, batch: Made) -> Pass:
+        """A batch as a pass."""
 
     def state(self) -> list[int]:
         """Epoch, window and row."""
@@ -164,21 +181,38 @@ class PretrainFeed:
         self._steps = None
 
 
+@dataclass(kw_only=True)
+class PretrainFeed(PlannedFeed[PretrainBatch]):
+    """Masked tokens and the sentence task.
+
+    Attributes:
+        sums: `pretrain_sums`, which may be compiled.
+    """
+
+    sums: Callable[..., PretrainSums] = pretrain_sums
+
+    def make_pass(self, batch: PretrainBatch) -> Pass:
+        """A batch as a pass."""
+        return pretrain_pass(batch, self.tasks, self.sums)
+
+
 def pretrain_pass(
     batch: PretrainBatch,
     tasks: tuple[Task, ...],
     sums: Callable[..., PretrainSums] = pretrain_sums,
 ) -> Pass:
     """A batch of pretraining as a pass."""
-    counts: dict[Task, int] = {
-        "fill-mask": batch.num_masked,
-        "sentence-order": batch.num_pairs,
-    }
+    counts = counts_of(batch)
     return Pass(
         num_tokens=batch.num_tokens,
         counts={task: counts[task] for task in tasks},
         scores=lambda model, device: pretrain_scores(model, batch.to(device), sums),
     )
+
+
+def counts_of(batch: PretrainBatch) -> dict[LossName, int]:
+    """The predictions of a batch of pretraining, by the loss' name."""
+    return {"fill-mask": batch.num_masked, "sentence-order": batch.num_pairs}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,7 +259,7 @@ def classification_pass(chosen: Sequence[LabelledExample]) -> Pass:
 
 def _classification_scores(
     chosen: Sequence[LabelledExample], model: AlbertForTasks, device: torch.device
-) -> Mapping[Task, Score]:
+) -> Mapping[LossName, Score]:
     hidden_BSH = model(pad([(e.ids, e.types) for e in chosen]).to(device))
     logits_BK = model.logits("text-classification", hidden_BSH[:, 0])
     labels_B = torch.tensor([e.label for e in chosen], device=device)
@@ -242,7 +276,7 @@ def _span_pass(chosen: Sequence[SpanExample]) -> Pass:
 
 def _span_scores(
     chosen: Sequence[SpanExample], model: AlbertForTasks, device: torch.device
-) -> Mapping[Task, Score]:
+) -> Mapping[LossName, Score]:
     batch = pad([(e.ids, e.types) for e in chosen]).to(device)
     logits_BS2 = model.logits("question-answering", model(batch)).float()
     masked_BS2 = logits_BS2.masked_fill(~batch.real_BS[..., None], -torch.inf)

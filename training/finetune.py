@@ -183,7 +183,7 @@ def _pretraining(options: argparse.Namespace, tokenizer: AlbertTokenizer) -> Pre
     num_rows = max(1, options.batch_tokens // options.length)
     return PretrainFeed(
         plan=Plan(shards=shards, settings=_example_settings(options), seed=options.seed),
-        collator=Collator(shards=shards, masking=masking, length=options.length, seed=options.seed),
+        collate=Collator(shards=shards, masking=masking, length=options.length, seed=options.seed),
         slicing=Slicing(num_rows=num_rows, rows_a_batch=num_rows),
     )
 

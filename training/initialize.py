@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from training.heads import AlbertForTasks, FillMaskHead
 from training.model import Attention, Embeddings
 
-Start = Literal["local", "random"]
+Start = Literal["local", "random", "teacher"]
 # Words and positions begin with like shares of an embedding, so that neither hides the other.
 _AMPLITUDE: Final = 0.1
 _WORD_STD: Final = _AMPLITUDE / math.sqrt(2)
@@ -45,14 +45,14 @@ def start_local(model: AlbertForTasks, token_counts: NDArray[np.int64]) -> None:
     assert isinstance(head, FillMaskHead)
     frequencies_V = _frequencies(model.config.embedding_size // 4, model.config.max_positions)
     with torch.no_grad():
-        _use_counts(head, token_counts)
+        use_counts(head, token_counts)
         _part_embeddings(model.albert.embeddings, frequencies_V)
         for block in model.albert.encoder.attentions:
             assert isinstance(block, Attention)
             _attend_to_neighbours(block, model.albert.embeddings, frequencies_V)
 
 
-def _use_counts(head: FillMaskHead, token_counts: NDArray[np.int64]) -> None:
+def use_counts(head: FillMaskHead, token_counts: NDArray[np.int64]) -> None:
     """Make the output bias the log frequencies, so that training starts at their entropy."""
     smoothed = token_counts + 1.0
     head.decoder.bias.copy_(torch.from_numpy(np.log(smoothed / smoothed.sum())))

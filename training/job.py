@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,10 +15,10 @@ from albert_serve.tokenizer import AlbertTokenizer
 from training.batches import Collator, Slicing
 from training.checkpoint import grow_depth, load_checkpoint
 from training.examples import ExampleSettings
-from training.feeds import Objective, PretrainFeed
-from training.heads import AlbertForTasks, head_sizes
+from training.feeds import Feed, Objective, PretrainFeed
+from training.heads import AlbertForTasks, Task, head_sizes
 from training.initialize import start_local
-from training.losses import pretrain_sums
+from training.losses import LossName, pretrain_sums
 from training.masking import NgramMasking, word_starts
 from training.optim import build_optimizers
 from training.packing import Plan
@@ -96,21 +97,41 @@ class Job:
 
     def feed(self) -> PretrainFeed:
         """The steps of the run."""
-        recipe, on_gpu = self.recipe, self.world.device.type == "cuda"
-        default = max(1, min(8, (os.cpu_count() or 1) // self.world.size - 1)) if on_gpu else 0
         return PretrainFeed(
-            plan=Plan(shards=self.shards, settings=self.example_settings, seed=recipe.seed),
-            collator=Collator(
-                shards=self.shards, masking=self.masking, length=recipe.length, seed=recipe.seed
-            ),
+            plan=self.plan,
+            collate=self.collator,
             slicing=self.slicing,
-            num_workers=default if self.num_workers is None else self.num_workers,
+            num_workers=self.num_loaders,
         )
 
-    def model(self, feed: PretrainFeed) -> AlbertForTasks:
+    @property
+    def plan(self) -> Plan:
+        """The steps over the corpus."""
+        return Plan(shards=self.shards, settings=self.example_settings, seed=self.recipe.seed)
+
+    @property
+    def collator(self) -> Collator:
+        """What makes masked batches."""
+        return Collator(
+            shards=self.shards,
+            masking=self.masking,
+            length=self.recipe.length,
+            seed=self.recipe.seed,
+        )
+
+    @property
+    def num_loaders(self) -> int:
+        """Processes that make batches."""
+        if self.num_workers is not None:
+            return self.num_workers
+        if self.world.device.type != "cuda":
+            return 0
+        return max(1, min(8, (os.cpu_count() or 1) // self.world.size - 1))
+
+    def model(self, tasks: tuple[Task, ...]) -> AlbertForTasks:
         """The model with its first weights."""
         torch.manual_seed(self.recipe.seed)
-        sizes = head_sizes(self.config, feed.tasks)
+        sizes = head_sizes(self.config, tasks)
         if self.initialize_from is not None:
             shallow = load_checkpoint(self.initialize_from, sizes)
             return grow_depth(shallow, self.config.num_layers)
@@ -119,19 +140,31 @@ class Job:
             start_local(model, self.shards.token_counts(self.config.vocab_size))
         return model
 
+    def check(self) -> None:
+        """Check what the parts have to be for each other.
+
+        Raises:
+            RunError: the optimizer cannot be sharded.
+        """
+        if self.parallelism == "fsdp" and self.recipe.optimizer == "muon":
+            raise RunError("muon needs whole matrices; with --parallel fsdp take lamb or adamw")
+
     def build(self) -> Run:
         """The run at its beginning.
 
         Raises:
             RunError: the batch does not divide, or the optimizer cannot be sharded.
         """
-        if self.parallelism == "fsdp" and self.recipe.optimizer == "muon":
-            raise RunError("muon needs whole matrices; with --parallel fsdp take lamb or adamw")
+        self.check()
         feed = self.feed()
-        model = self.model(feed).to(self.world.device)
-        model.albert.encoder.recomputes = self.recomputes
         if self.compiles:
             feed.sums = torch.compile(pretrain_sums)
+        return self.assemble(feed, {"sentence-order": self.recipe.sentence_weight})
+
+    def assemble(self, feed: Feed, loss_weights: Mapping[LossName, float]) -> Run:
+        """A run at its beginning that trains a fresh model on a feed."""
+        model = self.model(feed.tasks).to(self.world.device)
+        model.albert.encoder.recomputes = self.recomputes
         objective = share(Objective(model, self.world.device), model, self.world, self.parallelism)
         return Run(
             model=model,
@@ -140,7 +173,7 @@ class Job:
             schedule=self.recipe.rate_schedule,
             feeds=[feed],
             weights=[1.0],
-            loss_weights={"sentence-order": self.recipe.sentence_weight},
+            loss_weights=loss_weights,
             clip_norm=self.recipe.clip_norm,
             seed=self.recipe.seed,
             world=self.world,

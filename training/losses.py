@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cache
+from typing import Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,12 @@ from training.batches import PretrainBatch
 from training.examples import IGNORED
 from training.heads import AlbertForTasks, Task
 from training.model import Batch
+
+# As `torch.cpu.get_capabilities` names them: x86-64, then Arm.
+_BF16_INSTRUCTIONS: Final = ("avx512_bf16", "amx_bf16", "bf16", "arm_bf16")
+
+# A task's own loss has the task's name; the others are what a teacher adds (training.distil).
+LossName = Literal[Task, "hidden-states", "attention-relations"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,13 +103,23 @@ def pretrain_sums(
     labels_C: Tensor,
 ) -> PretrainSums:
     """What `pretrain_scores` is made of, a function of tensors alone so that it can be compiled."""
-    has_order = "sentence-order" in model.tasks
-    read_R = torch.cat([rows_R, firsts_C]) if has_order else rows_R
-    hidden_RH = model(tokens, read_R)
-    masked = score(model.logits("fill-mask", hidden_RH[: len(rows_R)]), targets_R, 0)
-    if not has_order:
+    return head_sums(model, model(tokens, read_rows(model, rows_R, firsts_C)), targets_R, labels_C)
+
+
+def read_rows(model: AlbertForTasks, rows_R: Tensor, firsts_C: Tensor) -> Tensor:
+    """The tokens whose hidden states the model's heads read: masked ones, then each [CLS]."""
+    return torch.cat([rows_R, firsts_C]) if "sentence-order" in model.tasks else rows_R
+
+
+def head_sums(
+    model: AlbertForTasks, hidden_RH: Tensor, targets_R: Tensor, labels_C: Tensor
+) -> PretrainSums:
+    """The sums of the heads over the hidden states of `read_rows`."""
+    num_masked = len(targets_R)
+    masked = score(model.logits("fill-mask", hidden_RH[:num_masked]), targets_R, 0)
+    if "sentence-order" not in model.tasks:
         return PretrainSums(masked.loss, masked.right, None, None)
-    order = score(model.logits("sentence-order", hidden_RH[len(rows_R) :]), labels_C, 0)
+    order = score(model.logits("sentence-order", hidden_RH[num_masked:]), labels_C, 0)
     return PretrainSums(masked.loss, masked.right, order.loss, order.right)
 
 
@@ -120,16 +137,31 @@ def pretrain_scores(
         sums: `pretrain_sums`, which may be compiled.
     """
     given = (batch.rows, batch.targets, batch.firsts, batch.labels)
-    found = sums(model, batch.tokens, *given)
-    masked = Score(loss=found.masked_loss, right=found.masked_right, count=batch.num_masked)
+    return scores_of(batch, sums(model, batch.tokens, *given))
+
+
+def scores_of(batch: PretrainBatch, sums: PretrainSums) -> dict[Task, Score]:
+    """The scores of a batch from its sums."""
+    masked = Score(loss=sums.masked_loss, right=sums.masked_right, count=batch.num_masked)
     scores: dict[Task, Score] = {"fill-mask": masked}
-    if found.order_loss is not None and found.order_right is not None:
+    if sums.order_loss is not None and sums.order_right is not None:
         scores["sentence-order"] = Score(
-            loss=found.order_loss, right=found.order_right, count=batch.num_pairs
+            loss=sums.order_loss, right=sums.order_right, count=batch.num_pairs
         )
     return scores
 
 
 def precision(device: torch.device) -> torch.autocast:
-    """bf16 for the matrix products; weights, norms and losses stay in fp32."""
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+    """bf16 for the matrix products, where the device has it; all else stays in fp32.
+
+    A CPU without instructions for bf16 emulates it, up to two hundred times slower than fp32.
+    """
+    enabled = device.type != "cpu" or cpu_has_bf16()
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)
+
+
+@cache
+def cpu_has_bf16() -> bool:
+    """Whether this CPU multiplies bf16 by instructions of its own."""
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name) for name in _BF16_INSTRUCTIONS)

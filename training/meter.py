@@ -9,12 +9,16 @@ from typing import Final
 import numpy as np
 
 from training.flops import mfu
-from training.heads import Task
-from training.losses import Tally
+from training.losses import LossName, Tally
 from training.parallel import World
 from training.steps import Step
 
-_SHORT: Final[dict[str, str]] = {"fill-mask": "masked", "sentence-order": "order"}
+_SHORT: Final[dict[str, str]] = {
+    "fill-mask": "masked",
+    "sentence-order": "order",
+    "hidden-states": "hidden",
+    "attention-relations": "relations",
+}
 
 
 class Meter:
@@ -28,7 +32,7 @@ class Meter:
     def __init__(self, *, flops_a_token: float = 0.0, peak_flops: float = 0.0) -> None:
         self._started = time.monotonic()
         self._flops_a_token, self._peak_flops = flops_a_token, peak_flops
-        self._tallies: dict[Task, Tally] = {}
+        self._tallies: dict[LossName, Tally] = {}
         self._num_tokens = 0
         self._norms: list[float] = []
         self._factor = 0.0

@@ -130,15 +130,28 @@ class Encoder(nn.Module):
         With `read`, (R,) indices of tokens in the flattened (T,), it returns these alone, (R, H):
         past its attention, the last layer is applied to no other.
         """
-        for number, (attention, ffn) in enumerate(self.layer_plan, start=1):
-            blocks = (self.attentions[attention], self.ffns[ffn])
-            read_here = read if number == len(self.layer_plan) else None
-            if self.recomputes and self.training:
-                # Reentrant recomputation runs the hooks of shared weights once per use.
-                x_BSH = checkpoint(_layer, *blocks, x_BSH, seen, read_here, use_reentrant=False)
-            else:
-                x_BSH = _layer(*blocks, x_BSH, seen, read_here)
-        return x_BSH
+        for number in range(1, len(self.layer_plan)):
+            x_BSH = self._apply_layer(number, x_BSH, seen)
+        return self._apply_layer(len(self.layer_plan), x_BSH, seen, read)
+
+    def states(self, x_BSH: Tensor, seen: Seen) -> list[Tensor]:
+        """What is given, and what each layer makes of it, all (B, S, H)."""
+        states = [x_BSH]
+        for number in range(1, len(self.layer_plan) + 1):
+            states.append(self._apply_layer(number, states[-1], seen))
+        return states
+
+    def _apply_layer(
+        self, number: int, x_BSH: Tensor, seen: Seen, read: Tensor | None = None
+    ) -> Tensor:
+        """Apply the layer of that number, from 1."""
+        attention, ffn = self.layer_plan[number - 1]
+        blocks = (self.attentions[attention], self.ffns[ffn])
+        if self.recomputes and self.training:
+            # Reentrant recomputation runs the hooks of shared weights once per use.
+            out_BSH: Tensor = checkpoint(_layer, *blocks, x_BSH, seen, read, use_reentrant=False)
+            return out_BSH
+        return _layer(*blocks, x_BSH, seen, read)
 
 
 def _layer(
@@ -227,15 +240,26 @@ class Albert(nn.Module):
         Raises:
             ValueError: the rows are longer than the model has positions.
         """
+        hidden_BSH: Tensor = self.encoder(self._embed(batch), self._seen(batch), read)
+        return hidden_BSH
+
+    def states(self, batch: Batch) -> list[Tensor]:
+        """Hidden states before the first layer and after each, L + 1 of (B, S, H).
+
+        Raises:
+            ValueError: the rows are longer than the model has positions.
+        """
+        return self.encoder.states(self._embed(batch), self._seen(batch))
+
+    def _embed(self, batch: Batch) -> Tensor:
         length = batch.ids.shape[1]
         if length > self.config.max_positions:
             raise ValueError(
                 f"sequences of {length} tokens; the model has {self.config.max_positions} positions"
             )
         positions_BS = None if batch.packing is None else batch.packing.positions
-        x_BSH = self.embeddings(batch.ids, batch.types, positions_BS)
-        hidden_BSH: Tensor = self.encoder(x_BSH, self._seen(batch), read)
-        return hidden_BSH
+        x_BSH: Tensor = self.embeddings(batch.ids, batch.types, positions_BS)
+        return x_BSH
 
     def _seen(self, batch: Batch) -> Seen:
         """What each token attends to: its own sequence."""

@@ -113,6 +113,18 @@ def parse_positive(text: str) -> float:
     return number
 
 
+def parse_weight(text: str) -> float:
+    """A number from 0.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    number = _number(text)
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0")
+    return number
+
+
 def parse_part(text: str) -> float:
     """A number from 0 to 1.
 

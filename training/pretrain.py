@@ -20,7 +20,6 @@ from training.checkpoint import load_checkpoint
 from training.errors import report_errors
 from training.examples import MIN_LENGTH, SentenceTask
 from training.flops import peak_flops, train_flops_per_token
-from training.initialize import Start
 from training.job import Job
 from training.loop import Saver, Trainer
 from training.metrics import Metrics
@@ -56,9 +55,8 @@ _EXAMPLES: Final = r"""examples:
 """
 
 
-def _recipe(options: argparse.Namespace) -> Recipe:
-    """The recipe that is named, with what is given in its place."""
-    recipe = RECIPES[options.recipe]
+def changed_recipe(recipe: Recipe, options: argparse.Namespace) -> Recipe:
+    """A recipe, with the options that are given in the place of its values."""
     given = {
         field.name: getattr(options, field.name)
         for field in fields(Recipe)
@@ -69,7 +67,8 @@ def _recipe(options: argparse.Namespace) -> Recipe:
     return replace(recipe, **given)
 
 
-def _config(options: argparse.Namespace, recipe: Recipe, vocab_size: int) -> AlbertConfig:
+def given_sizes(options: argparse.Namespace) -> dict[str, Any]:
+    """The sizes that options name, by the names of `AlbertConfig`."""
     given = {
         "embedding_size": options.embedding_size,
         "hidden_size": options.hidden_size,
@@ -81,13 +80,26 @@ def _config(options: argparse.Namespace, recipe: Recipe, vocab_size: int) -> Alb
         "sharing": options.sharing,
         "max_positions": options.max_positions,
     }
-    given = {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _config(options: argparse.Namespace, recipe: Recipe, vocab_size: int) -> AlbertConfig:
+    given = given_sizes(options)
     if options.initialize_from is None:
         config = preset(options.preset or "base", vocab_size=vocab_size, **given)
         dropout = recipe.dropout_of(config)
         config = replace(config, hidden_dropout=dropout, attention_dropout=dropout)
     else:
-        config = _grown(options, given, vocab_size)
+        config = grown_config(options, given, vocab_size)
+    return check_length(config, recipe)
+
+
+def check_length(config: AlbertConfig, recipe: Recipe) -> AlbertConfig:
+    """The config, if its positions hold the recipe's rows.
+
+    Raises:
+        RunError: they do not.
+    """
     if not MIN_LENGTH <= recipe.length <= config.max_positions:
         raise RunError(
             f"--length {recipe.length}: a sequence has from {MIN_LENGTH} tokens to the model's "
@@ -96,7 +108,9 @@ def _config(options: argparse.Namespace, recipe: Recipe, vocab_size: int) -> Alb
     return config
 
 
-def _grown(options: argparse.Namespace, given: Mapping[str, Any], vocab_size: int) -> AlbertConfig:
+def grown_config(
+    options: argparse.Namespace, given: Mapping[str, Any], vocab_size: int
+) -> AlbertConfig:
     """The sizes of the checkpoint that the run begins from, and the layers that are asked for.
 
     Raises:
@@ -118,7 +132,7 @@ def _grown(options: argparse.Namespace, given: Mapping[str, Any], vocab_size: in
     return replace(config, num_layers=options.layers or config.num_layers)
 
 
-def _shards(options: argparse.Namespace, world: World) -> Shards:
+def open_shards(options: argparse.Namespace, world: World) -> Shards:
     """The tokenised corpus; the main process makes it, where need be, while the others wait."""
     tokenizer = options.tokenizer / "tokenizer.json"
     if options.shards is not None:
@@ -132,7 +146,7 @@ def _shards(options: argparse.Namespace, world: World) -> Shards:
     return Shards.open(options.output / "shards", tokenizer)
 
 
-def _corpus(options: argparse.Namespace) -> list[list[Any]]:
+def corpus_record(options: argparse.Namespace) -> list[list[Any]]:
     """Names and sizes of the files: enough to tell another corpus by, and the same anywhere."""
     if options.shards is not None:
         return [[Shards.open(options.shards).fingerprint, 0]]
@@ -168,12 +182,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     tokenizer = AlbertTokenizer.from_file(options.tokenizer / "tokenizer.json")
-    recipe = _recipe(options)
+    recipe = changed_recipe(RECIPES[options.recipe], options)
     steps = options.steps or (recipe.num_steps if options.budget is None else None)
     record = {
         "settings": {**asdict(recipe), "num_steps": steps, "budget_s": options.budget},
         "config": _config(options, recipe, tokenizer.vocab_size).to_hf(),
-        "corpus": _corpus(options),
+        "corpus": corpus_record(options),
     }
     is_known_run(options.output, record)
     with join_world(options.device) as world:
@@ -181,7 +195,7 @@ def _run(options: argparse.Namespace) -> int:
             config=_config(options, recipe, tokenizer.vocab_size),
             recipe=recipe,
             progress=Progress(num_steps=steps, budget_s=options.budget),
-            shards=_shards(options, world),
+            shards=open_shards(options, world),
             tokenizer=options.tokenizer,
             world=world,
             initialize_from=options.initialize_from,
@@ -191,12 +205,20 @@ def _run(options: argparse.Namespace) -> int:
             parallelism=options.parallel,
             num_workers=options.workers,
         )
-        return _train(options, job, record)
+        return train_job(options, job, record, program="training.pretrain")
 
 
-def _train(options: argparse.Namespace, job: Job, record: dict[str, Any]) -> int:
+def train_job(
+    options: argparse.Namespace, job: Job, record: dict[str, Any], *, program: str
+) -> int:
+    """Train a job to its end, or go on with it; returns the exit status.
+
+    Args:
+        record: what `run.json` holds: settings, config and corpus.
+        program: what trains, such as `training.pretrain`.
+    """
     run, world = job.build(), job.world
-    saver = _saver(options, record)
+    saver = _saver(options, record, program)
     entropy = unigram_entropy(job.shards, job.config.vocab_size)
     if world.is_main and not is_known_run(options.output, record):
         record_run(options.output, {**record, "unigram_entropy": round(entropy, 4)})
@@ -228,14 +250,14 @@ def _train(options: argparse.Namespace, job: Job, record: dict[str, Any]) -> int
     return status
 
 
-def _saver(options: argparse.Namespace, record: Mapping[str, Any]) -> Saver:
+def _saver(options: argparse.Namespace, record: Mapping[str, Any], program: str) -> Saver:
     given = [options.shards] if options.corpus is None else [Path(n) for n, _ in record["corpus"]]
     return Saver(
         folder=options.output,
         checkpoints=Checkpoints(folder=options.output, num_kept=options.keep),
         tokenizer_from=options.tokenizer,
         every_s=options.save_every,
-        program="training.pretrain",
+        program=program,
         stage={"settings": record["settings"], "corpus": file_names(given)},
         initialized_from=options.initialize_from,
         extra_config={"albert_sentence_task": record["settings"]["sentence_task"]},
@@ -250,6 +272,29 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_data(parser)
+    add_sizes(parser)
+    add_end(parser)
+    how = parser.add_argument_group("how it trains (what is not given is the recipe's)")
+    how.add_argument(
+        "--recipe",
+        choices=list(RECIPES),
+        default="small",
+        help="the paper's, or the best one for hours on a small machine (small)",
+    )
+    how.add_argument(
+        "--start",
+        choices=("local", "random"),
+        help="first weights: with attention to what is near, or the paper's random ones",
+    )
+    add_recipe(how)
+    add_reports(parser)
+    add_machine(parser)
+    return parser
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    """Options of the corpus, the tokenizer and the run's folder."""
     data = parser.add_argument_group("data")
     corpus = data.add_mutually_exclusive_group(required=True)
     corpus.add_argument("--corpus", nargs="+", type=Path, help="files of text, or folders")
@@ -259,15 +304,10 @@ def build_parser() -> argparse.ArgumentParser:
     add("--output", type=Path, required=True, help="the run's folder")
     add("--validation", nargs="+", type=Path, help="held-out text, or a folder of its shards")
     add("--validate-every", type=parse_count, default=500, help="steps (500)")
-    _add_sizes(parser)
-    add_end(parser)
-    _add_recipe(parser)
-    add_reports(parser)
-    _add_machine(parser)
-    return parser
 
 
-def _add_sizes(parser: argparse.ArgumentParser) -> None:
+def add_sizes(parser: argparse.ArgumentParser) -> None:
+    """Options of the model."""
     sizes = parser.add_argument_group("model (what is not given is the preset's)")
     sizes.add_argument("--preset", choices=list(PRESETS), help="(base)")
     for name in (
@@ -281,30 +321,20 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_recipe(parser: argparse.ArgumentParser) -> None:
-    how = parser.add_argument_group("how it trains (what is not given is the recipe's)")
+def add_recipe(how: argparse._ArgumentGroup) -> None:
+    """Options that change a recipe."""
     add = how.add_argument
-    add(
-        "--recipe",
-        choices=list(RECIPES),
-        default="small",
-        help="the paper's, or the best one for hours on a small machine (small)",
-    )
     add("--length", type=parse_count, help="tokens a row")
     add("--batch-size", type=parse_count, help="rows a step")
     add("--mask-rate", type=parse_part, help="part of the tokens that is predicted")
     add("--sentence-task", choices=get_args(SentenceTask), help="order, next sentence, or none")
     add("--short-rate", type=parse_part, help="part of the documents cut into shorter examples")
     add("--dropout", choices=get_args(Dropout), help="0.1 but in xxlarge, or none")
-    add(
-        "--start",
-        choices=get_args(Start),
-        help="first weights: with attention to what is near, or the paper's random ones",
-    )
     add_optimization(how, {})
 
 
-def _add_machine(parser: argparse.ArgumentParser) -> None:
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    """Options that do not change what a run computes, but in the last digits."""
     machine = parser.add_argument_group("what suits the machine")
     add = machine.add_argument
     add("--micro-batch-size", type=parse_count, help="rows that go through the model together")

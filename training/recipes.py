@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from albert_serve.config import AlbertConfig, preset
@@ -120,6 +120,16 @@ RECIPES: Final[dict[str, Recipe]] = {
         dropout="v2",
     ),
 }
+
+# With a teacher; docs/decisions.md has the measurements.
+DISTILLATION: Final = replace(
+    RECIPES["small"],
+    batch_size=16,
+    optimizer="adamw",
+    lr=4e-4,
+    sentence_task="none",
+    start="teacher",
+)
 
 
 def scaled_lr(recipe: Recipe, batch_size: int) -> float:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from training.checkpoint import parameters
 from training.feeds import Feed
-from training.heads import AlbertForTasks, Task
-from training.losses import Score, Tally, precision
+from training.heads import AlbertForTasks
+from training.losses import LossName, Score, Tally, precision
 from training.optim import Optimizers, Schedule
 from training.parallel import World, accumulating, shard_like, shard_states, whole
 from training.run import Progress, RunError, Stability
@@ -38,7 +38,7 @@ class Step:
         lr_factor: the part of the peak rates that it was made at.
     """
 
-    tallies: Mapping[Task, Tally]
+    tallies: Mapping[LossName, Tally]
     num_tokens: int
     grad_norm: float
     lr_factor: float
@@ -51,7 +51,7 @@ class Run:
     Attributes:
         objective: the model and its losses, as the processes of the world share them.
         weights: how often each feed is drawn, in the order of `feeds`.
-        loss_weights: by task, where a loss does not count as 1. Sentence order has one label a
+        loss_weights: by the loss' name, where it does not count as 1. Sentence order has one label a
             sequence: in small batches its gradient is mostly noise and drowns the others'.
         num_steps: steps made so far, by the feed's name.
         num_tokens: real tokens trained on so far.
@@ -63,7 +63,7 @@ class Run:
     schedule: Schedule
     feeds: Sequence[Feed]
     weights: Sequence[float]
-    loss_weights: Mapping[Task, float]
+    loss_weights: Mapping[LossName, float]
     clip_norm: float
     seed: int
     world: World
@@ -80,19 +80,19 @@ class Run:
         feed = self._draw()
         passes = feed.step()
         *counts, num_tokens = self.world.sum(
-            [sum(one.counts[task] for one in passes) for task in feed.tasks]
+            [sum(one.counts[name] for one in passes) for name in feed.losses]
             + [sum(one.num_tokens for one in passes)]
         )
-        totals = dict(zip(feed.tasks, counts, strict=True))
-        tallies: dict[Task, Tally] = {task: Tally() for task in feed.tasks}
+        totals = dict(zip(feed.losses, counts, strict=True))
+        tallies: dict[LossName, Tally] = {name: Tally() for name in feed.losses}
         for number, one in enumerate(passes):
             self._seed_dropout(number)
             with accumulating(self.objective, is_last=number == len(passes) - 1):
                 with precision(self.world.device):
                     scores = self.objective(one)
                 self._loss(scores, totals).backward()  # type: ignore[no-untyped-call]
-            for task, score in scores.items():
-                tallies[task].add(score)
+            for name, score in scores.items():
+                tallies[name].add(score)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
         grad_norm = float(whole(norm))
         factor = self._update(grad_norm, done)
@@ -102,14 +102,14 @@ class Run:
             tallies=tallies, num_tokens=int(num_tokens), grad_norm=grad_norm, lr_factor=factor
         )
 
-    def _loss(self, scores: Mapping[Task, Score], totals: Mapping[Task, float]) -> Tensor:
+    def _loss(self, scores: Mapping[LossName, Score], totals: Mapping[LossName, float]) -> Tensor:
         """This pass' part of the step's loss, the mean over all predictions of all passes.
 
         Processes' gradients are averaged, hence the factor.
         """
         parts = [
-            self.loss_weights.get(task, 1.0) * self.world.size / max(totals[task], 1) * score.loss
-            for task, score in scores.items()
+            self.loss_weights.get(name, 1.0) * self.world.size / max(totals[name], 1) * score.loss
+            for name, score in scores.items()
         ]
         return torch.stack(parts).sum()
 

@@ -1,0 +1,240 @@
+"""Distillation: an encoder of `transformers` teaches an ALBERT (BERT, RoBERTa, MiniLM, ELECTRA).
+
+The student learns masked tokens as in pretraining, and at each word what the teacher, which reads
+the text unmasked, makes of it: hidden states of chosen layers, or the relations of its last layer's
+queries, keys and values (MiniLMv2, arXiv 2012.15828), which need no equal widths. Tokenizers that
+differ are aligned through the characters of words. With `--start teacher` the student begins with
+the teacher's embeddings and one of its layers. Writes what training.pretrain writes; the same
+command resumes a run that was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final
+
+from albert_serve.config import AlbertConfig, preset
+from albert_serve.tokenizer import AlbertTokenizer
+from training.distillation.job import DistilJob, LossWeights, check_objectives
+from training.distillation.losses import Objectives
+from training.distillation.start import check_start, default_layers, sizes_of
+from training.distillation.teacher import Teacher, TeacherError, load_teacher
+from training.errors import report_errors
+from training.options import add_end, add_reports, parse_count, parse_seed, parse_weight
+from training.parallel import join_world
+from training.pretrain import (
+    add_data,
+    add_machine,
+    add_recipe,
+    add_sizes,
+    changed_recipe,
+    check_length,
+    corpus_record,
+    given_sizes,
+    grown_config,
+    open_shards,
+    train_job,
+)
+from training.recipes import DISTILLATION, Recipe
+from training.run import Progress, is_known_run
+
+_EXAMPLES: Final = r"""examples:
+  python -m training.distil --teacher sentence-transformers/all-MiniLM-L6-v2 \
+      --corpus wiki/*.jsonl.xz --tokenizer vocab/ --output runs/student \
+      --embedding-size 256 --budget 2h --validation held-out.jsonl
+  python -m training.distil --teacher bert-base-uncased --hidden-weight 0 --relation-weight 1 \
+      --start local --preset small --shards wiki-shards/ --tokenizer vocab/ \
+      --output runs/small --budget 8h
+  python -m training.distil --teacher roberta-base --initialize-from runs/base/checkpoint \
+      --shards wiki-shards/ --tokenizer vocab/ --output runs/taught --budget 8h
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit status."""
+    options = build_parser().parse_args(arguments)
+    return report_errors(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    tokenizer = AlbertTokenizer.from_file(options.tokenizer / "tokenizer.json")
+    recipe = changed_recipe(DISTILLATION, options)
+    teacher = load_teacher(options.teacher, options.device)
+    config = _config(options, recipe, teacher, tokenizer.vocab_size)
+    objectives = _objectives(options, config, teacher)
+    check_objectives(objectives, config, teacher)
+    start_layers = _start_layers(options, recipe, config, teacher)
+    weights = LossWeights(
+        masked=options.masked_weight,
+        hidden=options.hidden_weight,
+        relations=options.relation_weight,
+    )
+    record = {
+        "settings": {
+            **asdict(recipe),
+            "num_steps": options.steps,
+            "budget_s": options.budget,
+            "teacher": _described(teacher),
+            "start_layers": list(start_layers),
+            "hidden_layers": [list(pair) for pair in objectives.layers],
+            "relation_heads": objectives.num_relation_heads,
+            "loss_weights": asdict(weights),
+        },
+        "config": config.to_hf(),
+        "corpus": corpus_record(options),
+    }
+    is_known_run(options.output, record)
+    with join_world(options.device) as world:
+        teacher.model.to(world.device)
+        job = DistilJob(
+            config=config,
+            recipe=recipe,
+            progress=Progress(num_steps=options.steps, budget_s=options.budget),
+            shards=open_shards(options, world),
+            tokenizer=options.tokenizer,
+            world=world,
+            initialize_from=options.initialize_from,
+            micro_batch_size=options.micro_batch_size,
+            compiles=options.compile,
+            recomputes=options.recompute,
+            parallelism=options.parallel,
+            num_workers=options.workers,
+            teacher=teacher,
+            objectives=objectives,
+            weights=weights,
+            start_layers=start_layers,
+        )
+        return train_job(options, job, record, program="training.distil")
+
+
+def _config(
+    options: argparse.Namespace, recipe: Recipe, teacher: Teacher, vocab_size: int
+) -> AlbertConfig:
+    """The student's sizes: those that are given, and otherwise the preset's or the teacher's."""
+    given = given_sizes(options)
+    if options.initialize_from is not None:
+        return check_length(grown_config(options, given, vocab_size), recipe)
+    if options.preset is None:
+        given = sizes_of(teacher) | given
+    config = preset(options.preset or "base", vocab_size=vocab_size, **given)
+    dropout = recipe.dropout_of(config)
+    config = replace(config, hidden_dropout=dropout, attention_dropout=dropout)
+    return check_length(config, recipe)
+
+
+def _objectives(options: argparse.Namespace, config: AlbertConfig, teacher: Teacher) -> Objectives:
+    """What is matched: nothing of what has the weight 0."""
+    pairs = options.hidden_layers or _default_pairs(config, teacher)
+    heads = options.relation_heads or teacher.model.config.num_attention_heads
+    return Objectives(
+        layers=tuple(pairs) if options.hidden_weight else (),
+        num_relation_heads=heads if options.relation_weight else 0,
+    )
+
+
+def _default_pairs(config: AlbertConfig, teacher: Teacher) -> list[tuple[int, int]]:
+    """The layers at each third of the depth of both."""
+    ours, theirs = config.num_layers * config.num_inner_layers, teacher.num_layers
+    thirds = ((max(1, round(ours * k / 3)), max(1, round(theirs * k / 3))) for k in (1, 2, 3))
+    return sorted(set(thirds))
+
+
+def _start_layers(
+    options: argparse.Namespace, recipe: Recipe, config: AlbertConfig, teacher: Teacher
+) -> tuple[int, ...]:
+    """The teacher's layers that the student's own start from; none where they do not."""
+    if recipe.start != "teacher" or options.initialize_from is not None:
+        if options.start_layers:
+            raise TeacherError("--start-layers goes with --start teacher and new weights")
+        return ()
+    layers = tuple(
+        options.start_layers or default_layers(config.num_attentions, teacher.num_layers)
+    )
+    check_start(config, teacher, layers)
+    return layers
+
+
+def _described(teacher: Teacher) -> dict[str, Any]:
+    """What tells this teacher from another, without the folder that it is in."""
+    digest = hashlib.sha256()
+    for parameter in teacher.model.parameters():
+        digest.update(parameter.detach().cpu().numpy().tobytes())
+    name = Path(teacher.name).name if Path(teacher.name).is_dir() else teacher.name
+    return {
+        "name": name,
+        "model_type": teacher.model.config.model_type,
+        "weights_sha256": digest.hexdigest(),
+    }
+
+
+def _parse_pair(text: str) -> tuple[int, int]:
+    """A student's and a teacher's layer, such as `2:4`.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not written so.
+    """
+    ours, colon, theirs = text.partition(":")
+    if not (colon and ours.isdecimal() and theirs.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no pair of layers; write 2:4")
+    return int(ours), int(theirs)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options of this command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m training.distil",
+        description=__doc__,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_teacher(parser)
+    add_data(parser)
+    add_sizes(parser)
+    add_end(parser)
+    how = parser.add_argument_group("how it trains")
+    add_recipe(how)
+    add_reports(parser)
+    add_machine(parser)
+    return parser
+
+
+def _add_teacher(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("teacher")
+    add = group.add_argument
+    add("--teacher", required=True, help="a model's folder, or its name on the Hugging Face hub")
+    add(
+        "--start",
+        choices=("teacher", "local", "random"),
+        help="the student's first weights: the teacher's embeddings and one of its layers "
+        "(teacher), attention to what is near, or random ones",
+    )
+    add(
+        "--start-layers",
+        nargs="+",
+        type=parse_count,
+        help="the teacher's layers that the student's start from (the one at two thirds)",
+    )
+    add(
+        "--hidden-layers",
+        nargs="+",
+        type=_parse_pair,
+        metavar="STUDENT:TEACHER",
+        help="layers whose hidden states are matched (those at each third of the depth)",
+    )
+    add(
+        "--relation-heads",
+        type=parse_seed,
+        help="heads that relations are compared in (as many as the teacher has)",
+    )
+    add("--hidden-weight", type=parse_weight, default=3.0, help="of hidden states (%(default)s)")
+    add("--relation-weight", type=parse_weight, default=0.0, help="of relations (%(default)s)")
+    add("--masked-weight", type=parse_weight, default=1.0, help="of masked tokens (%(default)s)")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Knowledge from a teacher: alignment of tokenizers, the teacher, the student's start, losses."""

@@ -1,0 +1,222 @@
+"""Alignment of two tokenizers through the characters that their pieces stand for.
+
+A word, as the student's tokenizer has it, runs from one piece that begins with "▁" to the next. The
+teacher's tokenizer reads the same characters. A span is a shortest range of characters that both
+tokenizers cut out: every piece of either belongs to one span, and what two models say of a span
+can be compared by the means over its pieces.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer
+from training.examples import Example
+from training.shards import Part
+
+_UNK_ID, _CLS_ID, _SEP_ID = (SPECIAL_TOKENS.index(name) for name in ("<unk>", "[CLS]", "[SEP]"))
+_NO_SPAN: Final = -1
+# Words that stay aligned in memory; natural text repeats most of its words.
+_MAX_WORDS: Final = 1 << 19
+
+
+class PieceRange(NamedTuple):
+    """A piece of the teacher's tokenizer, and the characters of a word that it stands for."""
+
+    token_id: int
+    begin: int
+    end: int
+
+
+class TeacherTokenizer(Protocol):
+    """What alignment needs of a teacher's tokenizer."""
+
+    @property
+    def cls_id(self) -> int:
+        """Id of the token that begins a sequence."""
+
+    @property
+    def sep_id(self) -> int:
+        """Id of the token that ends a text."""
+
+    @property
+    def unk_id(self) -> int:
+        """Id of the token for what the vocabulary cannot write."""
+
+    def encode_word(self, word: str) -> list[PieceRange]:
+        """The pieces of one word, which follows a space."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlignedWord:
+    """One word in both tokenizers' pieces.
+
+    Attributes:
+        student_spans: the span of each of the student's pieces, ascending from 0.
+        teacher_ids: the teacher's pieces; none where its tokenizer leaves the word out.
+        teacher_spans: the span of each of them, ascending.
+    """
+
+    student_spans: tuple[int, ...]
+    teacher_ids: tuple[int, ...]
+    teacher_spans: tuple[int, ...]
+
+    @property
+    def num_spans(self) -> int:
+        """Spans of the word."""
+        return self.student_spans[-1] + 1
+
+
+def align(surfaces: Sequence[str], pieces: Sequence[PieceRange]) -> AlignedWord:
+    """Align the student's pieces of one word, by their characters, with the teacher's.
+
+    Args:
+        surfaces: the characters of each of the student's pieces; "" for a lone "▁".
+        pieces: the teacher's, in ascending order, their ranges in the joined surfaces.
+    """
+    bounds = [0]
+    for surface in surfaces:
+        bounds.append(bounds[-1] + len(surface))
+    is_cut = [0 < place < bounds[-1] for place in range(bounds[-1] + 1)]
+    for piece in pieces:
+        for place in range(piece.begin + 1, min(piece.end, bounds[-1])):
+            is_cut[place] = False
+    cuts = [place for place in sorted(set(bounds)) if is_cut[place]]
+    return AlignedWord(
+        student_spans=tuple(bisect_right(cuts, begin) for begin, _ in pairwise(bounds)),
+        teacher_ids=tuple(piece.token_id for piece in pieces),
+        teacher_spans=tuple(bisect_right(cuts, piece.begin) for piece in pieces),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AlignedSequence:
+    """One sequence of the student's tokens as the teacher reads it.
+
+    Attributes:
+        teacher_ids: (N,) the teacher's tokens, special ones included.
+        teacher_types: (N,) 0 up to the first [SEP], 1 after it.
+        student_spans: (S,) the span of each of the student's tokens, ascending from 0.
+        teacher_spans: (N,) the span of each of the teacher's tokens.
+    """
+
+    teacher_ids: NDArray[np.int64]
+    teacher_types: NDArray[np.int64]
+    student_spans: NDArray[np.int64]
+    teacher_spans: NDArray[np.int64]
+
+
+class Aligner:
+    """Aligns whole sequences; words that it has met are kept."""
+
+    def __init__(self, student: AlbertTokenizer, teacher: TeacherTokenizer) -> None:
+        self._pieces = [student.token(index) for index in range(student.vocab_size)]
+        self._surfaces = [piece.replace("▁", "") for piece in self._pieces]
+        self._starts_word = np.array([piece.startswith("▁") for piece in self._pieces])
+        self._starts_word[: len(SPECIAL_TOKENS)] = True
+        self._teacher = teacher
+        self._words: dict[tuple[int, ...], AlignedWord] = {}
+
+    def word(self, ids: Sequence[int]) -> AlignedWord:
+        """Align one word, given by the student's pieces; a special token is a word of its own."""
+        key = tuple(ids)
+        known = self._words.get(key)
+        if known is None:
+            if len(self._words) >= _MAX_WORDS:
+                self._words.clear()
+            known = self._words[key] = self._align(key)
+        return known
+
+    def _align(self, ids: tuple[int, ...]) -> AlignedWord:
+        teacher = self._teacher
+        special = {_CLS_ID: teacher.cls_id, _SEP_ID: teacher.sep_id, _UNK_ID: teacher.unk_id}
+        if ids[0] in special:
+            return AlignedWord((0,), (special[ids[0]],), (0,))
+        surfaces = [self._surfaces[index] for index in ids]
+        return align(surfaces, teacher.encode_word("".join(surfaces)))
+
+    def sequence(self, ids: NDArray[np.int64], second: int) -> AlignedSequence:
+        """Align [CLS] A [SEP], or [CLS] A [SEP] B [SEP].
+
+        Args:
+            ids: (S,) the student's tokens, unmasked.
+            second: where B begins; S where there is none.
+        """
+        teacher_ids: list[int] = []
+        teacher_spans: list[int] = []
+        student_spans: list[int] = []
+        num_spans = num_first = 0
+        for begin, end in self._word_ranges(ids):
+            word = self.word(ids[begin:end].tolist())
+            if begin < second:
+                num_first += len(word.teacher_ids)
+            teacher_ids += word.teacher_ids
+            teacher_spans += [num_spans + span for span in word.teacher_spans]
+            student_spans += [num_spans + span for span in word.student_spans]
+            num_spans += word.num_spans
+        types = np.ones(len(teacher_ids), np.int64)
+        types[:num_first] = 0
+        return AlignedSequence(
+            np.array(teacher_ids), types, np.array(student_spans), np.array(teacher_spans)
+        )
+
+    def _word_ranges(self, ids: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+        begins_word = self._starts_word[ids]
+        begins_word[1:] |= ids[:-1] < len(SPECIAL_TOKENS)
+        begins = np.flatnonzero(begins_word).tolist()
+        return pairwise([*begins, len(ids)])
+
+    def example(self, example: Example, part: Part) -> AlignedSequence:
+        """Align one example of pretraining, unmasked."""
+        return self.sequence(*example.tokens(part))
+
+
+@dataclass(frozen=True, slots=True)
+class SpanMeans:
+    """Which rows belong to which span, and with what weight, so that sums become means.
+
+    Attributes:
+        rows: (R,) rows of hidden states.
+        spans: (R,) the span that each belongs to.
+        weights: (R,) 1 / rows of that span.
+    """
+
+    rows: NDArray[np.int64]
+    spans: NDArray[np.int64]
+    weights: NDArray[np.float32]
+
+
+def span_means(
+    student_spans: NDArray[np.int64], teacher_spans: NDArray[np.int64], max_teacher: int
+) -> tuple[SpanMeans, SpanMeans]:
+    """The means over the student's and the teacher's rows of each span that both have.
+
+    Spans are named by the first of the student's tokens in them.
+
+    Args:
+        max_teacher: the teacher's positions; a span that goes on past them is left out.
+    """
+    num_spans = int(student_spans[-1]) + 1
+    in_student = np.bincount(student_spans, minlength=num_spans)
+    in_teacher = np.bincount(teacher_spans, minlength=num_spans)
+    in_teacher[teacher_spans[max_teacher:]] = 0
+    firsts = np.searchsorted(student_spans, np.arange(num_spans))
+    return (
+        _means(student_spans, in_student * (in_teacher > 0), firsts),
+        _means(teacher_spans, in_teacher, firsts),
+    )
+
+
+def _means(
+    spans: NDArray[np.int64], sizes: NDArray[np.int64], names: NDArray[np.int64]
+) -> SpanMeans:
+    rows = np.flatnonzero(sizes[spans])
+    kept = spans[rows]
+    return SpanMeans(rows, names[kept], (1 / sizes[kept]).astype(np.float32))

@@ -1,0 +1,174 @@
+"""Batches of distillation: what the student reads, masked, and the same text as its teacher reads it.
+
+Shape legend: B rows, S positions, T = B * S student's tokens, C sequences, N teacher's tokens of the
+longest sequence, R teacher's rows that are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from training.batches import Collator, PretrainBatch
+from training.distillation.alignment import AlignedSequence, Aligner, SpanMeans, span_means
+from training.distillation.teacher import TeacherBatch
+from training.examples import Example
+from training.model import move
+
+# Teacher's sequences are padded to a multiple of it.
+_ROUNDING = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudentSpans:
+    """The span that each of the student's tokens belongs to, all of the same size in each batch.
+
+    A span is named by the place of its first token among all T.
+
+    Attributes:
+        spans: (T,) the token's span; T where the teacher has nothing to compare with.
+        weights: (T,) 1 / tokens of that span.
+        is_span: (T,) bool, whether a span begins here.
+    """
+
+    spans: Tensor
+    weights: Tensor
+    is_span: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TeacherSpans:
+    """The rows of the teacher's hidden states that make up each span.
+
+    Attributes:
+        ids: (C, N) of the teacher's tokens, unmasked.
+        types: (C, N).
+        is_real: (C, N) bool, False where padded.
+        rows: (R,) tokens, as indices into the flattened (C * N).
+        spans: (R,) the span of each.
+        weights: (R,) 1 / teacher's tokens of that span.
+    """
+
+    ids: Tensor
+    types: Tensor
+    is_real: Tensor
+    rows: Tensor
+    spans: Tensor
+    weights: Tensor
+
+    @property
+    def batch(self) -> TeacherBatch:
+        """What the teacher reads."""
+        return TeacherBatch(self.ids, self.types, self.is_real)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DistilBatch:
+    """One pass of distillation.
+
+    Attributes:
+        student: the masked rows.
+        num_spans: that both models have.
+    """
+
+    student: PretrainBatch
+    student_spans: StudentSpans
+    teacher: TeacherSpans
+    num_spans: int
+
+    def to(self, device: torch.device) -> DistilBatch:
+        """The same batch on another device."""
+        return move(self, device)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DistilCollator:
+    """Makes batches of examples: for the student as in pretraining, for the teacher aligned.
+
+    Attributes:
+        max_teacher: the teacher's positions; what goes on past them is cut for it, and is not
+            compared.
+    """
+
+    student: Collator
+    aligner: Aligner
+    pad_id: int
+    max_teacher: int
+
+    def __call__(self, rows: Sequence[Sequence[Example]]) -> DistilBatch:
+        """The batch of these rows of examples."""
+        gathered = _Gathered(num_tokens=len(rows) * self.student.length)
+        parts = self.student.shards.parts
+        for line, row in enumerate(rows):
+            begin = line * self.student.length
+            for example in row:
+                aligned = self.aligner.example(example, parts[example.part])
+                gathered.add(begin, aligned, self.max_teacher)
+                begin += len(aligned.student_spans)
+        return DistilBatch(
+            student=self.student(rows),
+            student_spans=gathered.student_spans(),
+            teacher=gathered.teacher_spans(self.pad_id),
+            num_spans=int(gathered.is_span.sum()),
+        )
+
+
+@dataclass
+class _Gathered:
+    """Sequences and spans of a batch."""
+
+    num_tokens: int
+    sequences: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=list)
+    means: list[SpanMeans] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.spans = np.full(self.num_tokens, self.num_tokens, np.int64)
+        self.weights = np.zeros(self.num_tokens, np.float32)
+        self.is_span = np.zeros(self.num_tokens, np.bool_)
+
+    def add(self, begin: int, aligned: AlignedSequence, max_teacher: int) -> None:
+        """Take in the sequence whose first token is at `begin`."""
+        students, teachers = span_means(aligned.student_spans, aligned.teacher_spans, max_teacher)
+        self.spans[begin + students.rows] = begin + students.spans
+        self.weights[begin + students.rows] = students.weights
+        self.is_span[begin + students.spans] = True
+        self.means.append(SpanMeans(teachers.rows, begin + teachers.spans, teachers.weights))
+        self.sequences.append(
+            (aligned.teacher_ids[:max_teacher], aligned.teacher_types[:max_teacher])
+        )
+
+    def student_spans(self) -> StudentSpans:
+        return StudentSpans(
+            spans=torch.from_numpy(self.spans),
+            weights=torch.from_numpy(self.weights),
+            is_span=torch.from_numpy(self.is_span),
+        )
+
+    def teacher_spans(self, pad_id: int) -> TeacherSpans:
+        longest = max(len(ids) for ids, _ in self.sequences)
+        width = -(-longest // _ROUNDING) * _ROUNDING
+        shape = (len(self.sequences), width)
+        ids, types = np.full(shape, pad_id, np.int64), np.zeros(shape, np.int64)
+        is_real = np.zeros(shape, np.bool_)
+        for line, (given_ids, given_types) in enumerate(self.sequences):
+            size = len(given_ids)
+            ids[line, :size], types[line, :size] = given_ids, given_types
+            is_real[line, :size] = True
+        rows = [line * width + means.rows for line, means in enumerate(self.means)]
+        return TeacherSpans(
+            ids=torch.from_numpy(ids),
+            types=torch.from_numpy(types),
+            is_real=torch.from_numpy(is_real),
+            rows=_joined(rows),
+            spans=_joined([means.spans for means in self.means]),
+            weights=torch.from_numpy(np.concatenate([means.weights for means in self.means])),
+        )
+
+
+def _joined(parts: Sequence[NDArray[np.int64]]) -> Tensor:
+    return torch.from_numpy(np.concatenate(parts))

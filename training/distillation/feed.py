@@ -1,0 +1,69 @@
+"""Steps of distillation: masked tokens of a corpus, and what the teacher makes of the same text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from training.distillation.batches import DistilBatch
+from training.distillation.losses import (
+    Objectives,
+    StudentStates,
+    compare,
+    distil_scores,
+    student_states,
+    teacher_targets,
+)
+from training.distillation.teacher import Teacher
+from training.feeds import Pass, PlannedFeed, counts_of
+from training.heads import AlbertForTasks
+from training.losses import LossName, Score, precision
+
+
+@dataclass(kw_only=True)
+class DistilFeed(PlannedFeed[DistilBatch]):
+    """Masked tokens, the sentence task, and the teacher's hidden states or relations.
+
+    Attributes:
+        student: `student_states`, which may be compiled.
+    """
+
+    teacher: Teacher
+    objectives: Objectives
+    student: Callable[..., StudentStates] = student_states
+
+    @property
+    def losses(self) -> tuple[LossName, ...]:
+        """Those of its heads, and the teacher's."""
+        return (*self.tasks, *self.objectives.names)
+
+    def make_pass(self, batch: DistilBatch) -> Pass:
+        """A batch as a pass."""
+        counts = counts_of(batch.student)
+        counts |= dict.fromkeys(self.objectives.names, batch.num_spans)
+        return Pass(
+            num_tokens=batch.student.num_tokens,
+            counts={name: counts[name] for name in self.losses},
+            scores=partial(self._scores, batch),
+        )
+
+    def _scores(
+        self, batch: DistilBatch, model: AlbertForTasks, device: torch.device
+    ) -> Mapping[LossName, Score]:
+        batch = batch.to(device)
+        with precision(device):
+            targets = teacher_targets(self.teacher, batch, self.objectives)
+        read = batch.student
+        packing = read.tokens.packing
+        assert packing is not None
+        states = self.student(
+            self.objectives,
+            model,
+            read.tokens,
+            (read.rows, read.targets, read.firsts, read.labels),
+        )
+        sums = compare(self.objectives, states, targets, batch.student_spans, packing)
+        return distil_scores(batch, sums, self.losses)

@@ -1,0 +1,151 @@
+"""A distillation, from its teacher and recipe to the run that is ready to be stepped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from albert_serve.config import AlbertConfig
+from albert_serve.tokenizer import AlbertTokenizer
+from training.distillation.alignment import Aligner
+from training.distillation.batches import DistilCollator
+from training.distillation.feed import DistilFeed
+from training.distillation.losses import Objectives, student_states
+from training.distillation.start import shared_pieces, start_from_teacher
+from training.distillation.teacher import Teacher, TeacherError
+from training.heads import AlbertForTasks, Task, head_sizes
+from training.job import Job
+from training.losses import LossName
+from training.shards import Shards
+from training.steps import Run
+
+# The least part of the corpus' tokens that the teacher's vocabulary has as one piece. The official
+# vocabularies of English encoders have over 80 % in common on Wikipedia.
+_LEAST_SHARED: Final = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossWeights:
+    """Factors of the losses in their sum."""
+
+    masked: float
+    hidden: float
+    relations: float
+
+    def by_name(self, sentence: float) -> dict[LossName, float]:
+        """The same by the losses' names."""
+        return {
+            "fill-mask": self.masked,
+            "sentence-order": sentence,
+            "hidden-states": self.hidden,
+            "attention-relations": self.relations,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DistilJob(Job):
+    """One distillation, ready to be built.
+
+    Attributes:
+        start_layers: the teacher's layers, from 1, that the student's own start from.
+    """
+
+    teacher: Teacher
+    objectives: Objectives
+    weights: LossWeights
+    start_layers: tuple[int, ...]
+
+    def build(self) -> Run:
+        """The run at its beginning.
+
+        Raises:
+            RunError: the batch does not divide, or the optimizer cannot be sharded.
+            TeacherError: the teacher cannot teach this student.
+        """
+        self.check()
+        check_objectives(self.objectives, self.config, self.teacher)
+        tokenizer = self._tokenizer
+        check_vocabulary(self.teacher, tokenizer, self.shards)
+        feed = DistilFeed(
+            plan=self.plan,
+            collate=DistilCollator(
+                student=self.collator,
+                aligner=Aligner(tokenizer, self.teacher.tokenizer),
+                pad_id=self.teacher.tokenizer.pad_id,
+                max_teacher=self.teacher.max_positions,
+            ),
+            slicing=self.slicing,
+            num_workers=self.num_loaders,
+            teacher=self.teacher,
+            objectives=self.objectives,
+            student=torch.compile(student_states) if self.compiles else student_states,
+        )
+        return self.assemble(feed, self.weights.by_name(self.recipe.sentence_weight))
+
+    def model(self, tasks: tuple[Task, ...]) -> AlbertForTasks:
+        """The student with its first weights."""
+        if self.initialize_from is not None or self.recipe.start != "teacher":
+            return Job.model(self, tasks)
+        torch.manual_seed(self.recipe.seed)
+        model = AlbertForTasks(self.config, head_sizes(self.config, tasks))
+        counts = self.shards.token_counts(self.config.vocab_size)
+        start_from_teacher(model, self.teacher, self._tokenizer, counts, self.start_layers)
+        return model
+
+    @property
+    def _tokenizer(self) -> AlbertTokenizer:
+        return AlbertTokenizer.from_file(self.tokenizer / "tokenizer.json")
+
+
+def check_objectives(objectives: Objectives, config: AlbertConfig, teacher: Teacher) -> None:
+    """Check that a teacher has what a student of these sizes is to match.
+
+    Raises:
+        TeacherError: it has not.
+    """
+    if objectives.layers and config.hidden_size != teacher.hidden_size:
+        raise TeacherError(
+            f"hidden states are {teacher.hidden_size} wide in {teacher.name} and "
+            f"{config.hidden_size} in the student, and cannot be matched; match relations alone "
+            "(--hidden-weight 0 --relation-weight 1), or give --hidden-size "
+            f"{teacher.hidden_size}"
+        )
+    num_layers = config.num_layers * config.num_inner_layers
+    for ours, theirs in objectives.layers:
+        if not (1 <= ours <= num_layers and 1 <= theirs <= teacher.num_layers):
+            raise TeacherError(
+                f"--hidden-layers {ours}:{theirs}: the student has layers 1 to {num_layers}, "
+                f"{teacher.name} 1 to {teacher.num_layers}"
+            )
+    num_heads = objectives.num_relation_heads
+    if not num_heads:
+        return
+    if config.hidden_size % num_heads or teacher.hidden_size % num_heads:
+        raise TeacherError(
+            f"--relation-heads {num_heads} divides not both the student's hidden size "
+            f"{config.hidden_size} and the teacher's {teacher.hidden_size}"
+        )
+    if len(teacher.attention_parts()) < 3:
+        raise TeacherError(
+            f"{teacher.name} has no maps named query, key and value; "
+            "give --relation-weight 0 and match hidden states"
+        )
+
+
+def check_vocabulary(teacher: Teacher, tokenizer: AlbertTokenizer, shards: Shards) -> None:
+    """Check that the teacher reads the corpus' language.
+
+    Raises:
+        TeacherError: its vocabulary and the student's have almost nothing in common.
+    """
+    counts = shards.token_counts(tokenizer.vocab_size)
+    shared = shared_pieces(teacher, tokenizer)
+    part = float(np.sum(counts * shared) / max(1, counts.sum()))
+    if part < _LEAST_SHARED:
+        raise TeacherError(
+            f"{part:.0%} of the corpus' tokens are pieces of {teacher.name}'s vocabulary, and "
+            f"{_LEAST_SHARED:.0%} have to be; is it a teacher of another language?"
+        )

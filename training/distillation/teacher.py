@@ -1,0 +1,239 @@
+"""A teacher: any encoder that `transformers` loads, with its tokenizer.
+
+Shape legend: C sequences, N teacher's tokens of the longest, H teacher's hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from training.distillation.alignment import PieceRange
+from training.errors import TrainingError
+
+# Encoders whose position ids begin behind the padding's.
+_OFFSET_POSITIONS: Final = ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet")
+_ATTENTION_PARTS: Final = ("query", "key", "value")
+
+
+class TeacherError(TrainingError):
+    """A teacher that cannot be loaded, or that cannot teach this student."""
+
+
+class TeacherBatch(NamedTuple):
+    """Right-padded sequences: ids, types and whether a token is real, each (C, N)."""
+
+    ids: Tensor
+    types: Tensor
+    is_real: Tensor
+
+
+class TeacherStates(NamedTuple):
+    """What a teacher computed.
+
+    Attributes:
+        hidden: of the layers that were asked for, each (C, N, H).
+        attention: queries, keys and values of the last layer, each (C, N, H); none where they
+            were not asked for.
+    """
+
+    hidden: tuple[Tensor, ...]
+    attention: tuple[Tensor, ...]
+
+
+class HfTokenizer:
+    """A fast tokenizer of `transformers`, word by word.
+
+    Raises:
+        TeacherError: it is not a fast one, or has no token that begins or ends a sequence.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        if not getattr(tokenizer, "is_fast", False):
+            raise TeacherError("the teacher's tokenizer is not a fast one; it needs tokenizer.json")
+        self.hf = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        self._backend.no_padding()
+        self._backend.no_truncation()
+        self.cls_id = self._special("cls_token_id", "bos_token_id")
+        self.sep_id = self._special("sep_token_id", "eos_token_id")
+        self.unk_id = self._special("unk_token_id", "mask_token_id")
+        self.pad_id = tokenizer.pad_token_id or 0
+        self.prefix: str = getattr(self._backend.model, "continuing_subword_prefix", None) or ""
+
+    def _special(self, *names: str) -> int:
+        for name in names:
+            token_id = getattr(self.hf, name, None)
+            if token_id is not None:
+                return int(token_id)
+        raise TeacherError(f"the teacher's tokenizer has no {names[0]}; it is not an encoder's")
+
+    def encode_word(self, word: str) -> list[PieceRange]:
+        """The pieces of one word, which follows a space, and their characters in it."""
+        encoded = self._backend.encode(f" {word}", add_special_tokens=False)
+        return [
+            PieceRange(token_id, max(0, begin - 1), max(0, end - 1))
+            for token_id, (begin, end) in zip(encoded.ids, encoded.offsets, strict=True)
+        ]
+
+    def continuation(self, piece: str) -> list[int]:
+        """The ids of a piece within a word."""
+        known = self._backend.token_to_id(self.prefix + piece)
+        if known is not None:
+            return [known]
+        return [part.token_id for part in self.encode_word(piece)]
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """A frozen encoder in evaluation mode.
+
+    Attributes:
+        name: a folder's name, or the model's on the hub.
+        model: of `transformers`.
+    """
+
+    name: str
+    model: Any
+    tokenizer: HfTokenizer
+
+    @property
+    def hidden_size(self) -> int:
+        """H."""
+        return int(self.model.config.hidden_size)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers."""
+        return int(self.model.config.num_hidden_layers)
+
+    @property
+    def num_types(self) -> int:
+        """Token types that it tells apart; 0 for an encoder that knows none."""
+        return int(getattr(self.model.config, "type_vocab_size", 0) or 0)
+
+    @property
+    def max_positions(self) -> int:
+        """Tokens of the longest sequence that it reads."""
+        config = self.model.config
+        offset = self.tokenizer.pad_id + 1 if config.model_type in _OFFSET_POSITIONS else 0
+        return int(config.max_position_embeddings) - offset
+
+    @torch.no_grad()
+    def states(
+        self, batch: TeacherBatch, layers: Sequence[int], *, with_attention: bool
+    ) -> TeacherStates:
+        """Read a batch.
+
+        Args:
+            layers: whose hidden states are wanted, from 1; 0 for the embeddings.
+            with_attention: whether queries, keys and values of the last layer are.
+        """
+        inputs = {"input_ids": batch.ids, "attention_mask": batch.is_real}
+        if self.num_types > 1:
+            inputs["token_type_ids"] = batch.types
+        with self._watching() as watched:
+            out = self.model(**inputs, output_hidden_states=True)
+        attention = tuple(watched[name] for name in _ATTENTION_PARTS) if with_attention else ()
+        return TeacherStates(tuple(out.hidden_states[layer] for layer in layers), attention)
+
+    @contextmanager
+    def _watching(self) -> Iterator[dict[str, Tensor]]:
+        """Inside `with`, what the last layer's query, key and value gave last."""
+        watched: dict[str, Tensor] = {}
+
+        def keep(name: str) -> Any:
+            return lambda module, inputs, output: watched.__setitem__(name, output)
+
+        handles = [
+            module.register_forward_hook(keep(name))
+            for name, module in self.attention_parts().items()
+        ]
+        try:
+            yield watched
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def attention_parts(self) -> dict[str, nn.Module]:
+        """The linear maps of the last layer's attention, as BERT's kin and ALBERT name them."""
+        return {
+            name.rpartition(".")[2]: module
+            for name, module in self.model.named_modules()
+            if name.rpartition(".")[2] in _ATTENTION_PARTS and isinstance(module, nn.Linear)
+        }
+
+
+def load_teacher(name: str, device: torch.device) -> Teacher:
+    """Load an encoder and its tokenizer from a folder, or from the hub by its name.
+
+    Raises:
+        TeacherError: `transformers` is not installed; there is no such model; it is no encoder,
+            has no tokenizer, lacks weights, or has weights that are not finite.
+    """
+    transformers = _transformers()
+    config = _loaded(name, transformers.AutoConfig.from_pretrained)
+    _check_kind(name, config)
+    tokenizer = _loaded(name, transformers.AutoTokenizer.from_pretrained)
+    model, report = _loaded(
+        name, transformers.AutoModel.from_pretrained, output_loading_info=True, torch_dtype="auto"
+    )
+    _check_weights(name, model, report)
+    if len(tokenizer) > config.vocab_size:
+        raise TeacherError(
+            f"{name}: the tokenizer has {len(tokenizer)} tokens, the model {config.vocab_size}; "
+            "are they of one model?"
+        )
+    model.float().to(device).eval().requires_grad_(requires_grad=False)
+    return Teacher(name=name, model=model, tokenizer=HfTokenizer(tokenizer))
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise TeacherError(
+            "a teacher needs the package transformers: pip install transformers"
+        ) from error
+    return transformers
+
+
+def _loaded(name: str, load: Any, **options: Any) -> Any:
+    try:
+        return load(name, **options)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise TeacherError(f"teacher {name} cannot be loaded: {reason}") from error
+    except Exception as error:  # safetensors and tokenizers raise types of their own
+        if type(error).__module__.partition(".")[0] in ("builtins", "safetensors"):
+            raise TeacherError(f"teacher {name} cannot be loaded: {error}") from error
+        raise
+
+
+def _check_kind(name: str, config: Any) -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as ENCODERS
+
+    is_decoder = getattr(config, "is_decoder", False) or getattr(
+        config, "is_encoder_decoder", False
+    )
+    if is_decoder or config.model_type not in ENCODERS:
+        raise TeacherError(
+            f"{name} is a {config.model_type}, not an encoder; "
+            "give a BERT, RoBERTa, MiniLM, ELECTRA or ALBERT"
+        )
+
+
+def _check_weights(name: str, model: nn.Module, report: dict[str, Any]) -> None:
+    missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)
+    if missing:
+        raise TeacherError(
+            f"{name} lacks {len(missing)} weights of its model, {missing[0]} among them"
+        )
+    for key, tensor in model.named_parameters():
+        if not bool(torch.isfinite(tensor).all()):
+            raise TeacherError(f"{name}: {key} holds values that are not finite")
