@@ -127,7 +127,7 @@ def pretrain_scores(
     model: AlbertForTasks,
     batch: PretrainBatch,
     sums: Callable[..., PretrainSums] = pretrain_sums,
-) -> dict[Task, Score]:
+) -> dict[LossName, Score]:
     """Scores of masked tokens, and of the sentence task where the model has its head.
 
     Paper, sections 3.1 and 4.1. Nothing is computed for tokens that are not read: neither logits
@@ -140,10 +140,10 @@ def pretrain_scores(
     return scores_of(batch, sums(model, batch.tokens, *given))
 
 
-def scores_of(batch: PretrainBatch, sums: PretrainSums) -> dict[Task, Score]:
+def scores_of(batch: PretrainBatch, sums: PretrainSums) -> dict[LossName, Score]:
     """The scores of a batch from its sums."""
     masked = Score(loss=sums.masked_loss, right=sums.masked_right, count=batch.num_masked)
-    scores: dict[Task, Score] = {"fill-mask": masked}
+    scores: dict[LossName, Score] = {"fill-mask": masked}
     if sums.order_loss is not None and sums.order_right is not None:
         scores["sentence-order"] = Score(
             loss=sums.order_loss, right=sums.order_right, count=batch.num_pairs

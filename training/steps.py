@@ -51,8 +51,8 @@ class Run:
     Attributes:
         objective: the model and its losses, as the processes of the world share them.
         weights: how often each feed is drawn, in the order of `feeds`.
-        loss_weights: by the loss' name, where it does not count as 1. Sentence order has one label a
-            sequence: in small batches its gradient is mostly noise and drowns the others'.
+        loss_weights: by the loss' name, where it does not count as 1. Sentence order has one label
+            a sequence: in small batches its gradient is mostly noise and drowns the others'.
         num_steps: steps made so far, by the feed's name.
         num_tokens: real tokens trained on so far.
     """

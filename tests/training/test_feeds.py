@@ -198,7 +198,7 @@ def pretrain_feed(
     settings = ExampleSettings(length=16, sentence_task=task)
     return PretrainFeed(
         plan=Plan(shards=shards, settings=settings, seed=seed),
-        collator=Collator(shards=shards, masking=MASKING, length=16, seed=seed),
+        collate=Collator(shards=shards, masking=MASKING, length=16, seed=seed),
         slicing=slicing or Slicing(num_rows=4, rows_a_batch=4),
     )
 
@@ -290,7 +290,7 @@ def test_a_corpus_smaller_than_a_step_is_repeated() -> None:
     feed = replace(
         pretrain_feed(),
         plan=Plan(shards=shards, settings=ExampleSettings(length=16), seed=0),
-        collator=Collator(shards=shards, masking=MASKING, length=16, seed=0),
+        collate=Collator(shards=shards, masking=MASKING, length=16, seed=0),
     )
     assert next_pass(feed).num_tokens == 4 * 10
     assert feed.state() == [3, 0, 1]

@@ -1,7 +1,7 @@
-"""Batches of distillation: what the student reads, masked, and the same text as its teacher reads it.
+"""Batches of distillation: the student's masked rows, and the same text as its teacher reads it.
 
-Shape legend: B rows, S positions, T = B * S student's tokens, C sequences, N teacher's tokens of the
-longest sequence, R teacher's rows that are compared.
+Shape legend: B rows, S positions, T = B * S student's tokens, C sequences, N teacher's tokens of
+the longest sequence, R teacher's rows that are compared.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a student is told by its teacher: hidden states and attention relations, span by span.
 
-Shape legend: B rows, S positions, T = B * S student's tokens, R rows, H hidden size, N relation heads,
-D = H / N.
+Shape legend: B rows, S positions, T = B * S student's tokens, R rows, H hidden size, N relation
+heads, D = H / N.
 """
 
 from __future__ import annotations
@@ -217,7 +217,8 @@ def relation_divergence(
 
 def _relations(state_BSH: Tensor, seen_BSS: Tensor, num_heads: int) -> Tensor:
     """Log-probabilities (B, N, S, S) of each span's relation to the others of its sequence."""
-    heads_BNSD = state_BSH.unflatten(-1, (num_heads, -1)).transpose(1, 2).float()
+    shape = (*state_BSH.shape[:2], num_heads, -1)
+    heads_BNSD = state_BSH.view(shape).transpose(1, 2).float()
     scores_BNSS = heads_BNSD @ heads_BNSD.transpose(-1, -2) / heads_BNSD.shape[-1] ** 0.5
     # What is no span sees all, so that no row is empty; it counts for nothing.
     hidden_BSS = ~seen_BSS & seen_BSS.any(-1, keepdim=True)
@@ -232,7 +233,7 @@ def distil_scores(
     The loss of hidden states is the part of the variance that is not explained, and its accuracy
     the part that is; that of relations is their divergence, and its accuracy their agreement.
     """
-    scores: dict[LossName, Score] = dict(scores_of(batch.student, sums.heads))
+    scores = scores_of(batch.student, sums.heads)
     count = batch.num_spans
     if sums.unexplained is not None:
         error = sums.unexplained

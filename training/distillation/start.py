@@ -6,8 +6,8 @@ both vocabularies have, and means of the teacher's pieces for the others. Where 
 they are projected onto the E - 1 directions in which they vary most, and the map from E to H
 is fitted so that the first layer gets what it got in the teacher.
 
-Shape legend: V student's vocabulary, S positions, E student's embedding size, H hidden size of both,
-R samples.
+Shape legend: V student's vocabulary, S positions, E student's embedding size, H hidden size of
+both, R samples.
 """
 
 from __future__ import annotations
@@ -267,7 +267,8 @@ def _basis(normed_RH: Tensor, size: int) -> Tensor:
     without_mean_EK = torch.linalg.qr(mixed).Q[:, 1:]
     # What is constant over H has no part in the norm at width H.
     centred_HK = kept_HK - kept_HK.mean(0)
-    return centred_HK @ without_mean_EK.T
+    basis_HE: Tensor = centred_HK @ without_mean_EK.T
+    return basis_HE
 
 
 def _fit(project: nn.Linear, given_RE: Tensor, wanted_RH: Tensor) -> None:

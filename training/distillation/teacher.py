@@ -216,12 +216,10 @@ def _loaded(name: str, load: Any, **options: Any) -> Any:
 
 
 def _check_kind(name: str, config: Any) -> None:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as ENCODERS
+    from transformers.models.auto import modeling_auto
 
-    is_decoder = getattr(config, "is_decoder", False) or getattr(
-        config, "is_encoder_decoder", False
-    )
-    if is_decoder or config.model_type not in ENCODERS:
+    decodes = any(getattr(config, name, False) for name in ("is_decoder", "is_encoder_decoder"))
+    if decodes or config.model_type not in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
         raise TeacherError(
             f"{name} is a {config.model_type}, not an encoder; "
             "give a BERT, RoBERTa, MiniLM, ELECTRA or ALBERT"
