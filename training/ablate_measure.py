@@ -25,8 +25,8 @@ from tqdm import tqdm
 from training.batches import PretrainBatch
 from training.examples import IGNORED, ExampleSettings, SentenceTask
 from training.heads import AlbertForTasks
-from training.losses import precision
 from training.masking import NgramMasking
+from training.precision import precision
 from training.shards import Shards
 from training.validation import evaluating, held_out
 

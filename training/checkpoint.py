@@ -155,12 +155,17 @@ def _label_keys(tasks: Mapping[Task, int]) -> dict[str, Any]:
     return label_keys(names) if names else {}
 
 
-def label_keys(names: Sequence[str]) -> dict[str, Any]:
-    """The keys of `config.json` that name the labels of text classification."""
+def label_keys(names: Sequence[str], *, multi_label: bool = False) -> dict[str, Any]:
+    """The keys of `config.json` that name the labels of text classification.
+
+    Args:
+        multi_label: whether a text can have several labels at once.
+    """
+    problem = "single_label_classification" if len(names) > 1 else "regression"
     return {
         "id2label": {str(index): name for index, name in enumerate(names)},
         "label2id": {name: index for index, name in enumerate(names)},
-        "problem_type": "single_label_classification" if len(names) > 1 else "regression",
+        "problem_type": "multi_label_classification" if multi_label else problem,
     }
 
 

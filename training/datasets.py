@@ -74,6 +74,28 @@ def read_labelled(
     return examples, names
 
 
+def read_texts(files: Sequence[Path]) -> list[tuple[str, str | None]]:
+    """The texts, or pairs of texts, of classification files, whose labels are passed over.
+
+    Files are as for `read_labelled`, and need no column of labels; or `.txt`, with a text a line.
+
+    Raises:
+        CorpusError: a file cannot be read or has no column of texts, or there is no text.
+    """
+    texts = [each for file in files for each in _read_texts(file)]
+    if not texts:
+        raise CorpusError(f"no texts in {', '.join(map(str, files))}")
+    return texts
+
+
+def _read_texts(file: Path) -> Iterator[tuple[str, str | None]]:
+    if ".txt" in file.suffixes:
+        yield from ((line.strip(), None) for line in read_lines(file) if line.strip())
+        return
+    for row, place in _placed_records(file):
+        yield _texts_of(row, place)
+
+
 def read_squad(files: Sequence[Path]) -> list[Question]:
     """The questions of SQuAD files, v1.1 or v2.0 (a JSON file, perhaps compressed).
 
@@ -109,13 +131,22 @@ def _questions(content: dict[str, Any]) -> Iterator[Question]:
 
 def _read_rows(file: Path) -> Iterator[tuple[str, str | None, str, str]]:
     """Text, pair, label and place of each row."""
+    for row, place in _placed_records(file):
+        text, pair = _texts_of(row, place)
+        yield text, pair, _column(row, _LABEL_COLUMNS, place), place
+
+
+def _texts_of(row: dict[str, Any], place: str) -> tuple[str, str | None]:
+    text = _column(row, _TEXT_COLUMNS, place)
+    has_pair = any(row.get(name) not in (None, "") for name in _PAIR_COLUMNS)
+    return text, _column(row, _PAIR_COLUMNS, place) if has_pair else None
+
+
+def _placed_records(file: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """Each row of a file, and where it stands."""
     try:
         for number, row in enumerate(_records(file, read_lines(file)), start=1):
-            place = f"{file}, row {number}"
-            text = _column(row, _TEXT_COLUMNS, place)
-            label = _column(row, _LABEL_COLUMNS, place)
-            has_pair = any(row.get(name) not in (None, "") for name in _PAIR_COLUMNS)
-            yield text, _column(row, _PAIR_COLUMNS, place) if has_pair else None, label, place
+            yield row, f"{file}, row {number}"
     except (json.JSONDecodeError, csv.Error) as error:
         raise CorpusError(f"{file}: {error}") from error
 

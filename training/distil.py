@@ -6,24 +6,26 @@ queries, keys and values (MiniLMv2, arXiv 2012.15828), which need no equal width
 differ are aligned through the characters of words. With `--start teacher` the student begins with
 the teacher's embeddings and one of its layers. Writes what training.pretrain writes; the same
 command resumes a run that was stopped.
+
+With --text-classification a finetuned teacher's logits label texts that need no labels, and the
+student's classifier learns them. The options are then those of training.finetune.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from albert_serve.config import AlbertConfig, preset
 from albert_serve.tokenizer import AlbertTokenizer
+from training import finetune
 from training.distillation.job import DistilJob, LossWeights, check_objectives
 from training.distillation.losses import Objectives
 from training.distillation.start import check_start, default_layers, sizes_of
-from training.distillation.teacher import Teacher, TeacherError, load_teacher
+from training.distillation.teacher import Teacher, TeacherError, describe_model, load_teacher
 from training.errors import report_errors
 from training.options import add_end, add_reports, parse_count, parse_seed, parse_weight
 from training.parallel import join_world
@@ -52,12 +54,18 @@ _EXAMPLES: Final = r"""examples:
       --output runs/small --budget 8h
   python -m training.distil --teacher roberta-base --initialize-from runs/base/checkpoint \
       --shards wiki-shards/ --tokenizer vocab/ --output runs/taught --budget 8h
+  python -m training.distil --teacher textattack/bert-base-uncased-SST-2 \
+      --initialize-from runs/student/checkpoint --text-classification reviews.txt \
+      --output runs/sentiment --budget 30m
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    options = build_parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if "--text-classification" in given:
+        return finetune.main(given)
+    options = build_parser().parse_args(given)
     return report_errors(lambda: _run(options))
 
 
@@ -79,7 +87,7 @@ def _run(options: argparse.Namespace) -> int:
             **asdict(recipe),
             "num_steps": options.steps,
             "budget_s": options.budget,
-            "teacher": _described(teacher),
+            "teacher": describe_model(teacher.name, teacher.model),
             "start_layers": list(start_layers),
             "hidden_layers": [list(pair) for pair in objectives.layers],
             "relation_heads": objectives.num_relation_heads,
@@ -157,19 +165,6 @@ def _start_layers(
     )
     check_start(config, teacher, layers)
     return layers
-
-
-def _described(teacher: Teacher) -> dict[str, Any]:
-    """What tells this teacher from another, without the folder that it is in."""
-    digest = hashlib.sha256()
-    for parameter in teacher.model.parameters():
-        digest.update(parameter.detach().cpu().numpy().tobytes())
-    name = Path(teacher.name).name if Path(teacher.name).is_dir() else teacher.name
-    return {
-        "name": name,
-        "model_type": teacher.model.config.model_type,
-        "weights_sha256": digest.hexdigest(),
-    }
 
 
 def _parse_pair(text: str) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
 from training.batches import Collator, Slicing
 from training.checkpoint import cut_positions, label_keys, load_checkpoint, read_config
-from training.datasets import read_labelled, read_squad
+from training.datasets import read_labelled, read_squad, read_texts
 from training.errors import report_errors
 from training.examples import MIN_LENGTH, ExampleSettings
 from training.feeds import (
@@ -78,11 +78,11 @@ def _build(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
     config = AlbertConfig.from_hf(hf)
     _check_length(options.length, options.max_positions or config.max_positions)
     progress = Progress(num_steps=options.steps, budget_s=options.budget)
-    feeds, names = _feeds(options)
+    feeds, labels = _feeds(options)
     torch.manual_seed(options.seed)
     known = load_checkpoint(options.initialize_from).tasks
     wanted = tuple(task for feed in feeds for task in feed.tasks)
-    sizes = {**known, **head_sizes(config, wanted, len(names))}
+    sizes = {**known, **head_sizes(config, wanted, len(labels.get("id2label", ())))}
     model = load_checkpoint(options.initialize_from, sizes)
     if options.max_positions:
         model = cut_positions(model, options.max_positions)
@@ -111,7 +111,7 @@ def _build(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
     )
     kept = {key: hf[key] for key in label_keys([]) if key in hf and "text-classification" in sizes}
     task = {key: hf[key] for key in ("albert_sentence_task",) if key in hf}
-    return run, {**task, **(label_keys(names) if names else kept)}
+    return run, {**task, **(labels or kept)}
 
 
 def _check_length(length: int, max_positions: int) -> None:
@@ -122,13 +122,15 @@ def _check_length(length: int, max_positions: int) -> None:
         )
 
 
-def _feeds(options: argparse.Namespace) -> tuple[list[Feed], list[str]]:
-    """The feeds, in the order of --weights, and the names of the labels."""
+def _feeds(options: argparse.Namespace) -> tuple[list[Feed], dict[str, Any]]:
+    """The feeds, in the order of --weights, and the keys of config.json that name the labels."""
     tokenizer = AlbertTokenizer.from_file(options.initialize_from / "tokenizer.json")
     feeds: list[Feed] = []
-    names: list[str] = []
+    labels: dict[str, Any] = {}
+    if options.teacher is not None and not options.text_classification:
+        raise RunError("--teacher labels texts; give them with --text-classification")
     if options.text_classification:
-        feed, names = _classification(options, tokenizer)
+        feed, labels = _classification(options, tokenizer)
         feeds.append(feed)
     if options.question_answering:
         feeds.append(_question_answering(options, tokenizer))
@@ -138,7 +140,7 @@ def _feeds(options: argparse.Namespace) -> tuple[list[Feed], list[str]]:
         raise RunError(
             "nothing to train: give --text-classification, --question-answering or --pretraining"
         )
-    return feeds, names
+    return feeds, labels
 
 
 def _weights(options: argparse.Namespace, feeds: Sequence[Feed]) -> list[float]:
@@ -151,7 +153,9 @@ def _weights(options: argparse.Namespace, feeds: Sequence[Feed]) -> list[float]:
 
 def _classification(
     options: argparse.Namespace, tokenizer: AlbertTokenizer
-) -> tuple[BatchFeed, list[str]]:
+) -> tuple[BatchFeed, dict[str, Any]]:
+    if options.teacher is not None:
+        return _taught_classification(options, tokenizer)
     texts, names = read_labelled(options.text_classification, options.labels)
     if len(names) < 2:
         raise RunError(f"all texts have the label {names[0]}; a classifier needs two or more")
@@ -163,7 +167,30 @@ def _classification(
     feed = classification_feed(
         examples, tokens_a_batch=options.classification_tokens, seed=options.seed
     )
-    return feed, names
+    return feed, label_keys(names)
+
+
+def _taught_classification(
+    options: argparse.Namespace, tokenizer: AlbertTokenizer
+) -> tuple[BatchFeed, dict[str, Any]]:
+    """Texts with a teacher's logits in the place of labels."""
+    # transformers is imported where a teacher is asked for.
+    from training.distillation.pseudo_labels import pseudo_label, pseudo_labelled_feed
+
+    if options.labels:
+        raise RunError("--labels goes with labelled texts; with --teacher the labels are its own")
+    texts = read_texts(options.text_classification)
+    labels = pseudo_label(texts, options.teacher, options.device, options.output)
+    feed = pseudo_labelled_feed(
+        texts,
+        labels,
+        tokenizer,
+        length=options.length,
+        temperature=options.temperature,
+        tokens_a_batch=options.classification_tokens,
+        seed=options.seed,
+    )
+    return feed, label_keys(labels.names, multi_label=labels.problem == "multi_label")
 
 
 def _question_answering(options: argparse.Namespace, tokenizer: AlbertTokenizer) -> BatchFeed:
@@ -247,6 +274,7 @@ def _data_names(options: argparse.Namespace) -> dict[str, list[str]]:
         "text_classification": file_names(options.text_classification),
         "question_answering": file_names(options.question_answering),
         "pretraining": file_names(options.pretraining),
+        "teacher": [] if options.teacher is None else file_names([Path(options.teacher)]),
     }
 
 
@@ -263,6 +291,17 @@ def _parser() -> argparse.ArgumentParser:
     data = parser.add_argument_group("data (at least one)")
     data.add_argument("--text-classification", nargs="+", type=Path, help="TSV, CSV or JSONL files")
     data.add_argument("--labels", nargs="+", help="names of the labels 0, 1, ... of those files")
+    data.add_argument(
+        "--teacher",
+        help="a finetuned encoder of transformers, a folder or a name on the hub, whose logits "
+        "take the place of labels; --text-classification may then be .txt files, a text a line",
+    )
+    data.add_argument(
+        "--temperature",
+        type=parse_positive,
+        default=2.0,
+        help="of the teacher's and the student's probabilities (%(default)s)",
+    )
     data.add_argument("--question-answering", nargs="+", type=Path, help="SQuAD files")
     data.add_argument("--pretraining", nargs="+", type=Path, help="text to go on pretraining with")
     data.add_argument(

@@ -9,6 +9,7 @@ from typing import Final
 import torch
 
 from albert_serve.config import AlbertConfig
+from training.precision import product_dtype
 
 # Data sheets: dense products in bf16 (fp16 on V100 and T4, which have no bf16), floating-point
 # operations a second. All words must stand in the device's name; the first that fits counts.
@@ -88,7 +89,7 @@ def mfu(*, tokens_per_s: float, flops_per_token: float, peak_flops: float) -> fl
 
 
 def peak_flops(device: torch.device) -> float:
-    """Floating-point operations a second that the device can do, dense and in bf16.
+    """Floating-point operations a second that the device can do, dense, in training's precision.
 
     That of the data sheet for the GPUs that the table names. For others and for a CPU, whose data
     sheets do not say it, it is the best of half a second's square products, on a CPU by as many
@@ -115,11 +116,11 @@ def data_sheet_flops(name: str) -> float | None:
 
 
 def measured_flops(device: torch.device, *, duration_s: float = _MEASURE_S) -> float:
-    """The best speed of square bf16 products within that time, and of at least one product."""
+    """The best speed of square products of `product_dtype` in that time, and of at least one."""
     best, size, began = 0.0, _SMALLEST, time.perf_counter()
-    generator = torch.Generator(device).manual_seed(0)
+    generator, dtype = torch.Generator(device).manual_seed(0), product_dtype(device)
     while not best or time.perf_counter() - began < duration_s:
-        matrix = torch.randn(size, size, dtype=torch.bfloat16, device=device, generator=generator)
+        matrix = torch.randn(size, size, dtype=dtype, device=device, generator=generator)
         for _ in range(2):  # the first of a size also prepares
             seconds = _product_s(matrix)
             best = max(best, 2 * size**3 / seconds)

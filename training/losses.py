@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +18,6 @@ from training.batches import PretrainBatch
 from training.examples import IGNORED
 from training.heads import AlbertForTasks, Task
 from training.model import Batch
-
-# As `torch.cpu.get_capabilities` names them: x86-64, then Arm.
-_BF16_INSTRUCTIONS: Final = ("avx512_bf16", "amx_bf16", "bf16", "arm_bf16")
 
 # A task's own loss has the task's name; the others are what a teacher adds (training.distil).
 LossName = Literal[Task, "hidden-states", "attention-relations"]
@@ -149,19 +145,3 @@ def scores_of(batch: PretrainBatch, sums: PretrainSums) -> dict[LossName, Score]
             loss=sums.order_loss, right=sums.order_right, count=batch.num_pairs
         )
     return scores
-
-
-def precision(device: torch.device) -> torch.autocast:
-    """bf16 for the matrix products, where the device has it; all else stays in fp32.
-
-    A CPU without instructions for bf16 emulates it, up to two hundred times slower than fp32.
-    """
-    enabled = device.type != "cpu" or cpu_has_bf16()
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)
-
-
-@cache
-def cpu_has_bf16() -> bool:
-    """Whether this CPU multiplies bf16 by instructions of its own."""
-    capabilities = torch.cpu.get_capabilities()
-    return any(capabilities.get(name) for name in _BF16_INSTRUCTIONS)

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from training.errors import TrainingError
 from training.heads import AlbertForTasks, PooledHead
 from training.lamb import Lamb
+from training.muon import Muon
 
 OptimizerName = Literal["lamb", "adamw", "muon"]
 ScheduleName = Literal["linear", "wsd"]
@@ -202,12 +203,8 @@ def build_optimizers(model: AlbertForTasks, settings: OptimizerSettings) -> Opti
 
 def _muon_and_adamw(model: AlbertForTasks, settings: OptimizerSettings) -> Optimizers:
     matrices = [p for p in model.albert.encoder.parameters() if p.ndim == 2]
-    muon = torch.optim.Muon(
-        [{"params": matrices, "peak_lr": settings.lr}],
-        lr=settings.lr,
-        weight_decay=settings.weight_decay,
-        adjust_lr_fn="match_rms_adamw",
-    )
+    groups = [{"params": matrices, "peak_lr": settings.lr}]
+    muon = Muon(groups, lr=settings.lr, weight_decay=settings.weight_decay)
     pooled, rest = _split_pooled(model, matrices)
     rates = [(rest, settings.adamw_lr), (pooled, settings.adamw_lr * settings.pooled_factor)]
     others = [

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from training.checkpoint import parameters
 from training.feeds import Feed
 from training.heads import AlbertForTasks
-from training.losses import LossName, Score, Tally, precision
+from training.losses import LossName, Score, Tally
 from training.optim import Optimizers, Schedule
 from training.parallel import World, accumulating, shard_like, shard_states, whole
+from training.precision import precision
 from training.run import Progress, RunError, Stability
 
 _STATE_VERSION: Final = 2

@@ -17,9 +17,10 @@ from training.batches import Collator, PretrainBatch
 from training.examples import ExampleSettings
 from training.feeds import pretrain_pass
 from training.heads import Task
-from training.losses import Tally, precision
+from training.losses import Tally
 from training.masking import NgramMasking
 from training.packing import Plan
+from training.precision import precision
 from training.shards import Shards
 
 # Fixed, so that two models are asked for the same tokens.

@@ -20,7 +20,8 @@ from training.distillation.losses import (
 from training.distillation.teacher import Teacher
 from training.feeds import Pass, PlannedFeed, counts_of
 from training.heads import AlbertForTasks
-from training.losses import LossName, Score, precision
+from training.losses import LossName, Score
+from training.precision import precision
 
 
 @dataclass(kw_only=True)

@@ -92,7 +92,10 @@ class DistilJob(Job):
         torch.manual_seed(self.recipe.seed)
         model = AlbertForTasks(self.config, head_sizes(self.config, tasks))
         counts = self.shards.token_counts(self.config.vocab_size)
-        start_from_teacher(model, self.teacher, self._tokenizer, counts, self.start_layers)
+        kept = start_from_teacher(model, self.teacher, self._tokenizer, counts, self.start_layers)
+        if self.world.is_main:
+            size = self.config.embedding_size
+            print(f"embeddings of {size} keep {kept:.1%} of the variance of the teacher's")
         return model
 
     @property

@@ -122,8 +122,11 @@ def start_from_teacher(
     tokenizer: AlbertTokenizer,
     token_counts: NDArray[np.int64],
     layers: Sequence[int],
-) -> None:
+) -> float:
     """Give a fresh student its teacher's embeddings and layers, and the corpus' frequencies.
+
+    Returns the part of the variance of the teacher's embeddings, of words as frequent as in the
+    corpus, that the student's have: 1 where E is H.
 
     Args:
         token_counts: (V,) how often each token occurs in the corpus.
@@ -139,10 +142,10 @@ def start_from_teacher(
             source = _layer(teacher, layer)
             _copy(encoder.attentions[number], source, _ATTENTION)
             _copy(encoder.ffns[number], source, _FFN)
-        _start_embeddings(model.albert.embeddings, teacher, tokenizer, token_counts)
         head = model.heads["fill-mask"]
         assert isinstance(head, FillMaskHead)
         use_counts(head, token_counts)
+        return _start_embeddings(model.albert.embeddings, teacher, tokenizer, token_counts)
 
 
 def _layer(teacher: Teacher, number: int) -> nn.Module:
@@ -178,7 +181,8 @@ def word_rows(teacher: Teacher, tokenizer: AlbertTokenizer) -> tuple[Tensor, NDA
     """The teacher's embeddings (V, H) of the student's pieces, and which (V,) it has whole."""
     table = _tables(teacher).word_embeddings.weight.detach().float().cpu()
     ids = [_teacher_ids(teacher, tokenizer.token(index)) for index in range(tokenizer.vocab_size)]
-    rows_VH = torch.stack([table[each].mean(0) for each in ids])
+    nothing_H = table.mean(0)  # for a lone "▁", which the teacher has no piece for
+    rows_VH = torch.stack([table[each].mean(0) if each else nothing_H for each in ids])
     return rows_VH, shared_pieces(teacher, tokenizer)
 
 
@@ -190,7 +194,7 @@ def shared_pieces(teacher: Teacher, tokenizer: AlbertTokenizer) -> NDArray[np.bo
 
 
 def _teacher_ids(teacher: Teacher, piece: str) -> list[int]:
-    """The teacher's ids for one of the student's pieces."""
+    """The teacher's ids for one of the student's pieces; none for a lone "▁"."""
     known = teacher.tokenizer
     mask = known.hf.mask_token_id
     ids = (known.pad_id, known.unk_id, known.cls_id, known.sep_id, mask)
@@ -199,8 +203,8 @@ def _teacher_ids(teacher: Teacher, piece: str) -> list[int]:
         given = special[piece]
         return [known.unk_id if given is None else given]
     if piece.startswith("▁"):
-        return [part.token_id for part in known.encode_word(piece[1:])] or [known.unk_id]
-    return known.continuation(piece) or [known.unk_id]
+        return [part.token_id for part in known.encode_word(piece[1:])]
+    return known.continuation(piece)
 
 
 def _start_embeddings(
@@ -208,7 +212,7 @@ def _start_embeddings(
     teacher: Teacher,
     tokenizer: AlbertTokenizer,
     token_counts: NDArray[np.int64],
-) -> None:
+) -> float:
     tables = _tables(teacher)
     num_positions = embeddings.position.num_embeddings
     offset = teacher.model.config.max_position_embeddings - teacher.max_positions
@@ -229,13 +233,17 @@ def _start_embeddings(
         embeddings.norm.bias.copy_(bias_H)
         nn.init.eye_(embeddings.project.weight)
         nn.init.zeros_(embeddings.project.bias)
-        return
+        return 1.0
     samples_RH = _samples(word_VH, position_SH, type_H, token_counts)
     normed_RH = F.layer_norm(samples_RH, samples_RH.shape[-1:], eps=norm.eps)
     basis_HE = _basis(normed_RH, embeddings.word.embedding_dim)
     _copy_tables(embeddings, word_VH @ basis_HE, position_SH @ basis_HE, type_H @ basis_HE)
     given_RE = embeddings.norm(samples_RH @ basis_HE)
-    _fit(embeddings.project, given_RE, normed_RH * gain_H + bias_H)
+    wanted_RH = normed_RH * gain_H + bias_H
+    _fit(embeddings.project, given_RE, wanted_RH)
+    error_RH = embeddings.project(given_RE) - wanted_RH
+    variance_RH = wanted_RH - wanted_RH.mean(0)
+    return 1 - float(error_RH.square().sum() / variance_RH.square().sum())
 
 
 def _copy_tables(embeddings: Embeddings, word: Tensor, position: Tensor, types: Tensor) -> None:

@@ -5,9 +5,11 @@ Shape legend: C sequences, N teacher's tokens of the longest, H teacher's hidden
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -82,7 +84,10 @@ class HfTokenizer:
         ]
 
     def continuation(self, piece: str) -> list[int]:
-        """The ids of a piece within a word."""
+        """The ids of a piece within a word: `##ing`, but a comma that is split off is `,`."""
+        after_letter = self.encode_word(f"a{piece}")
+        if not piece[:1].isalnum() and after_letter and after_letter[0].end == 1:
+            return [part.token_id for part in after_letter[1:]]
         known = self._backend.token_to_id(self.prefix + piece)
         if known is not None:
             return [known]
@@ -176,21 +181,51 @@ def load_teacher(name: str, device: torch.device) -> Teacher:
         TeacherError: `transformers` is not installed; there is no such model; it is no encoder,
             has no tokenizer, lacks weights, or has weights that are not finite.
     """
+    # The pooler reads [CLS] for sentence tasks; hidden states and relations do without it.
+    model, tokenizer = load_frozen(name, "AutoModel", device, optional="pooler")
+    return Teacher(name=name, model=model, tokenizer=HfTokenizer(tokenizer))
+
+
+def load_frozen(
+    name: str, auto_class: str, device: torch.device, *, optional: str | None = None
+) -> tuple[Any, Any]:
+    """An encoder of `transformers`, in fp32 and evaluation mode, and its tokenizer.
+
+    Args:
+        auto_class: the class that loads it, such as `AutoModelForSequenceClassification`.
+        optional: weights whose names contain it may be missing.
+
+    Raises:
+        TeacherError: as `load_teacher`.
+    """
     transformers = _transformers()
     config = _loaded(name, transformers.AutoConfig.from_pretrained)
     _check_kind(name, config)
     tokenizer = _loaded(name, transformers.AutoTokenizer.from_pretrained)
-    model, report = _loaded(
-        name, transformers.AutoModel.from_pretrained, output_loading_info=True, torch_dtype="auto"
-    )
-    _check_weights(name, model, report)
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        # Where there is no file of one, transformers 5 makes one of special tokens alone.
+        raise TeacherError(f"{name} has no tokenizer; it needs tokenizer.json, or a vocabulary")
+    load = getattr(transformers, auto_class).from_pretrained
+    model, report = _loaded(name, load, output_loading_info=True)
+    _check_weights(name, model, report, optional)
     if len(tokenizer) > config.vocab_size:
         raise TeacherError(
             f"{name}: the tokenizer has {len(tokenizer)} tokens, the model {config.vocab_size}; "
             "are they of one model?"
         )
     model.float().to(device).eval().requires_grad_(requires_grad=False)
-    return Teacher(name=name, model=model, tokenizer=HfTokenizer(tokenizer))
+    return model, tokenizer
+
+
+def describe_model(name: str, model: nn.Module) -> dict[str, Any]:
+    """What tells a teacher from another, without the folder that it is in."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().cpu().numpy().tobytes())
+    return {
+        "name": Path(name).name if Path(name).is_dir() else name,
+        "weights_sha256": digest.hexdigest(),
+    }
 
 
 def _transformers() -> Any:
@@ -226,8 +261,10 @@ def _check_kind(name: str, config: Any) -> None:
         )
 
 
-def _check_weights(name: str, model: nn.Module, report: dict[str, Any]) -> None:
-    missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)
+def _check_weights(
+    name: str, model: nn.Module, report: dict[str, Any], optional: str | None
+) -> None:
+    missing = sorted(key for key in report["missing_keys"] if not optional or optional not in key)
     if missing:
         raise TeacherError(
             f"{name} lacks {len(missing)} weights of its model, {missing[0]} among them"

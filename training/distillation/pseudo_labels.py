@@ -1,0 +1,206 @@
+"""Task distillation: a finetuned teacher's logits in the place of labels.
+
+Shape legend: N texts, B texts of a batch, S positions, H hidden size, K labels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+import safetensors
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from albert_serve.tokenizer import AlbertTokenizer
+from training.checkpoint import write_atomically
+from training.distillation.teacher import TeacherError, describe_model, load_frozen
+from training.feeds import BatchFeed, Pass, cut_batches, like_lengths, pad
+from training.heads import AlbertForTasks
+from training.losses import LossName, Score
+from training.precision import precision
+
+Problem: TypeAlias = Literal["single_label", "multi_label", "regression"]
+_FILE: Final = "teacher-logits.safetensors"
+_TOKENS_A_BATCH: Final = 8192
+_Text: TypeAlias = "tuple[str, str | None]"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PseudoLabels:
+    """What a teacher says of texts.
+
+    Attributes:
+        logits: (N, K) fp32; rows of nan for texts longer than the teacher reads.
+        names: of the K labels.
+        problem: how logits become scores: softmax, a sigmoid each, or as they are.
+    """
+
+    logits: Tensor
+    names: tuple[str, ...]
+    problem: Problem
+
+
+def pseudo_label(
+    texts: Sequence[_Text], teacher: str, device: torch.device, folder: Path
+) -> PseudoLabels:
+    """Label texts, or read the labels that an earlier call with the same input wrote.
+
+    Args:
+        teacher: a classifier of `transformers`: a folder, or a name on the hub.
+        folder: where the logits are kept, so that a run that is resumed has the same ones.
+
+    Raises:
+        TeacherError: the teacher cannot be loaded, is no classifier, or reads none of the texts.
+        OSError: the folder cannot be written.
+    """
+    model, tokenizer = load_frozen(teacher, "AutoModelForSequenceClassification", device)
+    digest = hashlib.sha256(repr(list(texts)).encode())
+    key = {"texts": digest.hexdigest(), "teacher": describe_model(teacher, model)["weights_sha256"]}
+    logits = _read(folder / _FILE, key)
+    if logits is None:
+        logits = _classify(texts, model, tokenizer, device)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / _FILE, save({"logits": logits}, metadata=key))
+    num_long = int(logits.isnan().any(1).sum())
+    if num_long == len(texts):
+        raise TeacherError(f"no text fits into what {teacher} reads")
+    if num_long:
+        print(f"{num_long} of {len(texts)} texts are longer than {teacher} reads: left out")
+    config = model.config
+    names = tuple(str(config.id2label[index]) for index in range(logits.shape[1]))
+    return PseudoLabels(logits=logits, names=names, problem=_problem(config, len(names)))
+
+
+def _problem(config: Any, num_labels: int) -> Problem:
+    if config.problem_type == "multi_label_classification":
+        return "multi_label"
+    return "regression" if num_labels == 1 else "single_label"
+
+
+def _read(file: Path, key: Mapping[str, str]) -> Tensor | None:
+    """The logits of that key; None where there are none."""
+    try:
+        with safetensors.safe_open(file, "pt") as opened:
+            known = opened.metadata()
+    except (OSError, safetensors.SafetensorError):
+        return None
+    return load_file(file)["logits"] if known == dict(key) else None
+
+
+@torch.no_grad()
+def _classify(texts: Sequence[_Text], model: Any, tokenizer: Any, device: torch.device) -> Tensor:
+    backend = tokenizer.backend_tokenizer
+    backend.no_padding()
+    backend.no_truncation()
+    encoded = [
+        tokenizer(text, pair, truncation=False, padding=False)
+        for text, pair in tqdm(texts, desc="tokenising for the teacher", disable=None, delay=3)
+    ]
+    sizes = np.array([len(one["input_ids"]) for one in encoded])
+    limit = min(tokenizer.model_max_length, model.config.max_position_embeddings)
+    order = np.argsort(sizes, kind="stable")
+    batches = cut_batches(order[sizes[order] <= limit], sizes, _TOKENS_A_BATCH)
+    logits_NK = torch.full((len(texts), model.config.num_labels), torch.nan)
+    for batch in tqdm(batches, desc="labelling texts", disable=None, delay=3):
+        padded = tokenizer.pad([encoded[index] for index in batch], return_tensors="pt")
+        with precision(device):
+            out = model(**padded.to(device))
+        logits_NK[batch] = out.logits.float().cpu()
+    return logits_NK
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PseudoLabelledExample:
+    """A tokenised text, and the teacher's logits (K,)."""
+
+    ids: list[int]
+    types: list[int]
+    logits: Tensor
+
+
+def pseudo_labelled_feed(
+    texts: Sequence[_Text],
+    labels: PseudoLabels,
+    tokenizer: AlbertTokenizer,
+    *,
+    length: int,
+    temperature: float,
+    tokens_a_batch: int,
+    seed: int,
+) -> BatchFeed:
+    """Texts and their teacher's logits, as steps of training; the loss is `distillation_loss`.
+
+    Raises:
+        TeacherError: no text fits into `length` tokens.
+    """
+    examples = [
+        PseudoLabelledExample(ids=encoding.ids, types=encoding.types, logits=logits)
+        for (text, pair), logits in zip(texts, labels.logits, strict=True)
+        if not bool(logits.isnan().any())
+        for encoding in [tokenizer.encode(text, pair)]
+        if len(encoding) <= length
+    ]
+    if not examples:
+        raise TeacherError(f"no text fits into {length} tokens; give a larger --length")
+    if len(examples) < len(texts):
+        print(f"{len(texts) - len(examples)} of {len(texts)} texts are too long: left out")
+    sizes: list[int] = [len(example.ids) for example in examples]
+    batches = partial(like_lengths, sizes, tokens_a_batch=tokens_a_batch, seed=seed)
+    make = partial(_pass, problem=labels.problem, temperature=temperature)
+    return BatchFeed(
+        name="text-classification",
+        tasks=("text-classification",),
+        stream=lambda: (make([examples[index] for index in batch]) for batch in batches()),
+    )
+
+
+def _pass(chosen: Sequence[PseudoLabelledExample], *, problem: Problem, temperature: float) -> Pass:
+    def scores(model: AlbertForTasks, device: torch.device) -> Mapping[LossName, Score]:
+        hidden_BSH = model(pad([(one.ids, one.types) for one in chosen]).to(device))
+        logits_BK = model.logits("text-classification", hidden_BSH[:, 0]).float()
+        wanted_BK = torch.stack([one.logits for one in chosen]).to(device)
+        loss = distillation_loss(logits_BK, wanted_BK, problem, temperature)
+        right = agreement(logits_BK, wanted_BK, problem)
+        return {"text-classification": Score(loss=loss, right=right, count=len(chosen))}
+
+    num_tokens = sum(len(one.ids) for one in chosen)
+    return Pass(num_tokens=num_tokens, counts={"text-classification": len(chosen)}, scores=scores)
+
+
+def distillation_loss(
+    logits_BK: Tensor, wanted_BK: Tensor, problem: Problem, temperature: float
+) -> Tensor:
+    """Summed loss of a student's logits against its teacher's (Hinton et al. 2015, section 2).
+
+    Of one label: KL divergence (nats) of the probabilities at the temperature, times its square, so
+    that gradients are as large at any. Of several: binary cross-entropy of each, likewise.
+    Regression: squared error.
+    """
+    if problem == "regression":
+        return F.mse_loss(logits_BK, wanted_BK, reduction="sum")
+    found, wanted = logits_BK / temperature, wanted_BK / temperature
+    if problem == "multi_label":
+        loss = F.binary_cross_entropy_with_logits(found, wanted.sigmoid(), reduction="none")
+        return loss.mean(-1).sum() * temperature**2
+    divergence = F.kl_div(
+        found.log_softmax(-1), wanted.log_softmax(-1), reduction="sum", log_target=True
+    )
+    return divergence * temperature**2
+
+
+def agreement(logits_BK: Tensor, wanted_BK: Tensor, problem: Problem) -> Tensor:
+    """How many texts both give the same best label, or the same labels; of numbers, within 0.5."""
+    if problem == "regression":
+        return ((logits_BK - wanted_BK).abs() < 0.5).all(-1).sum()
+    if problem == "multi_label":
+        return ((logits_BK > 0) == (wanted_BK > 0)).float().mean(-1).sum()
+    return (logits_BK.argmax(-1) == wanted_BK.argmax(-1)).sum()
