@@ -2,8 +2,8 @@
 
     python benchmarks/attention_training.py
 
-prints tokens/s of forward and backward passes of one small encoder with either, compiled, in bf16,
-in turns, and the ratio of the medians.
+prints tokens/s of forward and backward passes of one small encoder with either, compiled, in
+bf16 where the CPU has it, in turns, and the ratio of the medians.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 from albert_serve.config import AlbertConfig
 from training import model
-from training.losses import precision
 from training.model import Albert, Batch
+from training.precision import precision
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
 

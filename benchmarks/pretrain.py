@@ -1,9 +1,9 @@
 """Is pretraining with this package faster than with `transformers`, and how near the hardware?
 
 Trains the same model on the same text with `training.pretrain` and with
-`transformers.AlbertForPreTraining` and its `Trainer`, in bf16, compiled and with AdamW, in turns,
-and prints real tokens a second, MFU, memory and how many times faster ours is, as the median over
-rounds. Writes `results.json` and `tables.md` into the output folder.
+`transformers.AlbertForPreTraining` and its `Trainer`, in bf16 (fp32 on a CPU without it), compiled
+and with AdamW, in turns, and prints real tokens a second, MFU, memory and how many times faster
+ours is, as the median over rounds. Writes `results.json` and `tables.md` into the output folder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A child process that pretrains `transformers.AlbertForPreTraining` with `Trainer`.
 
-Its fastest ordinary settings: bf16, torch.compile, fused AdamW, no checkpoints, no logs, and
-examples that lie ready-made in memory, where ours are cut, masked and packed on the way.
+Its fastest ordinary settings: bf16 (fp32 on a CPU without it, as ours), torch.compile, fused AdamW,
+no checkpoints, no logs, and examples that lie ready-made in memory, where ours are cut, masked and
+packed on the way.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from benchmarks.pretraining.jobs import HfSettings, Job
 from benchmarks.pretraining.ours import LR
 from benchmarks.pretraining.stopwatch import Channel, Stopwatch
 from training.examples import IGNORED
+from training.precision import product_dtype
 
 Example = dict[str, "NDArray[np.int64] | int"]
 _ROUNDING: Final = 8
@@ -111,7 +113,7 @@ def arguments(job: Job, settings: HfSettings, output: str) -> transformers.Train
         output_dir=output,
         per_device_train_batch_size=settings.num_rows,
         max_steps=sys.maxsize >> 32,
-        bf16=True,
+        bf16=product_dtype(torch.device(job.device)) == torch.bfloat16,
         tf32=True if on_gpu else None,
         torch_compile=job.compiles,
         optim="adamw_torch_fused",

@@ -17,6 +17,7 @@ from benchmarks.pretraining.contest import Result
 from benchmarks.pretraining.data import Arrays
 from benchmarks.pretraining.jobs import Case, Turn
 from training.flops import mfu, train_flops_per_token
+from training.precision import product_dtype
 
 _GB: Final = 1e9
 _TERA: Final = 1e12
@@ -128,8 +129,9 @@ def flops_per_token(case: Case, arrays: Arrays) -> float:
 
 def hardware(device: str, num_threads: int, peak_flops: float) -> str:
     """What it was measured on, and the peak that MFU counts from, in a line."""
+    dtype = "bf16" if product_dtype(torch.device(device)) == torch.bfloat16 else "fp32"
     versions = (
-        f"{peak_flops / _TERA:,.2f} TFLOPS in bf16; torch {torch.__version__}, "
+        f"{peak_flops / _TERA:,.2f} TFLOPS in {dtype}; torch {torch.__version__}, "
         f"transformers {transformers.__version__}, Python {platform.python_version()}"
     )
     if device == "cuda":

@@ -277,3 +277,8 @@ def stop_at(patch: pytest.MonkeyPatch, num_steps: int, number: signal.Signals) -
         return original(run, done)
 
     patch.setattr(Run, "step", step)
+
+
+def pretend_bf16(patch: pytest.MonkeyPatch, has_bf16: bool) -> None:
+    """Have the CPU look as if it had instructions for bf16, or none."""
+    patch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_bf16})

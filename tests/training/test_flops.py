@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from albert_serve.config import PRESETS, AlbertConfig
-from tests.training.support import TINY, our_model
+from tests.training.support import TINY, our_model, pretend_bf16
 from training.flops import (
     data_sheet_flops,
     measured_flops,
@@ -142,6 +142,23 @@ def test_the_peak_of_a_cpu_is_the_best_product_that_was_run() -> None:
     assert counter.get_total_flops() >= 2 * 2 * 256**3
     assert 1e6 < peak < 1e15
     assert torch.equal(torch.get_rng_state(), random_state)
+
+
+@pytest.mark.parametrize(("has_bf16", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_the_peak_of_a_cpu_is_that_of_training_s_precision(
+    has_bf16: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products that take as long as their size says; the best is found among those of a type."""
+    pretend_bf16(monkeypatch, has_bf16)
+    multiplied: set[torch.dtype] = set()
+
+    def product_s(matrix: torch.Tensor) -> float:
+        multiplied.add(matrix.dtype)
+        return 2 * len(matrix) ** 3 / 1e12
+
+    monkeypatch.setattr("training.flops._product_s", product_s)
+    assert peak_flops(torch.device("cpu")) == pytest.approx(1e12)
+    assert multiplied == {dtype}
 
 
 def test_at_least_one_product_is_run() -> None:

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.training.support import TINY, make_part, make_shards, our_model
+from tests.training.support import TINY, make_part, make_shards, our_model, pretend_bf16
 from training.batches import Collator, PretrainBatch
 from training.examples import IGNORED, Example
 from training.heads import AlbertForTasks, FillMaskHead, Task
-from training.losses import Score, Tally, precision, pretrain_scores, pretrain_sums, score
+from training.losses import Score, Tally, pretrain_scores, pretrain_sums, score
 from training.masking import NgramMasking
 from training.model import Batch
+from training.precision import precision
 
 BOTH: tuple[Task, ...] = ("fill-mask", "sentence-order")
 # A row of two sequences and padding, and one of a single segment.
@@ -229,13 +230,17 @@ def test_predictions_that_are_right_are_counted() -> None:
     assert got["sentence-order"].right.item() == 1
 
 
-def test_products_are_of_bf16_and_weights_of_fp32() -> None:
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_products_are_of_bf16_where_the_cpu_has_it_and_weights_of_fp32(
+    has_bf16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_bf16(monkeypatch, has_bf16)
     model = our_model(TINY, BOTH)
     with precision(torch.device("cpu")):
         scores = pretrain_scores(model, make_batch(ROWS))
         product = torch.randn(2, 2) @ torch.randn(2, 2)
     scores["fill-mask"].loss.backward()  # type: ignore[no-untyped-call]
-    assert product.dtype == torch.bfloat16
+    assert product.dtype == (torch.bfloat16 if has_bf16 else torch.float32)
     assert scores["fill-mask"].loss.dtype == torch.float32
     weight = model.albert.encoder.ffns[0].get_parameter("up.weight")
     assert weight.grad is not None

@@ -18,6 +18,7 @@ from training.checkpoint import parameters
 from training.errors import TrainingError
 from training.heads import AlbertForTasks
 from training.lamb import Lamb
+from training.muon import Muon
 from training.optim import (
     OptimizerError,
     OptimizerName,
@@ -263,6 +264,7 @@ def test_muon_s_steps_have_the_size_of_adamw_s(model: AlbertForTasks) -> None:
     before = {id(p): p.detach().clone() for p in model.parameters()}
     wanted = OptimizerSettings(name="muon", lr=0.01, weight_decay=0.0)
     optimizers = build_optimizers(model, wanted)
+    assert isinstance(optimizers.parts[0], Muon)
     set_gradients(model, 0)
     optimizers.step(1.0)
     for name, p in model.albert.encoder.named_parameters():

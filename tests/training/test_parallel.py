@@ -88,8 +88,9 @@ def test_one_process_is_a_world() -> None:
 
 # What sets the runs apart is the order of sums. Measured in fp32 after these 8 steps, which move
 # weights by 2e-2 to 3e-1: 5e-6 between weights with lamb, 3e-6 with adamw, 1e-5 with muon, whose
-# own products are in bf16, and nothing in the six digits of the metrics. With two and four
-# processes alike. Under bf16 a rounding that falls the other way grew to 2e-2.
+# own products were in bf16, as they are where the CPU has it, and nothing in the six digits of the
+# metrics. With two and four processes alike. Under bf16 a rounding that falls the other way grew to
+# 2e-2.
 LAMB = ("--optimizer", "lamb", "--lr", "1e-2")
 ADAMW = ("--optimizer", "adamw", "--lr", "3e-3")
 MUON = ("--optimizer", "muon", "--lr", "1e-3")

@@ -98,7 +98,7 @@ def test_figures_are_those_of_all_predictions(monkeypatch: pytest.MonkeyPatch) -
         for task, tally in tallies.items():
             right = expected[task]
             assert tally.count == right.count
-            # The products are of bf16, as in training.
+            # The products are of bf16 where the CPU has it, as in training.
             assert tally.loss == pytest.approx(right.loss.item() / right.count, rel=0.03)
             assert tally.accuracy == pytest.approx(right.right.item() / right.count, abs=0.05)
 

@@ -1,0 +1,50 @@
+"""Products are of bf16 where the device has instructions for it, and of fp32 elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from training.precision import cpu_has_bf16, precision, product_dtype
+
+CPU = torch.device("cpu")
+WITH_BF16: list[dict[str, Any]] = [
+    {"architecture": "x86_64", "avx2": True, "avx512_f": True, "avx512_bf16": True},
+    {"architecture": "x86_64", "avx2": True, "amx_bf16": True, "avx512_bf16": False},
+    {"architecture": "arm64", "neon": True, "bf16": True, "sve_max_length": 0},
+]
+WITHOUT_BF16: list[dict[str, Any]] = [
+    {"architecture": "x86_64", "avx2": True, "avx512_bf16": False, "amx_bf16": False},
+    {"architecture": "x86_64", "avx2": True, "avx512_f": True, "avx512_vnni": True},
+    {"architecture": "arm64", "neon": True, "bf16": False, "sve_bf16": False},
+    {"architecture": "unknown"},
+]
+CASES = [(each, torch.bfloat16) for each in WITH_BF16]
+CASES += [(each, torch.float32) for each in WITHOUT_BF16]
+
+
+@pytest.mark.parametrize(("capabilities", "dtype"), CASES)
+def test_a_cpu_s_instructions_choose(
+    capabilities: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    assert cpu_has_bf16() == (dtype == torch.bfloat16)
+    assert product_dtype(CPU) == dtype
+    matrix = torch.ones(2, 2)
+    with precision(CPU):
+        assert (matrix @ matrix).dtype == dtype
+    assert (matrix @ matrix).dtype == torch.float32
+
+
+def test_a_gpu_multiplies_bf16_whatever_its_cpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: WITHOUT_BF16[0])
+    assert product_dtype(torch.device("cuda")) == torch.bfloat16
+
+
+def test_this_cpu_is_asked() -> None:
+    """Under the names that torch has for it: one of them is known on each architecture."""
+    names = torch.cpu.get_capabilities().keys()
+    assert {"avx512_bf16", "amx_bf16"} <= names or "bf16" in names
+    assert product_dtype(CPU) in (torch.bfloat16, torch.float32)
