@@ -53,6 +53,12 @@ def sizes_of(teacher: Teacher) -> dict[str, Any]:
         TeacherError: its layers are not built as BERT's.
     """
     config = teacher.model.config
+    for name in ("hidden_act", "intermediate_size", "layer_norm_eps"):
+        if not hasattr(config, name):
+            raise TeacherError(
+                f"{teacher.name} is a {config.model_type}, whose config has no {name}; give a "
+                "student of it its sizes by --preset, and --start local"
+            )
     if config.hidden_act not in _ACTIVATIONS:
         raise TeacherError(
             f"{teacher.name} has the activation {config.hidden_act}; a student that starts from a "
@@ -270,7 +276,7 @@ def _basis(normed_RH: Tensor, size: int) -> Tensor:
     Its columns' sum is 0, so that the norm at width E takes away no mean that carries anything.
     """
     _, directions_HH = torch.linalg.eigh(normed_RH.T @ normed_RH)
-    kept_HK = directions_HH[:, -(size - 1) :]
+    kept_HK = directions_HH[:, len(directions_HH) - (size - 1) :]
     mixed = torch.cat([torch.ones(size, 1), torch.eye(size)[:, 1:]], dim=1)
     without_mean_EK = torch.linalg.qr(mixed).Q[:, 1:]
     # What is constant over H has no part in the norm at width H.

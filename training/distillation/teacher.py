@@ -89,7 +89,8 @@ class HfTokenizer:
         if not piece[:1].isalnum() and after_letter and after_letter[0].end == 1:
             return [part.token_id for part in after_letter[1:]]
         known = self._backend.token_to_id(self.prefix + piece)
-        if known is not None:
+        # In a byte-level vocabulary "£" stands for a byte, and not for the sign.
+        if known is not None and (self.prefix or self._backend.decode([known]).strip() == piece):
             return [known]
         return [part.token_id for part in self.encode_word(piece)]
 

@@ -1,0 +1,269 @@
+"""Each piece of two tokenizers belongs to one span, whose characters are the same in both."""
+
+from __future__ import annotations
+
+import shutil
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, normalizers
+
+from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer
+from tests.training.distillation.teachers import articles, letters_by_span, save_tokenizer
+from training.distillation.alignment import (
+    AlignedSequence,
+    Aligner,
+    PieceRange,
+    SpanMeans,
+    align,
+    span_means,
+)
+from training.distillation.teacher import Teacher, load_teacher
+from training.examples import Example
+from training.shards import Shards
+
+UNK, CLS, SEP = (SPECIAL_TOKENS.index(name) for name in ("<unk>", "[CLS]", "[SEP]"))
+NAMES = ("WordPiece", "byte-level BPE", "unigram")
+# Letters and signs that the vocabularies have, have as several bytes or pieces, or lack.
+LETTERS = "aeinorstTHE019.,'-()\"é½–£€中\u0301\u200d\ufe0fß🙂[]#▁_"
+
+
+def cuts_of(word: str) -> st.SearchStrategy[list[int]]:
+    """Bounds that cut a word, its begin and end included."""
+    within = st.sets(st.integers(1, max(1, len(word) - 1)), max_size=len(word))
+    return within.map(lambda cuts: sorted({0, len(word)} | {c for c in cuts if c < len(word)}))
+
+
+@st.composite
+def two_cuts(draw: st.DrawFn) -> tuple[list[str], list[PieceRange]]:
+    """A word in the student's pieces, perhaps after a lone "▁", and in the teacher's."""
+    word = draw(st.text("abcde", min_size=1, max_size=12))
+    surfaces = [word[begin:end] for begin, end in pairwise(draw(cuts_of(word)))]
+    pieces = [
+        PieceRange(10 + begin, begin, end)
+        for begin, end in pairwise(draw(cuts_of(word)))
+        # Several bytes, or several pieces, of one and the same character.
+        for _ in range(draw(st.integers(1, 3)) if end == begin + 1 else 1)
+    ]
+    return [""] * draw(st.integers(0, 1)) + surfaces, pieces
+
+
+@given(two_cuts())
+def test_spans_have_the_same_characters_in_both(cut: tuple[list[str], list[PieceRange]]) -> None:
+    surfaces, pieces = cut
+    word = align(surfaces, pieces)
+    bounds = list(accumulate(map(len, surfaces), initial=0))
+    for span in range(word.num_spans):
+        ours = [
+            pair
+            for pair, own in zip(pairwise(bounds), word.student_spans, strict=True)
+            if own == span
+        ]
+        theirs = [
+            piece for piece, own in zip(pieces, word.teacher_spans, strict=True) if own == span
+        ]
+        assert (ours[0][0], ours[-1][1]) == (theirs[0].begin, theirs[-1].end)
+    assert word.teacher_ids == tuple(piece.token_id for piece in pieces)
+
+
+@given(two_cuts())
+def test_spans_ascend_from_0_and_are_the_shortest(
+    cut: tuple[list[str], list[PieceRange]],
+) -> None:
+    surfaces, pieces = cut
+    word = align(surfaces, pieces)
+    assert len(word.student_spans) == len(surfaces)
+    for spans in (word.student_spans, word.teacher_spans):
+        assert spans[0] == 0
+        assert spans[-1] == word.num_spans - 1
+        assert all(after - before in (0, 1) for before, after in pairwise(spans))
+    both = set(accumulate(map(len, surfaces))) & {piece.end for piece in pieces}
+    assert word.num_spans == len(both)
+
+
+@given(two_cuts(), st.data())
+def test_characters_that_the_teacher_leaves_out_move_no_other_piece(
+    cut: tuple[list[str], list[PieceRange]], data: st.DataObject
+) -> None:
+    surfaces, pieces = cut
+    kept = [piece for piece in pieces if data.draw(st.booleans())]
+    word = align(surfaces, kept)
+    bounds = list(accumulate(map(len, surfaces), initial=0))
+    assert word.student_spans[0] == 0
+    assert all(after - before in (0, 1) for before, after in pairwise(word.student_spans))
+    for piece, span in zip(kept, word.teacher_spans, strict=True):
+        ours = [
+            pair
+            for pair, own in zip(pairwise(bounds), word.student_spans, strict=True)
+            if own == span
+        ]
+        assert ours[0][0] <= piece.begin
+        assert piece.end <= ours[-1][1]
+
+
+def test_a_word_without_characters() -> None:
+    """A lone "▁", for which a byte-level teacher has its space and another one nothing."""
+    assert align([""], []).student_spans == (0,)
+    assert align([""], [PieceRange(7, 0, 0)]).teacher_spans == (0,)
+
+
+def aligned(tokenizer: AlbertTokenizer, teacher: Teacher, text: str) -> AlignedSequence:
+    ids = np.array(tokenizer.encode(text).ids)
+    return Aligner(tokenizer, teacher.tokenizer).sequence(ids, len(ids))
+
+
+def assert_aligned(sequence: AlignedSequence, num_tokens: int) -> None:
+    """Each token of either is in one span, and the student's spans have no gaps."""
+    assert len(sequence.student_spans) == num_tokens
+    assert sequence.student_spans[0] == 0
+    assert set(np.diff(sequence.student_spans)) <= {0, 1}
+    assert len(sequence.teacher_ids) == len(sequence.teacher_spans) == len(sequence.teacher_types)
+    assert (np.diff(sequence.teacher_spans) >= 0).all()
+    assert set(sequence.teacher_spans) <= set(sequence.student_spans)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(deadline=None, max_examples=60)
+@given(text=st.text(LETTERS + "  ", max_size=30))
+def test_any_text_is_aligned(
+    name: str, text: str, tokenizer: AlbertTokenizer, teachers: dict[str, Teacher]
+) -> None:
+    ids = tokenizer.encode(text).ids
+    sequence = aligned(tokenizer, teachers[name], text)
+    assert_aligned(sequence, len(ids))
+    for ours, theirs in letters_by_span(sequence, ids, tokenizer, teachers[name]):
+        assert theirs is None or theirs in (ours, "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_articles_have_the_same_letters_in_each_span(
+    name: str, tokenizer: AlbertTokenizer, teachers: dict[str, Teacher]
+) -> None:
+    teacher = teachers[name]
+    aligner = Aligner(tokenizer, teacher.tokenizer)
+    num_same = num_spans = 0
+    for text in articles():
+        ids = tokenizer.encode(text).ids
+        sequence = aligner.sequence(np.array(ids), len(ids))
+        assert_aligned(sequence, len(ids))
+        spans = letters_by_span(sequence, ids, tokenizer, teacher)
+        assert all(theirs in (ours, None) for ours, theirs in spans)
+        num_same += sum(ours == theirs for ours, theirs in spans)
+        num_spans += len(spans)
+    assert num_same > 0.98 * num_spans
+    assert num_spans > 30_000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_special_tokens_and_what_the_student_cannot_write_are_spans_of_their_own(
+    name: str, tokenizer: AlbertTokenizer, teachers: dict[str, Teacher]
+) -> None:
+    known = teachers[name].tokenizer
+    word = tokenizer.encode("the").ids[1]
+    ids = np.array([CLS, word, UNK, word, SEP, word, SEP])
+    sequence = Aligner(tokenizer, known).sequence(ids, 5)
+    the = [piece.token_id for piece in known.encode_word("the")]
+    wanted = [known.cls_id, *the, known.unk_id, *the, known.sep_id, *the, known.sep_id]
+    assert sequence.teacher_ids.tolist() == wanted
+    assert sequence.student_spans.tolist() == list(range(7))
+    first = len(wanted) - len(the) - 1
+    assert sequence.teacher_types.tolist() == [0] * first + [1] * (len(the) + 1)
+
+
+def test_a_lone_space_has_no_span_in_the_teacher(
+    tokenizer: AlbertTokenizer, teacher: Teacher
+) -> None:
+    """The student writes "▁" before a character that it does not know."""
+    ids = tokenizer.encode("a 中").ids
+    assert [tokenizer.token(index) for index in ids[2:4]] == ["▁", "<unk>"]
+    sequence = aligned(tokenizer, teacher, "a 中")
+    assert 2 not in sequence.teacher_spans
+    students, _ = span_means(sequence.student_spans, sequence.teacher_spans, 64)
+    assert students.rows.tolist() == [0, 1, 3, 4]
+
+
+def test_words_that_the_teacher_drops_are_not_compared(
+    tokenizer: AlbertTokenizer, teacher_dir: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "teacher"
+    shutil.copytree(teacher_dir, folder)
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert backend.normalizer is not None
+    backend.normalizer = normalizers.Sequence([normalizers.Replace("city", ""), backend.normalizer])
+    save_tokenizer(folder, backend)
+    deaf = load_teacher(str(folder), torch.device("cpu"))
+    ids = tokenizer.encode("the city is").ids
+    sequence = aligned(tokenizer, deaf, "the city is")
+    assert_aligned(sequence, len(ids))
+    students, teachers = span_means(sequence.student_spans, sequence.teacher_spans, 64)
+    assert [tokenizer.token(ids[row]) for row in students.rows] == [
+        *("[CLS]", "▁the", "▁is", "[SEP]")
+    ]
+    assert teachers.rows.tolist() == list(range(len(sequence.teacher_ids)))
+
+
+def test_examples_are_aligned_with_the_second_segment_told_apart(
+    tokenizer: AlbertTokenizer, teacher: Teacher, shards: Shards
+) -> None:
+    part = shards.parts[0]
+    example = Example(part=0, epoch=0, number=0, bounds=(0, 9, 9, 20), label=0)
+    sequence = Aligner(tokenizer, teacher.tokenizer).example(example, part)
+    assert_aligned(sequence, 9 + 11 + 3)
+    ends = np.flatnonzero(sequence.teacher_ids == teacher.tokenizer.sep_id)
+    assert len(ends) == 2
+    assert sequence.teacher_types.sum() == ends[1] - ends[0]
+    assert (np.flatnonzero(sequence.teacher_types) > ends[0]).all()
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Spans of the student's and the teacher's tokens, and the teacher's positions."""
+    ours = draw(st.lists(st.integers(1, 3), min_size=1, max_size=12))
+    theirs = [1, *(draw(st.integers(0, 3)) for _ in ours[1:])]
+    students, teachers = (np.repeat(np.arange(len(sizes)), sizes) for sizes in (ours, theirs))
+    return students, teachers, draw(st.integers(1, len(teachers) + 2))
+
+
+def naive_means(means: SpanMeans, states: NDArray[np.float64]) -> dict[int, float]:
+    sums: dict[int, float] = {}
+    for row, span, weight in zip(means.rows, means.spans, means.weights, strict=True):
+        sums[int(span)] = sums.get(int(span), 0.0) + float(weight) * states[row]
+    return sums
+
+
+@given(sequences())
+def test_means_over_spans_are_those_of_a_loop(
+    given_spans: tuple[NDArray[np.int64], NDArray[np.int64], int],
+) -> None:
+    """Of the spans that the teacher has whole within its positions, and of no others."""
+    ours, theirs, max_teacher = given_spans
+    wanted: tuple[dict[int, float], dict[int, float]] = ({}, {})
+    for span in range(int(ours[-1]) + 1):
+        rows = np.flatnonzero(theirs == span)
+        if not len(rows) or rows[-1] >= max_teacher:
+            continue
+        name = int(np.flatnonzero(ours == span)[0])
+        wanted[0][name] = float(np.flatnonzero(ours == span).mean())
+        wanted[1][name] = float(rows.mean())
+    for means, mean in zip(span_means(ours, theirs, max_teacher), wanted, strict=True):
+        assert naive_means(means, np.arange(100.0)) == pytest.approx(mean, rel=1e-6)
+
+
+def test_what_goes_on_past_the_teachers_positions_is_not_compared(
+    tokenizer: AlbertTokenizer, roberta: Teacher
+) -> None:
+    text = articles()[0][:800]
+    sequence = aligned(tokenizer, roberta, text)
+    limit = roberta.max_positions
+    assert limit == 64 < len(sequence.teacher_ids)
+    students, teachers = span_means(sequence.student_spans, sequence.teacher_spans, limit)
+    assert teachers.rows.max() < limit
+    assert set(students.spans) == set(teachers.spans)
+    first_cut = int(sequence.teacher_spans[limit])
+    assert sequence.student_spans[students.rows].max() == first_cut - 1

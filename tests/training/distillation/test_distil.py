@@ -1,0 +1,297 @@
+"""A student learns from its teacher, and a command that cannot be is one line and no run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from tests.training.distillation.teachers import change_weights, make_albert, make_bert
+from tests.training.support import (
+    REPOSITORY,
+    hf_load,
+    read_metrics,
+    same_weights,
+    stop_at,
+)
+from training.checkpoint import load_checkpoint, read_weights
+from training.distil import main
+
+Capture = pytest.CaptureFixture[str]
+
+
+def run(options: list[str], folder: Path, *more: str) -> int:
+    return main([*options, "--output", str(folder), *more])
+
+
+def mean(metrics: list[dict[str, float]], name: str) -> float:
+    return sum(line[name] for line in metrics) / len(metrics)
+
+
+def test_the_student_approaches_its_teacher(distilled: Path) -> None:
+    metrics = read_metrics(distilled)
+    assert [line["step"] for line in metrics] == list(range(5, 61, 5))
+    hidden = [line["hidden-states/loss"] for line in metrics]
+    assert mean(metrics[-3:], "hidden-states/loss") < 0.4 * hidden[0]
+    assert hidden[-1] < 0.8
+    assert mean(metrics[-3:], "fill-mask/loss") < metrics[0]["fill-mask/loss"] - 0.3
+    for line in metrics:
+        assert line["hidden-states/accuracy"] == pytest.approx(
+            1 - line["hidden-states/loss"], abs=2e-4
+        )
+        assert "attention-relations/loss" not in line
+        assert "sentence-order/loss" not in line
+
+
+def test_relations_are_learned_in_another_width(distil_options: list[str], tmp_path: Path) -> None:
+    more = ("--hidden-weight", "0", "--relation-weight", "10", "--start", "local")
+    sizes = ("--hidden-size", "16", "--embedding-size", "8", "--heads", "2")
+    assert run(distil_options, tmp_path, *more, *sizes, "--relation-heads", "2") == 0
+    metrics = read_metrics(tmp_path)
+    before, after = (mean(part, "attention-relations/loss") for part in (metrics[:2], metrics[-2:]))
+    assert after < 0.8 * before
+    assert metrics[-1]["attention-relations/accuracy"] > metrics[0]["attention-relations/accuracy"]
+    assert "hidden-states/loss" not in metrics[0]
+    assert load_checkpoint(tmp_path / "checkpoint").config.hidden_size == 16
+
+
+def test_the_checkpoint_is_one_of_transformers(distilled: Path) -> None:
+    folder = distilled / "checkpoint"
+    model = hf_load("AlbertForMaskedLM", folder)
+    inputs = transformers.AutoTokenizer.from_pretrained(folder)("The school", return_tensors="pt")
+    with torch.no_grad():
+        assert model(**inputs).logits.isfinite().all()
+    ours = load_checkpoint(folder)
+    assert ours.tasks == {"fill-mask": 800}
+    assert (ours.config.hidden_size, ours.config.num_layers, ours.config.ffn_size) == (32, 3, 64)
+    assert (ours.config.activation, ours.config.max_positions) == ("gelu", 64)
+    assert len(ours.albert.encoder.attentions) == 1
+
+
+def test_the_checkpoint_names_its_teacher_and_no_folder(distilled: Path, teacher_dir: Path) -> None:
+    (stage,) = json.loads((distilled / "checkpoint" / "training.json").read_text())["stages"]
+    assert stage["program"] == "training.distil"
+    assert stage["corpus"] == ["easy.txt"]
+    settings = stage["settings"]
+    assert settings["teacher"]["name"] == "tiny-bert"
+    assert len(settings["teacher"]["weights_sha256"]) == 64
+    assert settings["start_layers"] == [2]
+    assert settings["hidden_layers"] == [[1, 1], [2, 2], [3, 3]]
+    assert settings["relation_heads"] == 0
+    assert settings["loss_weights"] == {"masked": 1.0, "hidden": 3.0, "relations": 0.0}
+    for folder in (REPOSITORY, teacher_dir.parent):
+        assert str(folder) not in json.dumps(stage)
+        assert str(folder) not in (distilled / "run.json").read_text()
+
+
+def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
+    distilled: Path,
+    distil_options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_at(patch, 27, signal.SIGINT)
+        assert run(distil_options, tmp_path) == 128 + signal.SIGINT
+    assert not same_weights(tmp_path, distilled)
+    assert run(distil_options, tmp_path) == 0
+    assert "going on from step 27" in capsys.readouterr().out
+    assert same_weights(tmp_path, distilled)
+    assert [line["step"] for line in read_metrics(tmp_path)] == list(range(5, 61, 5))
+
+
+def test_passes_change_last_digits_alone(distil_options: list[str], tmp_path: Path) -> None:
+    """A pass' part of the variance is of its own spans, so that losses differ a little."""
+    for size in ("2", "8"):
+        more = ("--steps", "3", "--report-every", "1", "--micro-batch-size", size)
+        assert run(distil_options, tmp_path / size, *more) == 0
+    for one, other in zip(*(read_metrics(tmp_path / size) for size in ("2", "8")), strict=True):
+        assert one["tokens"] == other["tokens"]
+        for name in ("fill-mask/loss", "hidden-states/loss"):
+            assert one[name] == pytest.approx(other[name], rel=0.1)
+
+
+def test_another_teacher_on_a_run_is_refused(
+    distilled: Path, distil_options: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    folder = make_bert(tmp_path / "tiny-bert")
+    change_weights(folder, lambda weights: weights["embeddings.LayerNorm.bias"].add_(1))
+    before = {file: file.stat().st_mtime_ns for file in distilled.rglob("*")}
+    assert run(distil_options, distilled, "--teacher", str(folder)) == 1
+    error = capsys.readouterr().err
+    assert f"error: {distilled} holds a run with weights_sha256 '" in error
+    assert {file: file.stat().st_mtime_ns for file in distilled.rglob("*")} == before
+
+
+def test_the_same_teacher_in_another_folder_goes_on(
+    distilled: Path, distil_options: list[str], tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(distilled, tmp_path / "run", symlinks=True))
+    same = make_bert(tmp_path / "tiny-bert")
+    assert run(distil_options, copy, "--teacher", str(same)) == 0
+    assert same_weights(copy, distilled)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["--relation-weight", "1"], "relation_heads 0, not 4"),
+        (["--masked-weight", "2"], "masked 1.0, not 2.0"),
+        (["--hidden-layers", "3:3"], "hidden_layers [[1, 1], [2, 2], [3, 3]], not [[3, 3]]"),
+        (["--start-layers", "1"], "start_layers [2], not [1]"),
+    ],
+)
+def test_other_options_on_a_run_are_refused(
+    distilled: Path, distil_options: list[str], changes: list[str], message: str, capsys: Capture
+) -> None:
+    assert run(distil_options, distilled, *changes) == 1
+    assert f"holds a run with {message}" in capsys.readouterr().err
+
+
+def test_a_student_goes_on_from_a_checkpoint(
+    distilled: Path, distil_options: list[str], tmp_path: Path
+) -> None:
+    """With its own weights, and not the teacher's."""
+    more = ("--initialize-from", str(distilled / "checkpoint"), "--steps", "2", "--keep", "9")
+    assert run(distil_options, tmp_path, *more) == 0
+    first = tmp_path / "checkpoints" / "step-00000000"
+    weights = read_weights(distilled / "checkpoint")
+    for name, tensor in read_weights(first).items():
+        assert tensor.equal(weights[name]), name
+    stages = json.loads((tmp_path / "checkpoint" / "training.json").read_text())["stages"]
+    assert [stage["steps"] for stage in stages] == [60, 2]
+
+
+def test_teachers_of_other_architectures_teach(
+    distil_options: list[str], vocab_dir: Path, tmp_path: Path
+) -> None:
+    """An ALBERT by its own hidden states; a DistilBERT, whose config has names of its own."""
+    albert = make_albert(tmp_path / "albert", vocab_dir)
+    distilbert = make_bert(tmp_path / "distilbert")
+    vocab_size = len(transformers.AutoTokenizer.from_pretrained(distilbert))
+    hf = transformers.DistilBertConfig(
+        vocab_size=vocab_size, dim=32, n_layers=2, n_heads=4, hidden_dim=64
+    )
+    transformers.DistilBertModel(hf).save_pretrained(distilbert)
+    sizes = ("--preset", "small", "--hidden-size", "32", "--heads", "4", "--max-positions", "64")
+    for folder, more in ((albert, ("--relation-weight", "1")), (distilbert, sizes)):
+        options = ("--teacher", str(folder), "--start", "local", "--steps", "2", *more)
+        assert run(distil_options, tmp_path / f"{folder.name}-run", *options) == 0
+
+
+def test_sentence_order_is_learned_along(distil_options: list[str], tmp_path: Path) -> None:
+    more = ("--sentence-task", "sop", "--steps", "2", "--report-every", "1")
+    assert run(distil_options, tmp_path, *more) == 0
+    (line, _) = read_metrics(tmp_path)
+    assert {"fill-mask/loss", "sentence-order/loss", "hidden-states/loss"} <= line.keys()
+    assert load_checkpoint(tmp_path / "checkpoint").tasks["sentence-order"] == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["--teacher", "/nowhere/else"], "teacher /nowhere/else cannot be loaded: "),
+        (["--corpus", "none.txt"], "none.txt does not exist"),
+        (["--tokenizer", "nowhere"], "nowhere/tokenizer.json cannot be read"),
+        (
+            ["--start", "local", "--hidden-size", "16"],
+            "cannot be matched; match relations alone (--hidden-weight 0 --relation-weight 1), or",
+        ),
+        (
+            ["--hidden-layers", "1:1", "4:3"],
+            "--hidden-layers 4:3: the student has layers 1 to 3, {} 1 to 3",
+        ),
+        (["--hidden-layers", "3:4"], "--hidden-layers 3:4: the student has"),
+        (["--hidden-layers", "0:1"], "--hidden-layers 0:1: the student has"),
+        (
+            ["--relation-weight", "1", "--relation-heads", "5"],
+            "--relation-heads 5 divides not both the student's hidden size 32 and the teacher's 32",
+        ),
+        (
+            ["--hidden-weight", "0", "--relation-weight", "1", "--hidden-size", "64"],
+            "hidden_size is 32 in {} and 64 in the student; --start teacher copies a whole layer",
+        ),
+        (["--heads", "2"], "num_heads is 4 in {} and 2 in the student"),
+        (["--ffn-size", "32"], "ffn_size is 64 in {} and 32 in the student"),
+        (["--embedding-size", "64"], "--embedding-size 64 is over the teacher's hidden size 32"),
+        (["--max-positions", "128"], "--max-positions 128: {} has 64"),
+        (["--length", "65"], "--length 65: a sequence has from 8 tokens to the model's 64"),
+        (["--start-layers", "4"], "--start-layers 4: the teacher has 1 to 3"),
+        (["--start-layers", "1", "2"], "--start-layers names 2 layers of the teacher"),
+        (
+            ["--start-layers", "1", "--start", "local"],
+            "--start-layers goes with --start teacher and new weights",
+        ),
+        (["--initialize-from", "nowhere"], "nowhere/config.json cannot be read"),
+        (["--micro-batch-size", "3"], "--batch-size 8 is no multiple of --micro-batch-size 3"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_no_run(
+    distil_options: list[str],
+    teacher_dir: Path,
+    tmp_path: Path,
+    changes: list[str],
+    message: str,
+    capsys: Capture,
+) -> None:
+    folder = tmp_path / "run"
+    assert run(distil_options, folder, *changes) == 1
+    error = capsys.readouterr().err
+    assert message.format(teacher_dir) in error
+    assert error.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in error
+    assert not (folder / "run.json").exists()
+
+
+def test_a_run_without_an_end(distil_options: list[str], tmp_path: Path, capsys: Capture) -> None:
+    at = distil_options.index("--steps")
+    assert run(distil_options[:at] + distil_options[at + 2 :], tmp_path / "run") == 1
+    assert "error: a run needs an end: give --steps or --budget\n" in capsys.readouterr().err
+
+
+def test_a_teacher_of_another_language(
+    distil_options: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    greek = make_bert(tmp_path / "greek", text="αβγ δεζ ηθι .")
+    assert run(distil_options, tmp_path / "run", "--teacher", str(greek)) == 1
+    assert "is it a teacher of another language?\n" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_a_corpus_without_text(distil_options: list[str], tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "empty.txt").write_text("\n\n")
+    corpus = ("--corpus", str(tmp_path / "empty.txt"))
+    assert run(distil_options, tmp_path / "run", *corpus) == 1
+    assert "error: the corpus holds no sentence\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["--hidden-layers", "2"], "'2' is no pair of layers; write 2:4"),
+        (["--hidden-layers", "a:b"], "'a:b' is no pair of layers; write 2:4"),
+        (["--start-layers", "0"], "'0' is no whole number from 1"),
+        (["--hidden-weight", "-1"], "'-1' is no number from 0"),
+        (["--hidden-weight", "nan"], "'nan' is no number from 0"),
+        (["--start", "warm"], "invalid choice: 'warm'"),
+    ],
+)
+def test_options_that_are_written_wrong(
+    distil_options: list[str], tmp_path: Path, changes: list[str], message: str, capsys: Capture
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(distil_options, tmp_path / "run", *changes)
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_help_shows_examples(capsys: Capture) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    assert "examples:\n  python -m training.distil " in capsys.readouterr().out

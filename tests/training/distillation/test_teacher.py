@@ -1,0 +1,292 @@
+"""A teacher computes what `transformers` does, and one that cannot teach is told in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from tests.training.distillation.conftest import CPU
+from tests.training.distillation.teachers import (
+    SIZES,
+    change_weights,
+    make_bert,
+    read_by,
+    save_tokenizer,
+)
+from training.distillation.teacher import (
+    HfTokenizer,
+    Teacher,
+    TeacherBatch,
+    TeacherError,
+    describe_model,
+    load_teacher,
+)
+
+TEXTS = ("The school is in the city.", "They won.", "Her father had been a king, and played music.")
+
+
+@pytest.fixture
+def folder(teacher_dir: Path, tmp_path: Path) -> Path:
+    """A copy of the BERT, to be changed."""
+    return Path(shutil.copytree(teacher_dir, tmp_path / "teacher"))
+
+
+def message_of(folder: Path) -> str:
+    with pytest.raises(TeacherError) as caught:
+        load_teacher(str(folder), CPU)
+    message = str(caught.value)
+    assert str(folder) in message
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("name", ["WordPiece", "byte-level BPE", "unigram"])
+def test_states_are_those_of_transformers(name: str, teachers: dict[str, Teacher]) -> None:
+    teacher = teachers[name]
+    batch = read_by(teacher, TEXTS)
+    assert not batch.is_real.all()
+    if teacher.num_types > 1:
+        batch = batch._replace(
+            types=(torch.arange(batch.ids.shape[1]) > 3).long().expand_as(batch.ids)
+        )
+    hf = teacher.tokenizer.hf(list(TEXTS), padding=True, return_tensors="pt")
+    with torch.no_grad():
+        out = teacher.model(
+            input_ids=hf["input_ids"],
+            attention_mask=hf["attention_mask"],
+            token_type_ids=batch.types if teacher.num_types > 1 else None,
+            output_hidden_states=True,
+        )
+    states = teacher.states(batch, [0, 2, 3], with_attention=False)
+    assert states.attention == ()
+    for state, layer in zip(states.hidden, [0, 2, 3], strict=True):
+        assert torch.equal(state, out.hidden_states[layer])
+    assert not any(state.requires_grad for state in states.hidden)
+
+
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [
+        ("WordPiece", "encoder.layer.2.attention.self"),
+        ("byte-level BPE", "encoder.layer.2.attention.self"),
+        # The shared layer, of which the last application counts.
+        ("unigram", "encoder.albert_layer_groups.0.albert_layers.0.attention"),
+    ],
+)
+def test_attention_parts_are_queries_keys_and_values_of_the_last_layer(
+    name: str, last: str, teachers: dict[str, Teacher]
+) -> None:
+    teacher = teachers[name]
+    states = teacher.states(read_by(teacher, TEXTS), [2], with_attention=True)
+    block = teacher.model.get_submodule(last)
+    for part, found in zip(("query", "key", "value"), states.attention, strict=True):
+        linear = block.get_submodule(part)
+        wanted = torch.nn.functional.linear(states.hidden[0], linear.weight, linear.bias)
+        assert torch.allclose(found, wanted, atol=1e-5)
+        assert not linear._forward_hooks
+
+
+def test_what_is_padded_changes_no_state(teacher: Teacher) -> None:
+    whole = read_by(teacher, TEXTS)
+    states = teacher.states(whole, [3], with_attention=True)
+    for line, size in enumerate(whole.is_real.sum(1).tolist()):
+        alone = TeacherBatch(*(part[line : line + 1, :size] for part in whole))
+        for one, other in zip(
+            sum(teacher.states(alone, [3], with_attention=True), ()),
+            sum(states, ()),
+            strict=True,
+        ):
+            assert torch.allclose(one[0], other[line, :size], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["WordPiece", "byte-level BPE", "unigram"])
+def test_a_teacher_reads_as_many_tokens_as_it_has_positions(
+    name: str, teachers: dict[str, Teacher]
+) -> None:
+    teacher = teachers[name]
+    assert teacher.max_positions == 64
+    ids = torch.full((1, 64), 10)
+    batch = TeacherBatch(ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool))
+    assert teacher.states(batch, [3], with_attention=False).hidden[0].isfinite().all()
+
+
+def test_a_teacher_is_frozen_and_without_dropout(teacher: Teacher) -> None:
+    assert not teacher.model.training
+    assert not any(parameter.requires_grad for parameter in teacher.model.parameters())
+    assert (teacher.hidden_size, teacher.num_layers, teacher.num_types) == (32, 3, 2)
+
+
+def test_words_are_not_padded_and_not_cut(teacher: Teacher, folder: Path) -> None:
+    """Sentence encoders have both in their `tokenizer.json`."""
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.enable_padding(length=32)
+    backend.enable_truncation(3)
+    save_tokenizer(folder, backend)
+    saved = transformers.AutoTokenizer.from_pretrained(folder).backend_tokenizer
+    assert len(saved.encode("a").ids) == 32
+    padding = load_teacher(str(folder), CPU)
+    for word in ("a", "schoolmasters", ""):
+        pieces = padding.tokenizer.encode_word(word)
+        assert pieces == teacher.tokenizer.encode_word(word)
+        assert "".join(word[piece.begin : piece.end] for piece in pieces) == word
+
+
+@pytest.mark.parametrize("name", ["WordPiece", "byte-level BPE", "unigram"])
+@pytest.mark.parametrize("word", ["school", "unrhymed", "1999", "(", "–", "x"])
+def test_pieces_of_a_word_tell_its_characters(
+    name: str, word: str, teachers: dict[str, Teacher]
+) -> None:
+    pieces = teachers[name].tokenizer.encode_word(word)
+    covered = {place for piece in pieces for place in range(piece.begin, piece.end)}
+    assert covered == set(range(len(word)))
+    assert [piece.begin for piece in pieces] == sorted(piece.begin for piece in pieces)
+
+
+@pytest.mark.parametrize("piece", ["£", "ß", "ı"])
+def test_letters_that_name_bytes_are_not_taken_for_themselves(piece: str, roberta: Teacher) -> None:
+    known = roberta.tokenizer
+    assert known.hf.convert_tokens_to_ids(piece) != known.unk_id
+    assert known.hf.decode(known.continuation(piece)).strip() == piece
+    assert known.hf.convert_ids_to_tokens(known.continuation("th")) == ["th"]
+
+
+def test_a_description_tells_weights_but_no_folder(teacher: Teacher, folder: Path) -> None:
+    ours = describe_model(teacher.name, teacher.model)
+    assert ours["name"] == "tiny-bert"
+    change_weights(folder, lambda weights: weights["embeddings.LayerNorm.bias"].add_(1e-6))
+    other = load_teacher(str(folder), CPU)
+    theirs = describe_model(other.name, other.model)
+    assert theirs["name"] == "teacher"
+    assert theirs["weights_sha256"] != ours["weights_sha256"]
+    assert describe_model("owner/name", teacher.model) == {**ours, "name": "owner/name"}
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2), "gpt2"),
+        (transformers.T5Config(d_model=32, num_layers=1), "t5"),
+        (transformers.BartConfig(d_model=32, encoder_layers=1, decoder_layers=1), "bart"),
+        (transformers.BertConfig(**SIZES, is_decoder=True), "bert"),
+    ],
+)
+def test_what_decodes_is_no_teacher(
+    config: transformers.PretrainedConfig, kind: str, folder: Path
+) -> None:
+    config.save_pretrained(folder)
+    assert message_of(folder) == (
+        f"{folder} is a {kind}, not an encoder; give a BERT, RoBERTa, MiniLM, ELECTRA or ALBERT"
+    )
+
+
+def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    assert message_of(tmp_path / "nowhere").startswith(
+        f"teacher {tmp_path / 'nowhere'} cannot be loaded: "
+    )
+
+
+def test_a_model_without_its_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    assert message_of(folder) == (
+        f"{folder} has no tokenizer; it needs tokenizer.json, or a vocabulary"
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        ("model.safetensors", "Error while deserializing header: incomplete metadata"),
+        ("tokenizer.json", ": line "),
+        ("config.json", "is not a valid JSON file"),
+    ],
+)
+def test_a_file_that_was_cut_short(folder: Path, file: str, reason: str) -> None:
+    whole = (folder / file).read_bytes()
+    (folder / file).write_bytes(whole[: len(whole) // 2])
+    message = message_of(folder)
+    assert message.startswith(f"teacher {folder} cannot be loaded: ")
+    assert reason in message
+
+
+def test_a_model_without_its_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    assert "no file named model.safetensors" in message_of(folder)
+
+
+def test_weights_that_are_missing(folder: Path) -> None:
+    missing = [f"encoder.layer.1.{part}.dense.bias" for part in ("attention.output", "output")]
+
+    def remove(weights: dict[str, Tensor]) -> None:
+        for name in missing:
+            del weights[name]
+
+    change_weights(folder, remove)
+    assert message_of(folder) == (f"{folder} lacks 2 weights of its model, {missing[0]} among them")
+
+
+def test_a_pooler_is_not_needed(folder: Path, teacher: Teacher) -> None:
+    """Models of masked tokens have none."""
+
+    def remove(weights: dict[str, Tensor]) -> None:
+        for name in [name for name in weights if name.startswith("pooler")]:
+            del weights[name]
+
+    change_weights(folder, remove)
+    batch = read_by(teacher, TEXTS)
+    found, wanted = (
+        each.states(batch, [3], with_attention=False).hidden[0]
+        for each in (load_teacher(str(folder), CPU), teacher)
+    )
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite(folder: Path, value: float) -> None:
+    name = "encoder.layer.0.output.dense.weight"
+    change_weights(folder, lambda weights: weights[name][3, 4].fill_(value))
+    assert message_of(folder) == f"{folder}: {name} holds values that are not finite"
+
+
+def test_a_tokenizer_of_another_model(folder: Path, tmp_path: Path) -> None:
+    make_bert(tmp_path / "smaller", vocab_size=500)
+    for file in ("config.json", "model.safetensors"):
+        shutil.copy(tmp_path / "smaller" / file, folder / file)
+    num_tokens = len(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"])
+    assert message_of(folder) == (
+        f"{folder}: the tokenizer has {num_tokens} tokens, the model 500; are they of one model?"
+    )
+
+
+def test_weights_of_other_sizes_than_the_config_says(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
+    assert message_of(folder).startswith(f"teacher {folder} cannot be loaded: ")
+
+
+def test_a_slow_tokenizer() -> None:
+    with pytest.raises(TeacherError, match=r"is not a fast one; it needs tokenizer\.json"):
+        HfTokenizer(transformers.ByT5Tokenizer())
+
+
+def test_a_tokenizer_that_begins_no_sequence(folder: Path) -> None:
+    read: Any = transformers.PreTrainedTokenizerFast
+    tokenizer = read(tokenizer_file=str(folder / "tokenizer.json"))
+    with pytest.raises(TeacherError, match="has no cls_token_id; it is not an encoder's"):
+        HfTokenizer(tokenizer)
+
+
+def test_transformers_is_not_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(TeacherError) as caught:
+        load_teacher(str(folder), CPU)
+    assert str(caught.value) == "a teacher needs the package transformers: pip install transformers"
