@@ -27,7 +27,7 @@ from training.distillation.losses import Objectives
 from training.distillation.start import check_start, default_layers, sizes_of
 from training.distillation.teacher import Teacher, TeacherError, describe_model, load_teacher
 from training.errors import report_errors
-from training.options import add_end, add_reports, parse_count, parse_seed, parse_weight
+from training.options import add_end, add_reports, parse_count, parse_weight
 from training.parallel import join_world
 from training.pretrain import (
     add_data,
@@ -87,7 +87,7 @@ def _run(options: argparse.Namespace) -> int:
             **asdict(recipe),
             "num_steps": options.steps,
             "budget_s": options.budget,
-            "teacher": describe_model(teacher.name, teacher.model),
+            **describe_model(teacher.name, teacher.model),
             "start_layers": list(start_layers),
             "hidden_layers": [list(pair) for pair in objectives.layers],
             "relation_heads": objectives.num_relation_heads,
@@ -129,6 +129,8 @@ def _config(
         return check_length(grown_config(options, given, vocab_size), recipe)
     if options.preset is None:
         given = sizes_of(teacher) | given
+    elif recipe.start == "teacher":
+        given["activation"] = sizes_of(teacher)["activation"]
     config = preset(options.preset or "base", vocab_size=vocab_size, **given)
     dropout = recipe.dropout_of(config)
     config = replace(config, hidden_dropout=dropout, attention_dropout=dropout)
@@ -136,7 +138,16 @@ def _config(
 
 
 def _objectives(options: argparse.Namespace, config: AlbertConfig, teacher: Teacher) -> Objectives:
-    """What is matched: nothing of what has the weight 0."""
+    """What is matched: nothing of what has the weight 0.
+
+    Raises:
+        TeacherError: nothing is.
+    """
+    if not (options.hidden_weight or options.relation_weight):
+        raise TeacherError(
+            "--hidden-weight and --relation-weight are both 0, so that nothing is learnt from the "
+            "teacher; without one, train with training.pretrain"
+        )
     pairs = options.hidden_layers or _default_pairs(config, teacher)
     heads = options.relation_heads or teacher.model.config.num_attention_heads
     return Objectives(
@@ -223,7 +234,7 @@ def _add_teacher(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--relation-heads",
-        type=parse_seed,
+        type=parse_count,
         help="heads that relations are compared in (as many as the teacher has)",
     )
     add("--hidden-weight", type=parse_weight, default=3.0, help="of hidden states (%(default)s)")

@@ -71,16 +71,19 @@ def test_answers_are_those_of_4_57_6(
     item = ask(case["question"], case["context"])
     found = answer(compat, item, **case["parameters"])
     expected = case["answer"]
-    # One answer alone, or a list.
-    assert isinstance(found, list) == isinstance(expected[0], list)
-    if not isinstance(found, list):
-        found, expected = [found], [expected]
-    assert len(found) == len(expected)
-    assert [one.score for one in found] == pytest.approx([score for *_, score in expected], 1e-4)
-    # Which of the spans without any probability it chose, NumPy's version may decide.
-    told = [(start, end) for start, end, score in expected if score > 0]
-    assert places(found)[: len(told)] == told
-    assert all(one.answer == item.context[one.start : one.end] for one in found)
+    is_single = not isinstance(expected[0], list)
+    answers = found if isinstance(found, list) else [found]
+    recorded = [expected] if is_single else expected
+    # Which of the spans of score 0 are chosen, NumPy's version and the processor decide.
+    likely = [one for one in answers if one.score > 0]
+    told = [(start, end) for start, end, score in recorded if score > 0]
+    assert places(likely) == told
+    assert [one.score for one in likely] == pytest.approx(
+        [score for *_, score in recorded if score > 0], 1e-4
+    )
+    if len(likely) == len(answers) and len(told) == len(recorded):
+        assert isinstance(found, list) != is_single
+    assert all(one.answer == item.context[one.start : one.end] for one in answers)
 
 
 def test_the_cases_have_what_is_peculiar_to_it() -> None:

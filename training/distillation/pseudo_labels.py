@@ -64,7 +64,7 @@ def pseudo_label(
     """
     model, tokenizer = load_frozen(teacher, "AutoModelForSequenceClassification", device)
     digest = hashlib.sha256(repr(list(texts)).encode())
-    key = {"texts": digest.hexdigest(), "teacher": describe_model(teacher, model)["weights_sha256"]}
+    key = {"texts": digest.hexdigest(), "teacher": describe_model(teacher, model)["teacher_sha256"]}
     logits = _read(folder / _FILE, key)
     if logits is None:
         logits = _classify(texts, model, tokenizer, device)

@@ -224,8 +224,8 @@ def describe_model(name: str, model: nn.Module) -> dict[str, Any]:
     for parameter in model.parameters():
         digest.update(parameter.detach().cpu().numpy().tobytes())
     return {
-        "name": Path(name).name if Path(name).is_dir() else name,
-        "weights_sha256": digest.hexdigest(),
+        "teacher": Path(name).name if Path(name).is_dir() else name,
+        "teacher_sha256": digest.hexdigest(),
     }
 
 

@@ -78,8 +78,8 @@ def test_the_checkpoint_names_its_teacher_and_no_folder(distilled: Path, teacher
     assert stage["program"] == "training.distil"
     assert stage["corpus"] == ["easy.txt"]
     settings = stage["settings"]
-    assert settings["teacher"]["name"] == "tiny-bert"
-    assert len(settings["teacher"]["weights_sha256"]) == 64
+    assert settings["teacher"] == "tiny-bert"
+    assert len(settings["teacher_sha256"]) == 64
     assert settings["start_layers"] == [2]
     assert settings["hidden_layers"] == [[1, 1], [2, 2], [3, 3]]
     assert settings["relation_heads"] == 0
@@ -125,7 +125,7 @@ def test_another_teacher_on_a_run_is_refused(
     before = {file: file.stat().st_mtime_ns for file in distilled.rglob("*")}
     assert run(distil_options, distilled, "--teacher", str(folder)) == 1
     error = capsys.readouterr().err
-    assert f"error: {distilled} holds a run with weights_sha256 '" in error
+    assert f"error: {distilled} holds a run with teacher_sha256 '" in error
     assert {file: file.stat().st_mtime_ns for file in distilled.rglob("*")} == before
 
 

@@ -161,13 +161,13 @@ def test_letters_that_name_bytes_are_not_taken_for_themselves(piece: str, robert
 
 def test_a_description_tells_weights_but_no_folder(teacher: Teacher, folder: Path) -> None:
     ours = describe_model(teacher.name, teacher.model)
-    assert ours["name"] == "tiny-bert"
+    assert ours["teacher"] == "tiny-bert"
     change_weights(folder, lambda weights: weights["embeddings.LayerNorm.bias"].add_(1e-6))
     other = load_teacher(str(folder), CPU)
     theirs = describe_model(other.name, other.model)
-    assert theirs["name"] == "teacher"
-    assert theirs["weights_sha256"] != ours["weights_sha256"]
-    assert describe_model("owner/name", teacher.model) == {**ours, "name": "owner/name"}
+    assert theirs["teacher"] == "teacher"
+    assert theirs["teacher_sha256"] != ours["teacher_sha256"]
+    assert describe_model("owner/name", teacher.model) == {**ours, "teacher": "owner/name"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,198 @@
+"""A finetuned teacher's logits take the place of labels."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from tests.training.distillation.teachers import make_bert
+from tests.training.support import read_metrics, same_weights, stop_at
+from training import distil, finetune
+from training.checkpoint import load_checkpoint, read_config
+from training.distillation.pseudo_labels import Problem, agreement, distillation_loss, pseudo_label
+from training.distillation.teacher import TeacherError
+
+Capture = pytest.CaptureFixture[str]
+CPU = torch.device("cpu")
+TEXTS = [
+    *("The school is in the city.", "They won two games in May."),
+    *("A river was named after him.", "Her father had been a king."),
+    *("Many people came to play music.", "The king came to the school."),
+]
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_classifier(tmp_path_factory.mktemp("classifier"))
+
+
+def make_classifier(folder: Path, **changes: Any) -> Path:
+    """A BERT with a classifier of three labels whose logits differ from text to text."""
+    make_bert(folder)
+    config = transformers.BertConfig.from_pretrained(folder)
+    labels = {0: "school", 1: "king", 2: "river"}
+    config.update({"id2label": labels, "label2id": {v: k for k, v in labels.items()}, **changes})
+    torch.manual_seed(0)
+    model = transformers.BertForSequenceClassification(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(std=2.0 if "classifier" in name else 0.3)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    file = tmp_path / "texts.txt"
+    file.write_text("\n".join(TEXTS * 4) + "\n")
+    return file
+
+
+@pytest.fixture
+def options(pretrained: Path, classifier: Path, texts: Path) -> list[str]:
+    """A run of 60 steps on pseudo-labels; its folder is left to be named."""
+    return [
+        *("--initialize-from", str(pretrained / "checkpoint"), "--teacher", str(classifier)),
+        *("--text-classification", str(texts), "--steps", "60", "--length", "32"),
+        *("--classification-tokens", "128", "--optimizer", "adamw", "--lr", "1e-2"),
+        *("--report-every", "5", "--device", "cpu"),
+    ]
+
+
+def test_logits_are_those_of_transformers(classifier: Path, tmp_path: Path) -> None:
+    labels = pseudo_label([(text, None) for text in TEXTS], str(classifier), CPU, tmp_path)
+    assert labels.names == ("school", "king", "river")
+    assert labels.problem == "single_label"
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(classifier).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(classifier)
+    for text, logits in zip(TEXTS, labels.logits, strict=True):
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            expected = model(**tokenizer(text, return_tensors="pt")).logits[0]
+        torch.testing.assert_close(logits, expected, atol=0.15, rtol=0.05)
+        assert logits.argmax() == expected.argmax()
+
+
+def test_pairs_are_read_as_pairs(classifier: Path, tmp_path: Path) -> None:
+    pairs = [(TEXTS[0], TEXTS[1]), (TEXTS[0], None)]
+    one, other = pseudo_label(pairs, str(classifier), CPU, tmp_path).logits
+    assert not torch.allclose(one, other)
+
+
+def test_logits_are_kept_and_made_anew_for_other_texts(classifier: Path, tmp_path: Path) -> None:
+    texts = [(text, None) for text in TEXTS]
+    first = pseudo_label(texts, str(classifier), CPU, tmp_path)
+    file = tmp_path / "teacher-logits.safetensors"
+    made = file.stat().st_mtime_ns
+    again = pseudo_label(texts, str(classifier), CPU, tmp_path)
+    assert torch.equal(first.logits, again.logits)
+    assert file.stat().st_mtime_ns == made
+    fewer = pseudo_label(texts[:2], str(classifier), CPU, tmp_path)
+    assert len(fewer.logits) == 2
+    file.write_bytes(file.read_bytes()[:50])  # cut short
+    assert torch.equal(pseudo_label(texts, str(classifier), CPU, tmp_path).logits, first.logits)
+
+
+def test_texts_longer_than_the_teacher_reads_are_left_out(
+    classifier: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    texts = [(TEXTS[0], None), (" ".join(TEXTS * 4), None)]
+    labels = pseudo_label(texts, str(classifier), CPU, tmp_path)
+    assert labels.logits.isnan().any(1).tolist() == [False, True]
+    assert "1 of 2 texts are longer than" in capsys.readouterr().out
+    with pytest.raises(TeacherError, match="no text fits into what"):
+        pseudo_label(texts[1:], str(classifier), CPU, tmp_path)
+
+
+def test_the_student_learns_its_teachers_labels(options: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert distil.main([*options, "--output", str(folder)]) == 0
+    metrics = read_metrics(folder)
+    assert metrics[-1]["text-classification/loss"] < 0.3 * metrics[0]["text-classification/loss"]
+    assert metrics[-1]["text-classification/accuracy"] > 0.9
+    config = read_config(folder / "checkpoint")
+    assert config["id2label"] == {"0": "school", "1": "king", "2": "river"}
+    assert config["problem_type"] == "single_label_classification"
+    assert load_checkpoint(folder / "checkpoint").tasks["text-classification"] == 3
+    stage = json.loads((folder / "checkpoint" / "training.json").read_text())["stages"][-1]
+    assert stage["settings"]["teacher"] == ["classifier0"]
+    assert stage["settings"]["text_classification"] == ["texts.txt"]
+
+
+def test_a_resumed_run_ends_with_the_same_weights(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert finetune.main([*options, "--output", str(whole)]) == 0
+    with monkeypatch.context() as patch:
+        stop_at(patch, 20, signal.SIGTERM)
+        assert finetune.main([*options, "--output", str(parts)]) == 128 + signal.SIGTERM
+    assert finetune.main([*options, "--output", str(parts)]) == 0
+    assert same_weights(whole, parts)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--labels", "a", "b"], "--labels goes with labelled texts"),
+        (["--teacher", "nowhere-to-be-found"], "teacher nowhere-to-be-found cannot be loaded"),
+        (["--text-classification", "none.txt"], "none.txt"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    options: list[str], tmp_path: Path, more: list[str], message: str, capsys: Capture
+) -> None:
+    assert finetune.main([*options, *more, "--output", str(tmp_path / "run")]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: ")
+    assert message in error
+
+
+def test_a_teacher_without_a_classifier_is_refused(
+    options: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    encoder = make_bert(tmp_path / "encoder")
+    more = ["--teacher", str(encoder), "--output", str(tmp_path / "run")]
+    assert finetune.main([*options, *more]) == 1
+    assert "lacks" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_teacher_wants_texts(pretrained: Path, tmp_path: Path, capsys: Capture) -> None:
+    start = ["--initialize-from", str(pretrained / "checkpoint"), "--steps", "1", "--length", "32"]
+    more = ["--teacher", "any", "--output", str(tmp_path / "run"), "--device", "cpu"]
+    assert finetune.main([*start, *more]) == 1
+    assert "--teacher labels texts" in capsys.readouterr().err
+
+
+LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.0, 1.0, -3.0]])
+
+
+@pytest.mark.parametrize("problem", ["single_label", "multi_label", "regression"])
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 5.0])
+def test_the_loss_is_least_for_the_teachers_own_logits(
+    problem: Problem, temperature: float
+) -> None:
+    logits = LOGITS.clone().requires_grad_()
+    least = distillation_loss(logits, LOGITS, problem, temperature)
+    (gradient,) = torch.autograd.grad(least, logits)
+    assert gradient.abs().max() < 1e-5
+    assert distillation_loss(LOGITS + torch.eye(3)[:2], LOGITS, problem, temperature) > least
+    assert agreement(LOGITS, LOGITS, problem) == len(LOGITS)
+
+
+def test_the_loss_of_one_label_is_the_divergence_at_the_temperature() -> None:
+    other = LOGITS.flip(0)
+
+    def probabilities(logits: Tensor) -> Tensor:
+        return (logits / 3.0).softmax(-1)
+
+    wanted = probabilities(LOGITS)
+    expected = 9.0 * (wanted * (wanted / probabilities(other)).log()).sum()
+    torch.testing.assert_close(distillation_loss(other, LOGITS, "single_label", 3.0), expected)
