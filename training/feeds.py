@@ -25,7 +25,7 @@ from training.model import Batch
 from training.packing import Plan, Position
 
 if TYPE_CHECKING:
-    # These read text, which a machine that trains on shards alone has nothing for.
+    # They import readers of corpora, which a run on shards does not need.
     from training.datasets import LabelledText
     from training.spans import SpanExample
 

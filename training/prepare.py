@@ -29,7 +29,7 @@ from training.shard_writer import ShardWriter, claim
 from training.shards import SHARDS_FILE, Manifest, Part, ShardError, Shards, hash_file
 from training.tokenise import Tokenised, tokenise
 
-# Parts travel between machines one by one.
+# A preparation that was stopped goes on after its last whole part.
 PART_BYTES: Final = 60 << 20
 _ARRAY_HEADER_BYTES: Final = 128
 _BOUND_BYTES: Final = 8

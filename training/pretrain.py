@@ -138,7 +138,7 @@ def open_shards(options: argparse.Namespace, world: World) -> Shards:
     if options.shards is not None:
         return Shards.open(options.shards, tokenizer)
     if world.is_main:
-        # A machine that trains on shards alone needs nothing of what makes them.
+        # A run on shards needs none of the packages that read and split text.
         from training.prepare import prepare
 
         prepare(options.corpus, tokenizer, options.output / "shards")

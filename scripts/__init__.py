@@ -1,1 +1,0 @@
-"""Programs around training that are run from a checkout."""
