@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from albert_serve.tokenizer import AlbertTokenizer
 from training.checkpoint import write_atomically
-from training.distillation.teacher import TeacherError, describe_model, load_frozen
+from training.distillation.teacher import TeacherError, describe_model, load_frozen, num_positions
 from training.feeds import BatchFeed, Pass, cut_batches, like_lengths, pad
 from training.heads import AlbertForTasks
 from training.losses import LossName, Score
@@ -106,7 +106,7 @@ def _classify(texts: Sequence[_Text], model: Any, tokenizer: Any, device: torch.
         for text, pair in tqdm(texts, desc="tokenising for the teacher", disable=None, delay=3)
     ]
     sizes = np.array([len(one["input_ids"]) for one in encoded])
-    limit = min(tokenizer.model_max_length, model.config.max_position_embeddings)
+    limit = num_positions(model.config)
     order = np.argsort(sizes, kind="stable")
     batches = cut_batches(order[sizes[order] <= limit], sizes, _TOKENS_A_BATCH)
     logits_NK = torch.full((len(texts), model.config.num_labels), torch.nan)

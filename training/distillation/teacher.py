@@ -126,9 +126,7 @@ class Teacher:
     @property
     def max_positions(self) -> int:
         """Tokens of the longest sequence that it reads."""
-        config = self.model.config
-        offset = self.tokenizer.pad_id + 1 if config.model_type in _OFFSET_POSITIONS else 0
-        return int(config.max_position_embeddings) - offset
+        return num_positions(self.model.config)
 
     @torch.no_grad()
     def states(
@@ -216,6 +214,12 @@ def load_frozen(
         )
     model.float().to(device).eval().requires_grad_(requires_grad=False)
     return model, tokenizer
+
+
+def num_positions(config: Any) -> int:
+    """Tokens of the longest sequence that an encoder of this config reads."""
+    offset = config.pad_token_id + 1 if config.model_type in _OFFSET_POSITIONS else 0
+    return int(config.max_position_embeddings) - offset
 
 
 def describe_model(name: str, model: nn.Module) -> dict[str, Any]:
