@@ -41,7 +41,7 @@ test-slow: $(VENV)/.dev  ## run the tests that take minutes
 	$(BIN)/python -m pytest -m slow
 
 fuzz: $(VENV)/.dev  ## 20,000 hostile requests, and the API document held against its service
-	$(BIN)/python -m pytest -s -m slow tests/albert_serve/test_fuzz.py tests/albert_serve/test_api_document.py
+	$(BIN)/python -m pytest -s -m slow tests/albert_serve/server/test_fuzz.py tests/albert_serve/server/test_api_document.py
 
 bench-pretrain: $(VENV)/.dev  ## train with transformers and with this package, and compare
 	$(BIN)/python -m benchmarks.pretrain

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from albert_serve import __version__
-from albert_serve.bundle import Bundle
-from albert_serve.catalogue import read_catalogue
-from albert_serve.diagnosis.advice import advise
-from albert_serve.diagnosis.doctor import diagnose
-from albert_serve.diagnosis.findings import findings_text
-from albert_serve.diagnosis.inspection import describe_bundle
-from albert_serve.diagnosis.overview import description_text
-from albert_serve.engine import Engine
+from albert_serve.bundle.catalog import read_catalogue
+from albert_serve.bundle.manifest import Bundle
+from albert_serve.doctor.advice import advise
+from albert_serve.doctor.examination import diagnose
+from albert_serve.doctor.findings import findings_text
+from albert_serve.doctor.inspection import describe_bundle
+from albert_serve.doctor.overview import description_text
 from albert_serve.errors import AlbertServeError, ConfigError, InvalidInputError, NotFoundError
-from albert_serve.greeting import greeting
-from albert_serve.score import score_file
+from albert_serve.runtime.engine import Engine
+from albert_serve.scoring.score import score_file
+from albert_serve.server.greeting import greeting
 from albert_serve.settings import (
     BUNDLE_VARIABLE,
     MODELS_VARIABLE,

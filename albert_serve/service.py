@@ -18,20 +18,20 @@ import bentoml
 from _bentoml_sdk import Service
 from starlette.middleware.cors import CORSMiddleware
 
-from albert_serve.access import ApiKeys, Guard, cors_options
-from albert_serve.door import Door
-from albert_serve.endpoints import make_app
-from albert_serve.envelope import Envelope
 from albert_serve.errors import AlbertServeError
-from albert_serve.logs import configure_logs
-from albert_serve.metrics import Metrics
-from albert_serve.models import Models, check_models
-from albert_serve.openapi import describe_service
-from albert_serve.runtime import check_runtime
+from albert_serve.runtime.ort import check_runtime
+from albert_serve.server.admission import Door
+from albert_serve.server.auth import ApiKeys, Guard, cors_options
+from albert_serve.server.bentoml.supervision import supervise
+from albert_serve.server.bentoml.tracing import trace_when_seen
+from albert_serve.server.error_replies import Envelope
+from albert_serve.server.logging import configure_logs
+from albert_serve.server.metrics import Metrics
+from albert_serve.server.openapi import describe_service
+from albert_serve.server.registry import Models, check_models
+from albert_serve.server.routes import make_app
+from albert_serve.server.surfaces import Labels, Paths
 from albert_serve.settings import DEFAULT_VARIABLE, Settings, num_workers
-from albert_serve.supervision import supervise
-from albert_serve.surfaces import Labels, Paths
-from albert_serve.tracing import trace_when_seen
 
 # BentoML ends a request after this; our deadlines are shorter, and say why (settings.py).
 _BENTOML_TIMEOUT_S: Final = 60

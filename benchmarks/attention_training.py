@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from albert_serve.config import AlbertConfig
 from training import model
-from training.model import Albert, Batch
+from training.model.albert import Albert, Batch
 from training.precision import precision
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]

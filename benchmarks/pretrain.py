@@ -25,11 +25,11 @@ from benchmarks.pretraining.contest import Contest, hf_jobs, loading_rate
 from benchmarks.pretraining.data import write
 from benchmarks.pretraining.jobs import BenchmarkError, Case, HfSettings, Job, Rival
 from benchmarks.pretraining.report import Report, flops_per_token, hardware, save
+from training.data.shards import Shards
 from training.errors import report_errors
-from training.flops import peak_flops
+from training.loop.flops import peak_flops
 from training.options import default_device, parse_count, parse_duration, parse_positive
 from training.prepare import prepare
-from training.shards import Shards
 
 _REPOSITORY: Final = Path(__file__).parents[1]
 _CURVES: Final = {

@@ -21,9 +21,9 @@ from tqdm import tqdm
 from transformers import AlbertConfig as HfConfig
 from transformers import AlbertForPreTraining
 
-from albert_serve.bundle import TOKENIZER_FILE, WEIGHTS_FILE, Bundle, Precision
+from albert_serve.bundle.manifest import TOKENIZER_FILE, WEIGHTS_FILE, Bundle, Precision
 from albert_serve.config import preset
-from albert_serve.diagnosis.footprint import Footprint, measure_footprint
+from albert_serve.doctor.footprint import Footprint, measure_footprint
 from albert_serve.settings import RuntimeOptions, shipped_bundle
 from export.write import export_bundle
 from training.errors import report_errors

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, get_args
 
-from albert_serve.bundle import Part, Precision, Quality
+from albert_serve.bundle.manifest import Part, Precision, Quality
+from albert_serve.bundle.weights import TaskName
 from albert_serve.errors import AlbertServeError
-from albert_serve.weights import TaskName
 from export.errors import ExportError
 from export.quality import DEFAULT_TEXT, RealData
 from export.source import read_json_object

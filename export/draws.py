@@ -14,28 +14,28 @@ from typing import Final, NamedTuple
 import numpy as np
 from pydantic import ValidationError
 
-from albert_serve.bundle import TaskEntry
-from albert_serve.errors import InvalidInputError, TextTooLongError
-from albert_serve.schemas import (
+from albert_serve.api.schemas import (
     Answer,
     QuestionAnsweringAnswer,
     QuestionAnsweringParameters,
     QuestionContext,
     Truncation,
 )
+from albert_serve.bundle.manifest import TaskEntry
+from albert_serve.bundle.weights import TaskName
+from albert_serve.errors import InvalidInputError, TextTooLongError
 from albert_serve.tasks.base import EncoderInput, Logits, Prepared
 from albert_serve.tasks.fitting import fit
-from albert_serve.tasks.question_answering import QuestionAnswering
+from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tokenizer import AlbertTokenizer
-from albert_serve.weights import TaskName
 from export.errors import ExportError
 from export.real_text import RealData
 from export.samples import AGREEMENT, SEED, Drawing, Item, Sample, shuffled
 from export.source import Source
-from training.datasets import LabelledText, Question, read_labelled, read_squad
-from training.examples import IGNORED, Example
-from training.masking import NgramMasking, word_starts
-from training.squad import evaluate_answers
+from training.data.datasets import LabelledText, Question, read_labelled, read_squad
+from training.data.examples import IGNORED, Example
+from training.data.masking import NgramMasking, word_starts
+from training.evaluation.squad import evaluate_answers
 
 # A short text is gone through again, until there are so many predictions.
 _ENOUGH_MASKS: Final = 1500

@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
+from albert_serve.bundle.weights import StoredTensor, layer_name
 from albert_serve.config import AlbertConfig
-from albert_serve.weights import StoredTensor, layer_name
 from export.graph import CPU_FORM, Form, Initializers, Nodes, make_model
 from export.layers import apply_layer, embed, flatten
 

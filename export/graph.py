@@ -23,8 +23,8 @@ from onnx import (
 )
 
 import albert_serve
-from albert_serve.bundle import WEIGHTS_FILE
-from albert_serve.weights import SCALE_SUFFIX, StoredTensor, stored_name
+from albert_serve.bundle.manifest import WEIGHTS_FILE
+from albert_serve.bundle.weights import SCALE_SUFFIX, StoredTensor, stored_name
 
 CONTRIB: Final = "com.microsoft"
 # 24 is the first whose Attention takes the lengths of right-padded sequences.

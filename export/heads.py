@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from onnx import ModelProto, TensorProto, helper
 
+from albert_serve.bundle.weights import OUTPUT_LAYERS, UNPOOLED_TASKS, WORDS, StoredTensor, TaskName
 from albert_serve.config import AlbertConfig
-from albert_serve.weights import OUTPUT_LAYERS, UNPOOLED_TASKS, WORDS, StoredTensor, TaskName
 from export.encoder import HIDDEN
 from export.graph import Initializers, Nodes, make_model
 from export.layers import activate, as_rows, linear, matmul, multiply, norm

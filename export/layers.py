@@ -17,8 +17,8 @@ from typing import Final
 import numpy as np
 from onnx import TensorProto
 
+from albert_serve.bundle.weights import SCALE_SUFFIX, WORDS
 from albert_serve.config import AlbertConfig
-from albert_serve.weights import SCALE_SUFFIX, WORDS
 from export.graph import CONTRIB, Nodes
 
 _EMBEDDINGS: Final = "albert.embeddings"

@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 from tqdm import tqdm
 
-from albert_serve.bundle import Part, Precision
-from albert_serve.weights import SCALE_SUFFIX
+from albert_serve.bundle.manifest import Part, Precision
+from albert_serve.bundle.weights import SCALE_SUFFIX
 from export.errors import ExportError
 from export.source import Source, read_weight
 

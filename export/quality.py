@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from tqdm import tqdm
 
-from albert_serve.bundle import Quality
-from albert_serve.score import Runner
+from albert_serve.bundle.manifest import Quality
+from albert_serve.bundle.weights import TaskName
+from albert_serve.scoring.score import Runner
 from albert_serve.tokenizer import AlbertTokenizer
-from albert_serve.weights import TaskName
 from export.draws import draw_samples
 from export.errors import ExportError
 from export.real_text import DEFAULT_TEXT, RealData

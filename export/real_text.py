@@ -13,8 +13,8 @@ from tqdm import tqdm
 
 from albert_serve.tokenizer import AlbertTokenizer
 from export.errors import ExportError
-from training.corpus import find_files, read_documents, split_sentences
-from training.shards import Part
+from training.data.corpus import find_files, read_documents, split_sentences
+from training.data.shards import Part
 
 DEFAULT_TEXT: Final = Path(__file__).parents[1] / "examples" / "verification.jsonl"
 

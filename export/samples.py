@@ -13,14 +13,14 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 
+from albert_serve.bundle.weights import TaskName
 from albert_serve.tasks.base import EncoderInput, Logits
 from albert_serve.tokenizer import AlbertTokenizer
-from albert_serve.weights import TaskName
 from export.errors import ExportError
 from export.real_text import RealData, RealText, read_real_text
 from export.source import Source
-from training.examples import MIN_LENGTH, Example, ExampleSettings, build_examples
-from training.shards import Part
+from training.data.examples import MIN_LENGTH, Example, ExampleSettings, build_examples
+from training.data.shards import Part
 
 AGREEMENT: Final = "agreement"
 SEED: Final = 12345

@@ -10,10 +10,8 @@ from typing import Any, Final, get_args
 
 import numpy as np
 
-from albert_serve.bundle import TOKENIZER_FILE, WEIGHTS_FILE, ProblemType, TaskEntry
-from albert_serve.config import AlbertConfig
-from albert_serve.errors import ConfigError
-from albert_serve.weights import (
+from albert_serve.bundle.manifest import TOKENIZER_FILE, WEIGHTS_FILE, ProblemType, TaskEntry
+from albert_serve.bundle.weights import (
     StoredTensor,
     TaskName,
     check_shapes,
@@ -21,8 +19,10 @@ from albert_serve.weights import (
     read_header,
     stored_name,
 )
+from albert_serve.config import AlbertConfig
+from albert_serve.errors import ConfigError
 from export.errors import ExportError
-from training.checkpoint import find_tasks, read_config
+from training.model.checkpoint import find_tasks, read_config
 
 SPIECE_FILE: Final = "spiece.model"
 _WORD: Final = "albert.embeddings.word_embeddings.weight"

@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 from tqdm import tqdm
 
-from albert_serve.bundle import ENCODER_FILE, TaskEntry
+from albert_serve.bundle.manifest import ENCODER_FILE, TaskEntry
+from albert_serve.bundle.weights import StoredTensor, TaskName
 from albert_serve.config import AlbertConfig
-from albert_serve.encoders import CpuEncoder, PaddedBatch
 from albert_serve.errors import AlbertServeError
-from albert_serve.runtime import encoder_options, head_options, open_session
+from albert_serve.runtime.encoders import CpuEncoder, PaddedBatch
+from albert_serve.runtime.ort import encoder_options, head_options, open_session
 from albert_serve.settings import RuntimeOptions
-from albert_serve.weights import StoredTensor, TaskName
 from export.errors import ExportError
-from training.heads import AlbertForTasks
-from training.model import Batch
+from training.model.albert import Batch
+from training.model.heads import AlbertForTasks
 
 # Lengths of the sequences of each batch: ragged from 1 up, unpadded; the longest is added.
 _BATCHES: Final = ((1, 2, 3, 8, 21), (33, 33))

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 import albert_serve
-from albert_serve.bundle import (
+from albert_serve.bundle.manifest import (
     CUDA_ENCODER_FILE,
     ENCODER_FILE,
     MANIFEST_FILE,
@@ -31,9 +31,9 @@ from albert_serve.bundle import (
     Quality,
     file_entry,
 )
-from albert_serve.engine import Engine
+from albert_serve.bundle.weights import TaskName, read_header
+from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
-from albert_serve.weights import TaskName, read_header
 from export.encoder import build_encoder
 from export.errors import ExportError
 from export.graph import CUDA_FORM
@@ -42,9 +42,9 @@ from export.precision import write_weights
 from export.quality import RealData, check_quality, measure_quality
 from export.source import SPIECE_FILE, Source, read_source
 from export.verify import check_parity, check_references, measure_parity
-from training.checkpoint import load_checkpoint
-from training.engine import TorchEngine
-from training.heads import AlbertForTasks
+from training.evaluation.torch_engine import TorchEngine
+from training.model.checkpoint import load_checkpoint
+from training.model.heads import AlbertForTasks
 from training.vocab import VocabError, build_tokenizer
 
 _TORCH_BATCH_TOKENS: Final = 1024

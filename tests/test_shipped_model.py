@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from albert_serve.bundle import Bundle
-from albert_serve.engine import Engine
+from albert_serve.bundle.manifest import Bundle
+from albert_serve.runtime.engine import Engine
 from albert_serve.settings import shipped_bundle
 from albert_serve.tasks import TASKS, prepare_request, shape_reply
 from albert_serve.tasks.load import load_tasks

@@ -24,11 +24,11 @@ from training.ablate_report import draw, render
 from training.ablate_runs import Runs, claim
 from training.ablate_setup import Setup
 from training.ablate_tables import Base, Table, TableName, Variant, distinct_variants
-from training.checkpoint import write_atomically
 from training.errors import report_errors
+from training.loop.progress import is_known_run, record_run
+from training.model.checkpoint import write_atomically
 from training.options import default_device, parse_count, parse_part
 from training.plot import save_figure
-from training.run import is_known_run, record_run
 
 _EXAMPLES: Final = r"""examples:
   python -m training.ablate --shards wiki-shards/ --validation held-out-shards/ \

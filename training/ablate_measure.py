@@ -22,13 +22,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from training.batches import PretrainBatch
-from training.examples import IGNORED, ExampleSettings, SentenceTask
-from training.heads import AlbertForTasks
-from training.masking import NgramMasking
+from training.data.collate import PretrainBatch
+from training.data.examples import IGNORED, ExampleSettings, SentenceTask
+from training.data.masking import NgramMasking
+from training.data.shards import Shards
+from training.evaluation.validation import evaluating, held_out
+from training.model.heads import AlbertForTasks
 from training.precision import precision
-from training.shards import Shards
-from training.validation import evaluating, held_out
 
 PAIR_TASKS: Final[tuple[SentenceTask, ...]] = ("nsp", "sop")
 # Of the probe's squared weights, beside the mean loss; features have unit variance.

@@ -28,7 +28,7 @@ from training.ablate_findings import Result
 from training.ablate_setup import AblationError, Setup, is_done, make_run, read_result
 from training.ablate_tables import Variant
 from training.errors import report_errors
-from training.run import StopFlag
+from training.signals import StopFlag
 
 _LOG: Final = "log.txt"
 _POLL_S: Final = 0.5

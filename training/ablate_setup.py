@@ -17,10 +17,10 @@ from training import pretrain
 from training.ablate_findings import Result
 from training.ablate_measure import Texts, measure_variant
 from training.ablate_tables import Variant
-from training.checkpoint import load_checkpoint, write_atomically
+from training.data.masking import NgramMasking, word_starts
+from training.data.shards import Shards
 from training.errors import TrainingError
-from training.masking import NgramMasking, word_starts
-from training.shards import Shards
+from training.model.checkpoint import load_checkpoint, write_atomically
 
 _FIGURES: Final = "figures.json"
 _PREDICTIONS: Final = "predictions.npz"

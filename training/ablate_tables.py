@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from albert_serve.config import Sharing
-from training.examples import SentenceTask
+from training.data.examples import SentenceTask
 
 TableName = Literal["sentence", "sharing", "sharing-wide", "embedding", "embedding-unshared"]
 

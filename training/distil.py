@@ -27,8 +27,9 @@ from training.distillation.losses import Objectives
 from training.distillation.start import check_start, default_layers, sizes_of
 from training.distillation.teacher import Teacher, TeacherError, describe_model, load_teacher
 from training.errors import report_errors
+from training.loop.distributed import join_world
+from training.loop.progress import Progress, is_known_run
 from training.options import add_end, add_reports, parse_count, parse_weight
-from training.parallel import join_world
 from training.pretrain import (
     add_data,
     add_machine,
@@ -43,7 +44,6 @@ from training.pretrain import (
     train_job,
 )
 from training.recipes import DISTILLATION, Recipe
-from training.run import Progress, is_known_run
 
 _EXAMPLES: Final = r"""examples:
   python -m training.distil --teacher sentence-transformers/all-MiniLM-L6-v2 \

@@ -20,23 +20,23 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from albert_serve.schemas import Answer, QuestionAnsweringParameters, QuestionContext
-from albert_serve.tasks.question_answering import QuestionAnswering
+from albert_serve.api.schemas import Answer, QuestionAnsweringParameters, QuestionContext
+from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tokenizer import AlbertTokenizer
-from training.checkpoint import load_checkpoint, read_config, write_atomically
-from training.datasets import Question, read_labelled, read_squad
-from training.engine import TorchEngine
+from training.data.datasets import Question, read_labelled, read_squad
+from training.data.examples import MIN_LENGTH, ExampleSettings, SentenceTask
+from training.data.masking import NgramMasking, word_starts
+from training.data.shards import Shards
 from training.errors import TrainingError, report_errors
-from training.examples import MIN_LENGTH, ExampleSettings, SentenceTask
-from training.feeds import Objective, classification_pass, cut_batches, labelled_examples
-from training.heads import AlbertForTasks, Task
-from training.losses import Tally
-from training.masking import NgramMasking, word_starts
+from training.evaluation.squad import evaluate_answers
+from training.evaluation.torch_engine import TorchEngine
+from training.evaluation.validation import held_out, measure, unigram_entropy
+from training.model.checkpoint import load_checkpoint, read_config, write_atomically
+from training.model.heads import AlbertForTasks, Task
+from training.objectives.feeds import Objective, classification_pass, cut_batches, labelled_examples
+from training.objectives.losses import Tally
 from training.options import default_device, parse_count
 from training.prepare import prepare
-from training.shards import Shards
-from training.squad import evaluate_answers
-from training.validation import held_out, measure, unigram_entropy
 
 _TOKENS_A_BATCH: Final = 8192
 _QUESTIONS_AT_ONCE: Final = 64

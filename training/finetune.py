@@ -19,12 +19,23 @@ from tqdm import tqdm
 
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
-from training.batches import Collator, Slicing
-from training.checkpoint import cut_positions, label_keys, load_checkpoint, read_config
-from training.datasets import read_labelled, read_squad, read_texts
+from training.data.collate import Collator, Slicing
+from training.data.datasets import read_labelled, read_squad, read_texts
+from training.data.examples import MIN_LENGTH, ExampleSettings
+from training.data.masking import NgramMasking, word_starts
+from training.data.packing import Plan
+from training.data.windows import span_examples
 from training.errors import report_errors
-from training.examples import MIN_LENGTH, ExampleSettings
-from training.feeds import (
+from training.loop.checkpointing import Checkpoints
+from training.loop.distributed import World, join_world
+from training.loop.metrics import Metrics
+from training.loop.progress import Progress, RunError, is_known_run, record_run
+from training.loop.provenance import file_names
+from training.loop.step import Run
+from training.loop.trainer import Saver, Trainer
+from training.model.checkpoint import cut_positions, label_keys, load_checkpoint, read_config
+from training.model.heads import head_sizes
+from training.objectives.feeds import (
     BatchFeed,
     Feed,
     Objective,
@@ -33,20 +44,9 @@ from training.feeds import (
     labelled_examples,
     span_feed,
 )
-from training.heads import head_sizes
-from training.loop import Saver, Trainer
-from training.masking import NgramMasking, word_starts
-from training.metrics import Metrics
-from training.optim import OptimizerSettings, Schedule, build_optimizers
+from training.optim.optimizers import OptimizerSettings, Schedule, build_optimizers
 from training.options import add_end, add_optimization, add_reports, parse_count, parse_positive
-from training.packing import Plan
-from training.parallel import World, join_world
 from training.prepare import prepare
-from training.provenance import file_names
-from training.run import Progress, RunError, is_known_run, record_run
-from training.saving import Checkpoints
-from training.spans import span_examples
-from training.steps import Run
 
 _EXAMPLES: Final = r"""examples:
   python -m training.finetune --initialize-from runs/base/checkpoint --output runs/sentiment \

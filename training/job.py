@@ -12,21 +12,21 @@ import torch
 
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
-from training.batches import Collator, Slicing
-from training.checkpoint import grow_depth, load_checkpoint
-from training.examples import ExampleSettings
-from training.feeds import Feed, Objective, PretrainFeed
-from training.heads import AlbertForTasks, Task, head_sizes
-from training.initialize import start_local
-from training.losses import LossName, pretrain_sums
-from training.masking import NgramMasking, word_starts
-from training.optim import build_optimizers
-from training.packing import Plan
-from training.parallel import Parallelism, World, share
+from training.data.collate import Collator, Slicing
+from training.data.examples import ExampleSettings
+from training.data.masking import NgramMasking, word_starts
+from training.data.packing import Plan
+from training.data.shards import Shards
+from training.loop.distributed import Parallelism, World, share
+from training.loop.progress import Progress, RunError
+from training.loop.step import Run
+from training.model.checkpoint import grow_depth, load_checkpoint
+from training.model.heads import AlbertForTasks, Task, head_sizes
+from training.model.initialization import start_local
+from training.objectives.feeds import Feed, Objective, PretrainFeed
+from training.objectives.losses import LossName, pretrain_sums
+from training.optim.optimizers import build_optimizers
 from training.recipes import Recipe
-from training.run import Progress, RunError
-from training.shards import Shards
-from training.steps import Run
 
 # Tokens of a pass through the model, where the job does not say it.
 _TOKENS_A_PASS: Final = {"cpu": 8192, "cuda": 65536}

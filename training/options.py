@@ -9,7 +9,7 @@ from typing import get_args
 
 import torch
 
-from training.optim import OptimizerName, ScheduleName
+from training.optim.optimizers import OptimizerName, ScheduleName
 
 _SENTENCE_WEIGHT = "of the sentence task's loss; the paper's is 1, with 4096 sequences a step"
 

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from training.checkpoint import write_atomically
 from training.errors import report_errors
-from training.recorded import (
+from training.loop.recorded import (
     RecordedLayers,
     RecordedRun,
     RecordError,
@@ -28,6 +27,7 @@ from training.recorded import (
     read_run,
     with_paths_for_names,
 )
+from training.model.checkpoint import write_atomically
 
 if TYPE_CHECKING:  # slow to import
     from matplotlib.axes import Axes

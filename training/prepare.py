@@ -1,9 +1,9 @@
 """Tokenise a corpus once, for all runs that train on it.
 
-Writes parts of at most 60 MiB and `shards.json` into the output folder (training/shards.py says
-what they hold). The same command goes on with what was stopped, and leaves what is whole as it
-is. The files are the same to the byte however many processes made them and however often they
-were stopped.
+Writes parts of at most 60 MiB and `shards.json` into the output folder
+(training/data/shards.py says what they hold). The same command goes on with what was stopped, and
+leaves what is whole as it is. The files are the same to the byte however many processes made them
+and however often they were stopped.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from numpy.typing import DTypeLike, NDArray
 from tqdm import tqdm
 
 from albert_serve.tokenizer import AlbertTokenizer
-from training.corpus import CorpusError, Place, find_files, read_from
+from training.data.corpus import CorpusError, Place, find_files, read_from
+from training.data.shard_writer import ShardWriter, claim
+from training.data.shards import SHARDS_FILE, Manifest, Part, ShardError, Shards, hash_file
+from training.data.tokenization import Tokenised, tokenise
 from training.errors import report_errors
-from training.shard_writer import ShardWriter, claim
-from training.shards import SHARDS_FILE, Manifest, Part, ShardError, Shards, hash_file
-from training.tokenise import Tokenised, tokenise
 
 # A preparation that was stopped goes on after its last whole part.
 PART_BYTES: Final = 60 << 20

@@ -16,13 +16,20 @@ from typing import Any, Final, get_args
 
 from albert_serve.config import PRESETS, AlbertConfig, Sharing, preset
 from albert_serve.tokenizer import AlbertTokenizer
-from training.checkpoint import load_checkpoint
+from training.data.examples import MIN_LENGTH, SentenceTask
+from training.data.shards import Shards
 from training.errors import report_errors
-from training.examples import MIN_LENGTH, SentenceTask
-from training.flops import peak_flops, train_flops_per_token
+from training.evaluation.validation import Validation, held_out, unigram_entropy
 from training.job import Job
-from training.loop import Saver, Trainer
-from training.metrics import Metrics
+from training.loop.checkpointing import Checkpoints
+from training.loop.distributed import Parallelism, World, join_world
+from training.loop.flops import peak_flops, train_flops_per_token
+from training.loop.metrics import Metrics
+from training.loop.plateau import PlateauAlarm
+from training.loop.progress import Progress, RunError, is_known_run, record_run
+from training.loop.provenance import file_names
+from training.loop.trainer import Saver, Trainer
+from training.model.checkpoint import load_checkpoint
 from training.options import (
     add_end,
     add_optimization,
@@ -31,14 +38,7 @@ from training.options import (
     parse_part,
     parse_seed,
 )
-from training.parallel import Parallelism, World, join_world
-from training.plateau import PlateauAlarm
-from training.provenance import file_names
 from training.recipes import RECIPES, Dropout, Recipe, scaled_lr
-from training.run import Progress, RunError, is_known_run, record_run
-from training.saving import Checkpoints
-from training.shards import Shards
-from training.validation import Validation, held_out, unigram_entropy
 
 # Rows of held-out text that a run is measured on meanwhile.
 _VALIDATION_TOKENS: Final = 1 << 16
@@ -150,7 +150,7 @@ def corpus_record(options: argparse.Namespace) -> list[list[Any]]:
     """Names and sizes of the files: enough to tell another corpus by, and the same anywhere."""
     if options.shards is not None:
         return [[Shards.open(options.shards).fingerprint, 0]]
-    from training.corpus import find_files
+    from training.data.corpus import find_files
 
     return [[file.name, file.stat().st_size] for file in find_files(options.corpus)]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from albert_serve.config import AlbertConfig, preset
-from training.examples import SentenceTask
-from training.initialize import Start
-from training.optim import OptimizerName, OptimizerSettings, Schedule, ScheduleName
+from training.data.examples import SentenceTask
+from training.model.initialization import Start
+from training.optim.optimizers import OptimizerName, OptimizerSettings, Schedule, ScheduleName
 
 # `v1`: 0.1 everywhere but in xxlarge; `v2`: none (section 4.8 and the original's README).
 Dropout = Literal["v1", "v2"]

@@ -29,7 +29,7 @@ from tokenizers import (
 from tqdm import tqdm
 
 from albert_serve.tokenizer import SPECIAL_TOKENS
-from training.corpus import find_files, read_documents, split_sentences
+from training.data.corpus import find_files, read_documents, split_sentences
 from training.errors import TrainingError, report_errors
 
 _USER_SYMBOLS: Final = ("(", ")", '"', "-", ".", "–", "£", "€")

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from albert_serve.errors import InvalidInputError, NotFoundError, TooMuchAtOnceError
-from albert_serve.schemas import (
+from albert_serve.api.schemas import (
     MAX_MASKS,
     FillMaskParameters,
     FillMaskRequest,
@@ -21,11 +20,12 @@ from albert_serve.schemas import (
     TextClassificationParameters,
     TextClassificationRequest,
 )
+from albert_serve.errors import InvalidInputError, NotFoundError, TooMuchAtOnceError
 from albert_serve.tasks.base import EncoderInput, Logits, Prepared, Round, Task
-from albert_serve.tasks.fill_mask import FillMask
-from albert_serve.tasks.question_answering import QuestionAnswering
+from albert_serve.tasks.fill_mask.task import FillMask
+from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tasks.rounds import Work
-from albert_serve.tasks.sentence_order import SentenceOrder
+from albert_serve.tasks.sentence_order.task import SentenceOrder
 from albert_serve.tasks.text_classification import TextClassification
 from albert_serve.tokenizer import AlbertTokenizer
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from albert_serve.api.schemas import Truncation
 from albert_serve.errors import TextTooLongError
-from albert_serve.schemas import Truncation
 from albert_serve.tasks.base import EncoderInput
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from albert_serve.bundle import Bundle, TaskEntry
+from albert_serve.bundle.manifest import Bundle, TaskEntry
 from albert_serve.tasks import TASKS, AnyTask, TaskSetup, open_task
 from albert_serve.tokenizer import AlbertTokenizer
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_serve.schemas import (
+from albert_serve.api.schemas import (
     LabelScore,
     ProblemType,
     ScoreFunction,

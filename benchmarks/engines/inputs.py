@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 
 from benchmarks.engines.jobs import TEXTS, BenchmarkError, Shape
 from benchmarks.engines.padded import Batch, pad
-from training.corpus import find_files, read_documents
-from training.datasets import read_squad
+from training.data.corpus import find_files, read_documents
+from training.data.datasets import read_squad
 
 _LEAST_TOKENS: Final = 8
 _NUM_CALIBRATION: Final = 64

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from albert_serve.bundle import Bundle
-from albert_serve.engine import Engine, group_by_length
-from albert_serve.schemas import (
+from albert_serve.api.schemas import (
     QuestionAnsweringParameters,
     QuestionContext,
     TextClassificationParameters,
 )
+from albert_serve.bundle.manifest import Bundle
+from albert_serve.runtime.engine import Engine, group_by_length
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks import AnyTask, EncoderInput, Prepared
 from albert_serve.tasks.load import load_tasks

@@ -12,9 +12,9 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
+from albert_serve.bundle.weights import read_header
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
-from albert_serve.weights import read_header
 from benchmarks.engines.contestants import Contestant, Kind, Variant
 from benchmarks.engines.inputs import Inputs, Wanted, choose
 from benchmarks.engines.jobs import BenchmarkError, Job, TaskName

@@ -64,6 +64,8 @@ def _peak(report: Report) -> Iterator[str]:
         ("bf16", [one.bf16 for one in peaks], {one.bf16_by for one in peaks}),
     ):
         speed = statistics.median(speeds) / _GIGA
+        if not speed:  # the processor multiplies no bf16
+            continue
         measured = f"{speed:,.0f} GFLOP/s, median of {len(peaks)}"
         yield f"plain {name} product ({' or '.join(sorted(by))}): {measured}"
 

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from albert_serve.tokenizer import AlbertTokenizer
-from training.examples import IGNORED, Example, ExampleSettings
-from training.masking import NgramMasking, word_starts
-from training.packing import Plan
-from training.shards import Shards
+from training.data.examples import IGNORED, Example, ExampleSettings
+from training.data.masking import NgramMasking, word_starts
+from training.data.packing import Plan
+from training.data.shards import Shards
 
 _ARRAYS = ("ids", "types", "labels", "lengths", "orders")
 _SEED = 0

@@ -24,7 +24,7 @@ from benchmarks.pretraining.data import Arrays
 from benchmarks.pretraining.jobs import HfSettings, Job
 from benchmarks.pretraining.ours import LR
 from benchmarks.pretraining.stopwatch import Channel, Stopwatch
-from training.examples import IGNORED
+from training.data.examples import IGNORED
 from training.precision import product_dtype
 
 Example = dict[str, "NDArray[np.int64] | int"]

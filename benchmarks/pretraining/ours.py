@@ -9,13 +9,13 @@ import torch
 
 from benchmarks.pretraining import jobs
 from benchmarks.pretraining.stopwatch import Channel, Stopwatch
+from training.data.shards import Shards
 from training.job import Job
-from training.memory import keep_freed_memory
-from training.parallel import World
+from training.loop.distributed import World
+from training.loop.memory import keep_freed_memory
+from training.loop.progress import Progress
+from training.loop.step import Run
 from training.recipes import RECIPES
-from training.run import Progress
-from training.shards import Shards
-from training.steps import Run
 
 # Between warm-up and decay, where the rate is the full one.
 _DONE = 0.5

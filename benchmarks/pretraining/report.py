@@ -16,7 +16,7 @@ import transformers
 from benchmarks.pretraining.contest import Result
 from benchmarks.pretraining.data import Arrays
 from benchmarks.pretraining.jobs import Case, Turn
-from training.flops import mfu, train_flops_per_token
+from training.loop.flops import mfu, train_flops_per_token
 from training.precision import product_dtype
 
 _GB: Final = 1e9

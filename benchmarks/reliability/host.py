@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import psutil
 
-from albert_serve.bundle import MANIFEST_FILE, WEIGHTS_FILE, read_manifest
+from albert_serve.bundle.manifest import MANIFEST_FILE, WEIGHTS_FILE, read_manifest
 from albert_serve.settings import shipped_bundle
 from benchmarks.reliability.load import HOST, http_request
 from benchmarks.serving.services import free_port

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from albert_serve.bundle import Bundle
-from albert_serve.engine import Engine
+from albert_serve.bundle.manifest import Bundle
+from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks import TASKS, Work, prepare_request
 from albert_serve.tasks.load import load_tasks

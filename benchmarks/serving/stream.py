@@ -11,15 +11,15 @@ from typing import Final
 import torch
 from tokenizers import Tokenizer
 
-from albert_serve.bundle import TOKENIZER_FILE, WEIGHTS_FILE
+from albert_serve.bundle.manifest import TOKENIZER_FILE, WEIGHTS_FILE
+from albert_serve.bundle.weights import read_header
 from albert_serve.config import PRESETS, AlbertConfig
 from albert_serve.settings import shipped_bundle
 from albert_serve.tokenizer import AlbertTokenizer
-from albert_serve.weights import read_header
 from benchmarks.engines.inputs import Wanted, choose
 from benchmarks.engines.jobs import BenchmarkError
-from training.checkpoint import find_tasks, read_config, save_checkpoint
-from training.heads import AlbertForTasks
+from training.model.checkpoint import find_tasks, read_config, save_checkpoint
+from training.model.heads import AlbertForTasks
 from training.vocab import build_tokenizer
 
 # Those that both sides have: transformers 5 has no pipeline for questions any more.

@@ -19,9 +19,9 @@ from tests.albert_serve.task_fixtures import (  # noqa: F401 - fixtures for all 
     task_setup,
     tokenizer,
 )
-from training.checkpoint import save_checkpoint
-from training.corpus import read_documents
-from training.heads import AlbertForTasks
+from training.data.corpus import read_documents
+from training.model.checkpoint import save_checkpoint
+from training.model.heads import AlbertForTasks
 from training.vocab import build_tokenizer, train_vocab
 
 

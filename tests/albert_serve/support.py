@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from albert_serve.bundle import file_entry
+from albert_serve.bundle.manifest import file_entry
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICE = "albert_serve.service:AlbertServe"

@@ -13,9 +13,9 @@ import torch
 
 from albert_serve.tasks import EncoderInput, Logits, Prepared, TaskSetup, Work
 from albert_serve.tokenizer import AlbertTokenizer
-from training.checkpoint import load_checkpoint
-from training.heads import AlbertForTasks
-from training.model import Batch
+from training.model.albert import Batch
+from training.model.checkpoint import load_checkpoint
+from training.model.heads import AlbertForTasks
 
 ARTICLES = Path(__file__).resolve().parents[1] / "data/wiki.jsonl"
 

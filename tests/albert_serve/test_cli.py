@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from albert_serve.bundle import Bundle
+from albert_serve.bundle.manifest import Bundle
 from albert_serve.cli import main
-from albert_serve.greeting import greeting
+from albert_serve.server.greeting import greeting
 from tests.albert_serve.support import ROOT
 
 

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from albert_serve.errors import BundleCorruptError, BundleMissingError, InvalidInputError
 from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer, Encoding
-from training.corpus import read_documents
+from training.data.corpus import read_documents
 from training.vocab import build_tokenizer, text_normalizer, train_vocab
 
 WIKI = Path(__file__).parents[1] / "data" / "wiki.jsonl"

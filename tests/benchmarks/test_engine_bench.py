@@ -51,7 +51,7 @@ from benchmarks.engines.turns import Player, Referee, ShapePlayer
 from benchmarks.engines.witness import Witness
 from export.write import export_bundle
 from tests.training.support import REPOSITORY, SQUAD, WIKI
-from training.datasets import read_squad
+from training.data.datasets import read_squad
 
 TOKENIZER = REPOSITORY / "models" / "albert-small-en" / "tokenizer.json"
 MAX_TOKENS = 64

@@ -19,12 +19,12 @@ from benchmarks.pretraining.hf import Examples, PadTogether
 from benchmarks.pretraining.jobs import KEEPS_MEMORY, BenchmarkError, Case, HfSettings, Job
 from benchmarks.pretraining.stopwatch import Channel, Stopwatch
 from tests.training.support import REPOSITORY, WIKI
-from training.batches import Collator
-from training.examples import IGNORED, ExampleSettings
-from training.masking import NgramMasking, word_starts
-from training.packing import Plan
+from training.data.collate import Collator
+from training.data.examples import IGNORED, ExampleSettings
+from training.data.masking import NgramMasking, word_starts
+from training.data.packing import Plan
+from training.data.shards import Shards
 from training.prepare import prepare
-from training.shards import Shards
 
 TOKENIZER = REPOSITORY / "models" / "albert-small-en"
 LENGTH = 48

@@ -34,8 +34,8 @@ from benchmarks.serving.stream import TASKS, Stream, make_stream
 from benchmarks.serving.tables import Report, markdown, to_dict, write_between_markers
 from export.write import export_bundle
 from tests.training.support import WIKI
-from training.checkpoint import save_checkpoint
-from training.heads import AlbertForTasks
+from training.model.checkpoint import save_checkpoint
+from training.model.heads import AlbertForTasks
 
 MAX_TOKENS = 130
 LEVELS = [1, 4]

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.export.exporting import ALL_TASKS, TINY, randomize
-from training.checkpoint import save_checkpoint
-from training.corpus import read_documents
-from training.heads import AlbertForTasks, head_sizes
+from training.data.corpus import read_documents
+from training.model.checkpoint import save_checkpoint
+from training.model.heads import AlbertForTasks, head_sizes
 from training.vocab import build_tokenizer, train_vocab
 
 WIKI = Path(__file__).resolve().parents[1] / "data/wiki.jsonl"

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, models
 
 from albert_serve.config import AlbertConfig
-from training.checkpoint import save_checkpoint
-from training.heads import AlbertForTasks, Task, head_sizes
+from training.model.checkpoint import save_checkpoint
+from training.model.heads import AlbertForTasks, Task, head_sizes
 
 ALL_TASKS: tuple[Task, ...] = (
     "fill-mask", "sentence-order", "text-classification", "question-answering",

@@ -13,17 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from albert_serve.bundle import TaskEntry
+from albert_serve.bundle.manifest import TaskEntry
+from albert_serve.bundle.weights import TaskName
 from albert_serve.config import preset
 from albert_serve.tokenizer import AlbertTokenizer
-from albert_serve.weights import TaskName
 from export.draws import draw_samples
 from export.errors import ExportError
 from export.real_text import DEFAULT_TEXT, RealData
 from export.samples import Sample
 from export.source import Source, read_source
 from tests.export.conftest import WIKI
-from training.corpus import CorpusError, read_documents, split_sentences
+from training.data.corpus import CorpusError, read_documents, split_sentences
 
 SQUAD = WIKI.with_name("squad.json")
 CLS, SEP, MASK = 2, 3, 4

@@ -12,15 +12,15 @@ import torch
 from onnx import AttributeProto, GraphProto
 from safetensors.numpy import load_file, save_file
 
-from albert_serve.bundle import Bundle, Precision
+from albert_serve.bundle.manifest import Bundle, Precision
+from albert_serve.bundle.weights import SCALE_SUFFIX, expected_shapes, read_header
 from albert_serve.config import AlbertConfig
-from albert_serve.weights import SCALE_SUFFIX, expected_shapes, read_header
 from export.encoder import build_encoder, repetitions
 from export.graph import CUDA_FORM, Compute, Form
 from export.verify import external_tensors
 from export.write import export_bundle
 from tests.export.exporting import TINY, ragged, run_encoder, write_checkpoint
-from training.model import Batch
+from training.model.albert import Batch
 
 CONFIGS = [
     pytest.param(TINY, id="one-group"),

@@ -10,8 +10,7 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from albert_serve.config import AlbertConfig, preset
-from albert_serve.weights import (
+from albert_serve.bundle.weights import (
     SCALE_SUFFIX,
     Shape,
     StoredTensor,
@@ -19,6 +18,7 @@ from albert_serve.weights import (
     expected_shapes,
     read_header,
 )
+from albert_serve.config import AlbertConfig, preset
 from export.encoder import build_encoder
 from export.graph import CPU_FORM, CUDA_FORM, Form
 from export.heads import build_head

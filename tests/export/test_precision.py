@@ -16,23 +16,23 @@ from hypothesis.extra import numpy as arrays
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from albert_serve.bundle import Bundle, Part, Precision
-from albert_serve.config import preset
-from albert_serve.errors import BundleCorruptError
-from albert_serve.weights import (
+from albert_serve.bundle.manifest import Bundle, Part, Precision
+from albert_serve.bundle.weights import (
     SCALE_SUFFIX,
     TaskName,
     check_shapes,
     expected_shapes,
     read_header,
 )
+from albert_serve.config import preset
+from albert_serve.errors import BundleCorruptError
 from export import precision as precision_module
 from export.errors import ExportError
 from export.precision import PARTS, part_of, quantize, write_weights
 from export.source import read_source
 from export.write import export_bundle
 from tests.export.exporting import ALL_TASKS, TINY, ragged, run_encoder, write_checkpoint
-from training.checkpoint import save_checkpoint
+from training.model.checkpoint import save_checkpoint
 
 WORDS = "albert.embeddings.word_embeddings.weight"
 LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.0"

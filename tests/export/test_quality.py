@@ -12,23 +12,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from albert_serve.bundle import ProblemType, Quality, TaskEntry
-from albert_serve.engine import Engine
+from albert_serve.bundle.manifest import ProblemType, Quality, TaskEntry
+from albert_serve.bundle.weights import TaskName
 from albert_serve.errors import BundleMissingError
+from albert_serve.runtime.engine import Engine
 from albert_serve.tasks.base import EncoderInput, Logits
 from albert_serve.tokenizer import AlbertTokenizer
-from albert_serve.weights import TaskName
 from export.draws import draw_samples
 from export.errors import ExportError
 from export.quality import RealData, check_quality, measure_quality
 from export.source import Source, read_source
 from export.write import export_bundle
 from tests.export.conftest import WIKI
-from training.checkpoint import load_checkpoint
-from training.datasets import read_squad
-from training.engine import TorchEngine
+from training.data.datasets import read_squad
+from training.data.windows import span_examples
 from training.evaluate import evaluate_classification, evaluate_questions
-from training.spans import span_examples
+from training.evaluation.torch_engine import TorchEngine
+from training.model.checkpoint import load_checkpoint
 
 SQUAD = WIKI.with_name("squad.json")
 

@@ -15,8 +15,8 @@ from albert_serve.errors import BundleCorruptError, ConfigError
 from export.errors import ExportError
 from export.source import read_json_object, read_source, read_weight
 from tests.export.exporting import ALL_TASKS, TINY, write_checkpoint, write_tokenizer
-from training.checkpoint import CheckpointError
-from training.heads import Task
+from training.model.checkpoint import CheckpointError
+from training.model.heads import Task
 
 
 def change_config(folder: Path, **changes: Any) -> None:

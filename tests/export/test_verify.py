@@ -10,7 +10,7 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from albert_serve.weights import read_header
+from albert_serve.bundle.weights import read_header
 from export.encoder import build_encoder
 from export.errors import ExportError
 from export.source import read_source

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from albert_serve.bundle import Bundle
+from albert_serve.bundle.manifest import Bundle
 from albert_serve.errors import BundleCorruptError
 from export.__main__ import main
 from export.errors import ExportError
 from export.write import Limits, export_bundle
 from tests.export.exporting import ALL_TASKS, TINY, write_checkpoint, write_tokenizer
-from training.corpus import read_documents
+from training.data.corpus import read_documents
 from training.vocab import build_tokenizer, train_vocab
 
 DATA = Path(__file__).resolve().parents[1] / "data"

@@ -12,9 +12,9 @@ from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.processes import run_apart
 from tests.training.support import SQUAD, WIKI
 from training import finetune, pretrain
-from training.corpus import read_documents
+from training.data.corpus import read_documents
+from training.data.shards import Shards
 from training.prepare import prepare
-from training.shards import Shards
 from training.vocab import build_tokenizer, train_vocab
 
 

@@ -30,8 +30,8 @@ from unittest.mock import patch
 import torch
 from tqdm import tqdm
 
-from training import validation
-from training.steps import Run, Step
+from training.evaluation import validation
+from training.loop.step import Run, Step
 
 Fate: TypeAlias = Callable[[], None]
 
@@ -210,7 +210,7 @@ def in_validation(happens: Fate) -> None:
         happens()
         return validation.measure(*arguments, **named)
 
-    patch("training.loop.measure", measure).start()
+    patch("training.loop.trainer.measure", measure).start()
 
 
 def spoil(attempts: Container[int]) -> None:
@@ -238,13 +238,13 @@ def count_time(step_s: float) -> None:
         return original(run, done)
 
     clock = SimpleNamespace(monotonic=lambda: attempts[0] * step_s)
-    patch("training.run.time", clock).start()
+    patch("training.loop.progress.time", clock).start()
     patch.object(Run, "step", step).start()
 
 
 def compute_in_fp32() -> None:
     """Sums in another order differ in their last digits, and bf16 has few."""
-    patch("training.steps.precision", lambda device: nullcontext()).start()
+    patch("training.loop.step.precision", lambda device: nullcontext()).start()
 
 
 def get_signals(*numbers: int) -> None:

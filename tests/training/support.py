@@ -18,12 +18,12 @@ import transformers
 from torch import Tensor, nn
 
 from albert_serve.config import AlbertConfig
-from training.checkpoint import parameters
-from training.heads import AlbertForTasks, Task
-from training.masking import NUM_SPECIAL
-from training.model import Batch, Packing
-from training.shards import Part, Shards
-from training.steps import Run, Step
+from training.data.masking import NUM_SPECIAL
+from training.data.shards import Part, Shards
+from training.loop.step import Run, Step
+from training.model.albert import Batch, Packing
+from training.model.checkpoint import parameters
+from training.model.heads import AlbertForTasks, Task
 
 REPOSITORY: Final = Path(__file__).parents[2]
 WIKI: Final = REPOSITORY / "tests" / "data" / "wiki.jsonl"

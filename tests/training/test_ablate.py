@@ -39,13 +39,13 @@ from training.ablate_measure import (
 from training.ablate_report import draw, render
 from training.ablate_runs import claim
 from training.ablate_tables import Base, Row, Table, Variant, distinct_variants
-from training.examples import SentenceTask
-from training.feeds import Objective
-from training.heads import AlbertForTasks, Task, head_sizes
-from training.masking import NgramMasking, word_starts
+from training.data.examples import SentenceTask
+from training.data.masking import NgramMasking, word_starts
+from training.data.shards import Shards
+from training.evaluation.validation import measure
+from training.model.heads import AlbertForTasks, Task, head_sizes
+from training.objectives.feeds import Objective
 from training.prepare import prepare
-from training.shards import Shards
-from training.validation import measure
 
 Capture = pytest.CaptureFixture[str]
 

@@ -20,8 +20,8 @@ from tests.training.support import (
     same_weights,
     stop_at,
 )
-from training.checkpoint import load_checkpoint, read_config, save_checkpoint
 from training.finetune import main
+from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
 
 Capture = pytest.CaptureFixture[str]
 

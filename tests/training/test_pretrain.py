@@ -27,10 +27,10 @@ from tests.training.support import (
     same_weights,
     stop_at,
 )
-from training.checkpoint import load_checkpoint, read_weights
+from training.data.shards import Shards
+from training.evaluation.validation import unigram_entropy
+from training.model.checkpoint import load_checkpoint, read_weights
 from training.pretrain import main
-from training.shards import Shards
-from training.validation import unigram_entropy
 
 Capture = pytest.CaptureFixture[str]
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from albert_serve.config import PRESETS, preset
-from training.examples import MIN_LENGTH, ExampleSettings
-from training.masking import NgramMasking
-from training.optim import OptimizerSettings, Schedule
+from training.data.examples import MIN_LENGTH, ExampleSettings
+from training.data.masking import NgramMasking
+from training.optim.optimizers import OptimizerSettings, Schedule
 from training.recipes import RECIPES, scaled_lr
 
 PAPER = RECIPES["paper"]

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer
-from training.examples import Example
-from training.shards import Part
+from training.data.examples import Example
+from training.data.shards import Part
 
 _UNK_ID, _CLS_ID, _SEP_ID = (SPECIAL_TOKENS.index(name) for name in ("<unk>", "[CLS]", "[SEP]"))
 _NO_SPAN: Final = -1

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from training.batches import Collator, PretrainBatch
+from training.data.collate import Collator, PretrainBatch
+from training.data.examples import Example
 from training.distillation.alignment import AlignedSequence, Aligner, SpanMeans, span_means
 from training.distillation.teacher import TeacherBatch
-from training.examples import Example
-from training.model import move
+from training.model.albert import move
 
 # Teacher's sequences are padded to a multiple of it.
 _ROUNDING = 8

@@ -18,9 +18,9 @@ from training.distillation.losses import (
     teacher_targets,
 )
 from training.distillation.teacher import Teacher
-from training.feeds import Pass, PlannedFeed, counts_of
-from training.heads import AlbertForTasks
-from training.losses import LossName, Score
+from training.model.heads import AlbertForTasks
+from training.objectives.feeds import Pass, PlannedFeed, counts_of
+from training.objectives.losses import LossName, Score
 from training.precision import precision
 
 

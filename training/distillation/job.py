@@ -10,17 +10,17 @@ import torch
 
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
+from training.data.shards import Shards
 from training.distillation.alignment import Aligner
 from training.distillation.batches import DistilCollator
 from training.distillation.feed import DistilFeed
 from training.distillation.losses import Objectives, student_states
 from training.distillation.start import shared_pieces, start_from_teacher
 from training.distillation.teacher import Teacher, TeacherError
-from training.heads import AlbertForTasks, Task, head_sizes
 from training.job import Job
-from training.losses import LossName
-from training.shards import Shards
-from training.steps import Run
+from training.loop.step import Run
+from training.model.heads import AlbertForTasks, Task, head_sizes
+from training.objectives.losses import LossName
 
 # The least part of the corpus' tokens that the teacher's vocabulary has as one piece. The official
 # vocabularies of English encoders have over 80 % in common on Wikipedia.

@@ -16,9 +16,16 @@ from torch.nn import functional as F
 
 from training.distillation.batches import DistilBatch, StudentSpans
 from training.distillation.teacher import Teacher
-from training.heads import AlbertForTasks
-from training.losses import LossName, PretrainSums, Score, head_sums, read_rows, scores_of
-from training.model import Attention, Batch, Packing, project
+from training.model.albert import Attention, Batch, Packing, project
+from training.model.heads import AlbertForTasks
+from training.objectives.losses import (
+    LossName,
+    PretrainSums,
+    Score,
+    head_sums,
+    read_rows,
+    scores_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,11 +21,11 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from albert_serve.tokenizer import AlbertTokenizer
-from training.checkpoint import write_atomically
 from training.distillation.teacher import TeacherError, describe_model, load_frozen, num_positions
-from training.feeds import BatchFeed, Pass, cut_batches, like_lengths, pad
-from training.heads import AlbertForTasks
-from training.losses import LossName, Score
+from training.model.checkpoint import write_atomically
+from training.model.heads import AlbertForTasks
+from training.objectives.feeds import BatchFeed, Pass, cut_batches, like_lengths, pad
+from training.objectives.losses import LossName, Score
 from training.precision import precision
 
 Problem: TypeAlias = Literal["single_label", "multi_label", "regression"]

@@ -24,9 +24,9 @@ from torch.nn import functional as F
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer
 from training.distillation.teacher import Teacher, TeacherError
-from training.heads import AlbertForTasks, FillMaskHead
-from training.initialize import use_counts
-from training.model import Embeddings
+from training.model.albert import Embeddings
+from training.model.heads import AlbertForTasks, FillMaskHead
+from training.model.initialization import use_counts
 
 # Our block's parts -> the modules of a layer of BERT, RoBERTa, ELECTRA and their kin.
 _ATTENTION: Final[dict[str, str]] = {

@@ -16,6 +16,8 @@ from tokenizers import Tokenizer, normalizers
 
 from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer
 from tests.training.distillation.teachers import articles, letters_by_span, save_tokenizer
+from training.data.examples import Example
+from training.data.shards import Shards
 from training.distillation.alignment import (
     AlignedSequence,
     Aligner,
@@ -25,8 +27,6 @@ from training.distillation.alignment import (
     span_means,
 )
 from training.distillation.teacher import Teacher, load_teacher
-from training.examples import Example
-from training.shards import Shards
 
 UNK, CLS, SEP = (SPECIAL_TOKENS.index(name) for name in ("<unk>", "[CLS]", "[SEP]"))
 NAMES = ("WordPiece", "byte-level BPE", "unigram")

@@ -19,8 +19,8 @@ from tests.training.support import (
     same_weights,
     stop_at,
 )
-from training.checkpoint import load_checkpoint, read_weights
 from training.distil import main
+from training.model.checkpoint import load_checkpoint, read_weights
 
 Capture = pytest.CaptureFixture[str]
 

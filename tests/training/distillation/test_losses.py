@@ -9,7 +9,10 @@ from torch import Tensor
 
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
-from training.batches import Collator
+from training.data.collate import Collator
+from training.data.examples import Example
+from training.data.masking import NgramMasking, word_starts
+from training.data.shards import Shards
 from training.distillation.alignment import Aligner
 from training.distillation.batches import DistilBatch, DistilCollator
 from training.distillation.losses import (
@@ -26,11 +29,8 @@ from training.distillation.losses import (
 )
 from training.distillation.start import sizes_of
 from training.distillation.teacher import Teacher, TeacherBatch
-from training.examples import Example
-from training.heads import AlbertForTasks
-from training.losses import LossName
-from training.masking import NgramMasking, word_starts
-from training.shards import Shards
+from training.model.heads import AlbertForTasks
+from training.objectives.losses import LossName
 
 LENGTH = 48
 BOTH = Objectives(layers=((1, 1), (2, 3)), num_relation_heads=4)

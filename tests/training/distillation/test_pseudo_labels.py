@@ -15,9 +15,9 @@ from torch import Tensor
 from tests.training.distillation.teachers import make_bert
 from tests.training.support import read_metrics, same_weights, stop_at
 from training import distil, finetune
-from training.checkpoint import load_checkpoint, read_config
 from training.distillation.pseudo_labels import Problem, agreement, distillation_loss, pseudo_label
 from training.distillation.teacher import TeacherError
+from training.model.checkpoint import load_checkpoint, read_config
 
 Capture = pytest.CaptureFixture[str]
 CPU = torch.device("cpu")

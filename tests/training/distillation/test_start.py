@@ -16,6 +16,7 @@ from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer
 from tests.training.distillation.conftest import CPU
 from tests.training.distillation.teachers import make_bert
+from training.data.shards import Shards
 from training.distillation.job import check_vocabulary
 from training.distillation.losses import unexplained_variance
 from training.distillation.start import (
@@ -27,9 +28,8 @@ from training.distillation.start import (
     word_rows,
 )
 from training.distillation.teacher import Teacher, TeacherBatch, TeacherError, load_teacher
-from training.heads import AlbertForTasks, FillMaskHead
-from training.model import Attention, Batch, FeedForward
-from training.shards import Shards
+from training.model.albert import Attention, Batch, FeedForward
+from training.model.heads import AlbertForTasks, FillMaskHead
 
 NUM_PIECES = len(SPECIAL_TOKENS)
 

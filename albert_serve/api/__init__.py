@@ -1,0 +1,1 @@
+"""The requests and replies of the HTTP interface."""

@@ -1,0 +1,360 @@
+"""The wire contract: what each endpoint takes and gives, in Hugging Face's inference format.
+
+A request is `{"inputs": ..., "parameters": {...}}`; `inputs` is one item or a list of them. A
+parameter that is left out, or null, has its default. Replies have Hugging Face's shapes exactly;
+what they have no room for travels in the two headers named here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, Self, TypeAlias
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from albert_serve.api.wire import (
+    MANY,
+    MAX_CHARS,
+    ONE,
+    OneOrMany,
+    OrNull,
+    Reply,
+    Request,
+    Text,
+    contradiction,
+    one_or_many,
+)
+from albert_serve.api.wire import describe as describe  # part of the contract, too
+
+# Each model answers under an address of its own, too.
+MODELS_PATH: Final = "/v1/models"
+MODEL_PATH: Final = f"{MODELS_PATH}/{{model}}"
+# A JSON array of what the caller should know about a reply, in ASCII.
+WARNINGS_HEADER: Final = "X-Albert-Warnings"
+# How many tokens were left out, where the request allowed it.
+TRUNCATED_HEADER: Final = "X-Albert-Truncated-Tokens"
+
+MAX_TOP_K: Final = 1000
+MAX_TARGETS: Final = 1000
+MAX_TARGET_CHARS: Final = 1000
+# Of all texts of a request together: each is a row of numbers as long as the vocabulary.
+MAX_MASKS: Final = 1024
+# Each candidate of a joint filling is read again for every mask.
+MAX_JOINT_TOP_K: Final = 16
+MAX_SENTENCES: Final = 256
+# Reordering reads every two of them in both orders.
+MAX_REORDERED: Final = 32
+
+Truncation: TypeAlias = Literal["error", "truncate"]
+ScoreFunction: TypeAlias = Literal["sigmoid", "softmax", "none"]
+ProblemType: TypeAlias = Literal[
+    "regression", "single_label_classification", "multi_label_classification"
+]
+
+# No field can have such a name, so that it is left out where an error's place is told.
+_TEXT: Final = "<text>"
+_OBJECT: Final = "<object>"
+_PAIR: Final = "<pair>"
+_SENTENCES: Final = "<sentences>"
+
+
+class TextPair(Request):
+    """Two texts that are read together."""
+
+    text: Text = Field(description="The first text.")
+    text_pair: Text = Field(description="The second text.")
+
+
+class Sentences(Request):
+    """A text, as the sentences that it consists of."""
+
+    sentences: list[Text] = Field(min_length=2, max_length=MAX_SENTENCES)
+
+
+class TextInput(Request):
+    """A text, or two that are read together."""
+
+    text: Text = Field(description="The first, or only, text.")
+    text_pair: Text | None = Field(None, description="The second text.")
+
+
+class QuestionContext(Request):
+    """A question, and the text that its answer is looked for in."""
+
+    question: Text
+    context: Text
+
+
+def _text_or_object(value: object) -> str:
+    return _TEXT if isinstance(value, str) else _OBJECT
+
+
+def _pair_or_sentences(value: object) -> str:
+    many = isinstance(value, Sentences) or (isinstance(value, dict) and "sentences" in value)
+    return _SENTENCES if many else _PAIR
+
+
+TextItem: TypeAlias = Annotated[
+    Annotated[Text, Tag(_TEXT)] | Annotated[TextInput, Tag(_OBJECT)],
+    Discriminator(_text_or_object),
+]
+Target: TypeAlias = Annotated[str, Field(max_length=MAX_TARGET_CHARS)]
+Targets: TypeAlias = Annotated[
+    Annotated[Target, Tag(ONE)]
+    | Annotated[list[Target], Field(min_length=1, max_length=MAX_TARGETS), Tag(MANY)],
+    Discriminator(one_or_many),
+]
+OrderItem: TypeAlias = Annotated[
+    Annotated[TextPair, Tag(_PAIR)] | Annotated[Sentences, Tag(_SENTENCES)],
+    Discriminator(_pair_or_sentences),
+]
+
+
+class Parameters(Request):
+    """What every task takes."""
+
+    truncation: Truncation = Field(
+        "error",
+        description="What becomes of a text of more tokens than the model has positions.",
+    )
+
+
+class FillMaskParameters(Parameters):
+    """How a mask is filled."""
+
+    top_k: int = Field(5, ge=1, le=MAX_TOP_K, description="Predictions for each mask.")
+    targets: Targets | None = Field(
+        None,
+        description="Score these tokens only. One that the vocabulary lacks stands for its first "
+        f"piece, which the {WARNINGS_HEADER} header then says.",
+    )
+    joint: bool = Field(
+        False,
+        description="Fill all masks of a text together: the surest mask first, and the others read "
+        "again with it filled (a beam search). Each prediction then fills every mask; its score "
+        "is the product of the probabilities with which its masks were filled. "
+        f"top_k is at most {MAX_JOINT_TOP_K}.",
+    )
+    multi_token_targets: bool = Field(
+        False,
+        description="Score targets of several pieces as wholes: the mask is widened to as many, "
+        "and the score is the product of each piece's probability given those before it.",
+    )
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.joint and self.multi_token_targets:
+            raise contradiction("joint and multi_token_targets do not go together; choose one")
+        if self.multi_token_targets and self.targets is None:
+            raise contradiction("multi_token_targets needs targets; name the words to score")
+        if self.joint and self.top_k > MAX_JOINT_TOP_K:
+            raise contradiction(f"with joint, top_k is at most {MAX_JOINT_TOP_K}, not {self.top_k}")
+        return self
+
+
+class TextClassificationParameters(Parameters):
+    """How labels are scored."""
+
+    function_to_apply: ScoreFunction | None = Field(
+        None, description="Left out, the model's problem type decides."
+    )
+    top_k: int | None = Field(
+        None, ge=1, le=MAX_TOP_K, description="The best so many labels; left out, all."
+    )
+
+
+class QuestionAnsweringParameters(Parameters):
+    """How an answer is looked for; lengths count tokens."""
+
+    top_k: int = Field(1, ge=1, le=MAX_TOP_K, description="Answers; over 1 replies with a list.")
+    doc_stride: int | None = Field(
+        None, ge=0, description="Tokens that neighbouring windows share; left out, 128 or fewer."
+    )
+    max_answer_len: int = Field(15, ge=1, le=512, description="Longest answer.")
+    max_question_len: int | None = Field(
+        None, ge=1, description="Cut a longer question to this; left out, it is not cut."
+    )
+    max_seq_len: int | None = Field(
+        None, ge=4, description="Question and window together; left out, 384 or fewer."
+    )
+    handle_impossible_answer: bool = Field(
+        False, description='Let "no answer" compete, as an empty answer.'
+    )
+    align_to_words: bool = Field(True, description="Widen an answer to whole words.")
+    compat: bool = Field(
+        False,
+        description="Answer as the pipeline of transformers 4.57.6 did: scores are normalised in "
+        "each window, those of equal texts are added up (and may exceed 1), words end at white "
+        "space, max_question_len is passed over, and a single answer has no list around it.",
+    )
+
+
+class SentenceOrderParameters(Parameters):
+    """How sentence order is scored."""
+
+    reorder: bool = Field(
+        False,
+        description=f"Look for the best order of up to {MAX_REORDERED} sentences, too.",
+    )
+
+
+class FillMaskRequest(Request):
+    """Fill the masks of one text or of several."""
+
+    inputs: OneOrMany[Text]
+    parameters: OrNull[FillMaskParameters] = FillMaskParameters()
+
+
+class TextClassificationRequest(Request):
+    """Classify one text, or pair of texts, or several."""
+
+    inputs: OneOrMany[TextItem]
+    parameters: OrNull[TextClassificationParameters] = TextClassificationParameters()
+
+
+class QuestionAnsweringRequest(Request):
+    """Find the answer to a question in a text, for one such pair or several."""
+
+    inputs: OneOrMany[QuestionContext]
+    parameters: OrNull[QuestionAnsweringParameters] = QuestionAnsweringParameters()
+
+
+class SentenceOrderRequest(Request):
+    """Say whether the second text follows the first, or how well sentences follow each other."""
+
+    inputs: OneOrMany[OrderItem]
+    parameters: OrNull[SentenceOrderParameters] = SentenceOrderParameters()
+
+
+TaskRequest: TypeAlias = (
+    FillMaskRequest | TextClassificationRequest | QuestionAnsweringRequest | SentenceOrderRequest
+)
+
+
+class FilledToken(Reply):
+    """One way to fill a mask."""
+
+    score: float = Field(description="Probability over the whole vocabulary.")
+    token: int
+    token_str: str
+    sequence: str = Field(description="The text with this mask filled.")
+
+
+class FilledTarget(FilledToken):
+    """A target of one or several pieces in place of a mask; `token` is the first of them."""
+
+    score: float = Field(description="Product of the pieces' probabilities, each given the former.")
+    token_str: str = Field(description="The whole target.")
+    tokens: list[int]
+
+
+class FilledMasks(Reply):
+    """One way to fill all masks of a text."""
+
+    score: float = Field(
+        description="Product of the probabilities with which the masks were filled."
+    )
+    tokens: list[int] = Field(description="One for each mask, in the order of the text.")
+    token_strs: list[str]
+    sequence: str = Field(description="The text with all masks filled.")
+
+
+class LabelScore(Reply):
+    """How much a label fits."""
+
+    label: str
+    score: float
+
+
+class Answer(Reply):
+    """A part of the context: `context[start:end] == answer`, in code points."""
+
+    answer: str = Field(description='"" where "no answer" is the answer.')
+    score: float
+    start: int
+    end: int
+
+
+class Order(Reply):
+    """How a pair of texts is ordered."""
+
+    in_order: float = Field(description="Probability that the second text follows the first.")
+
+
+class PairOrder(Reply):
+    """How two of a list's sentences are ordered; they are named by their places in it."""
+
+    first: int
+    second: int
+    in_order: float = Field(description="Probability that the second follows the first.")
+
+
+class Coherence(Reply):
+    """How well sentences follow each other in the order that they were given in."""
+
+    pairs: list[PairOrder] = Field(description="Neighbours; with reorder every two, both ways.")
+    coherence: float = Field(description="Geometric mean of the neighbours' in_order.")
+
+
+class Reordering(Coherence):
+    """How well sentences follow each other, and the order in which they do so best."""
+
+    best_order: list[int] = Field(description="Their places in the list.")
+    best_coherence: float = Field(description="The coherence of that order.")
+
+
+FillMaskAnswer: TypeAlias = list[FilledToken] | list[list[FilledToken]]
+TargetsAnswer: TypeAlias = list[FilledTarget] | list[list[FilledTarget]]
+# The narrower kinds first: the wider ones take them as well.
+AnyFillMaskAnswer: TypeAlias = TargetsAnswer | FillMaskAnswer | list[FilledMasks]
+QuestionAnsweringAnswer: TypeAlias = Answer | list[Answer]
+SentenceOrderAnswer: TypeAlias = Reordering | Coherence | Order
+
+FillMaskReply: TypeAlias = AnyFillMaskAnswer | list[AnyFillMaskAnswer]
+# Nested for a single text too: Hugging Face's clients take the first element.
+TextClassificationReply: TypeAlias = list[list[LabelScore]]
+QuestionAnsweringReply: TypeAlias = QuestionAnsweringAnswer | list[QuestionAnsweringAnswer]
+SentenceOrderReply: TypeAlias = SentenceOrderAnswer | list[SentenceOrderAnswer]
+
+
+class TaskInfo(Reply):
+    """One task that the service answers."""
+
+    name: str
+    labels: list[str] | None = None
+    problem_type: ProblemType | None = None
+
+
+class InfoReply(Reply):
+    """What the service runs, and what it accepts."""
+
+    model_id: str
+    version: str
+    precision: str
+    revision: str = Field("", description="Another as soon as a byte of the bundle is.")
+    tasks: list[TaskInfo]
+    max_positions: int
+    mask_token: str
+    max_items: int = Field(description="Items that one request may hold.")
+    max_body_bytes: int
+    needs_key: bool = Field(False, description="Whether the tasks are answered with a key only.")
+    max_chars: int = Field(MAX_CHARS, description="Characters of one text.")
+    max_targets: int = Field(MAX_TARGETS, description="Targets of one fill-mask request.")
+    max_top_k: int = MAX_TOP_K
+    max_masks: int = Field(MAX_MASKS, description="Masks in all texts of a request together.")
+    max_sentences: int = Field(MAX_SENTENCES, description="Sentences of one text.")
+    max_reordered: int = Field(MAX_REORDERED, description="Sentences that are reordered.")
+
+
+class ModelsReply(Reply):
+    """The models of the service."""
+
+    default: str = Field(description="The model that answers where none is named.")
+    models: list[InfoReply]
+
+
+class ErrorReply(Reply):
+    """The body of every reply that is not a success."""
+
+    error: str
+    error_type: str
+    request_id: str | None = None

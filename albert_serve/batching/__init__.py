@@ -1,0 +1,1 @@
+"""The token-budget queue in front of the engine."""

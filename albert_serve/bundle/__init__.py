@@ -1,0 +1,1 @@
+"""What a bundle holds: its manifest, its weights, and which bundles there are."""

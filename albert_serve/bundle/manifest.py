@@ -1,0 +1,283 @@
+"""The bundle that the service opens: its manifest, and the checks that it is whole.
+
+A bundle is a folder: `manifest.json`, `model.safetensors`, `tokenizer.json`, `encoder.onnx` and
+one graph per task. Every file but the manifest is named in the manifest with size and SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
+
+from albert_serve.bundle.weights import TaskName, check_shapes, expected_shapes, read_header
+from albert_serve.config import AlbertConfig
+from albert_serve.config import Precision as Precision
+from albert_serve.errors import BundleCorruptError, BundleError, BundleMissingError, ConfigError
+
+FORMAT_VERSION: Final = 2
+READABLE_VERSIONS: Final = (2,)
+
+MANIFEST_FILE: Final = "manifest.json"
+WEIGHTS_FILE: Final = "model.safetensors"
+TOKENIZER_FILE: Final = "tokenizer.json"
+ENCODER_FILE: Final = "encoder.onnx"
+CUDA_ENCODER_FILE: Final = "encoder.cuda.onnx"
+
+ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+Verification = Literal["hash", "size"]
+# What can be left in fp32 when the rest is not.
+Part = Literal["embeddings", "attention", "ffn", "heads"]
+
+
+def _check_file_name(name: str) -> str:
+    """A plain file name: a manifest must not reach out of its folder."""
+    if name in ("", ".", "..") or any(sign in name for sign in "/\\:\0"):
+        raise ValueError(f"{name!r} is no plain file name; files lie in the bundle's folder itself")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(_check_file_name)]
+
+
+class FileEntry(BaseModel):
+    """One file of a bundle: its SHA-256 as hexadecimal digits, its size in bytes."""
+
+    model_config = ConfigDict(frozen=True)
+
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    size: int = Field(ge=0)
+
+
+class TaskEntry(BaseModel):
+    """One task of a bundle.
+
+    Attributes:
+        graph: the file of its head: rows (R, H) to logits (R, num_outputs).
+        labels: names of the outputs, in order, where they have names.
+        problem_type: how text classification's outputs are read.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    graph: FileName
+    num_outputs: int = Field(ge=1)
+    labels: list[str] | None = None
+    problem_type: ProblemType | None = None
+
+    @model_validator(mode="after")
+    def _check_labels(self) -> Self:
+        if self.labels and len(self.labels) != self.num_outputs:
+            raise ValueError(f"{len(self.labels)} labels for {self.num_outputs} outputs")
+        return self
+
+
+class Quality(BaseModel):
+    """What a bundle's precision costs a task, on real text.
+
+    Attributes:
+        metric: its name, such as "accuracy"; "agreement" where there are no labels: the share of
+            answers that are torch's own.
+        torch: the figure of the checkpoint in torch, in fp32, in percent.
+        bundle: the figure of the bundle, in percent.
+        count: predictions that it is measured on.
+        data: the names of the files that it is measured on.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    metric: str
+    torch: float
+    bundle: float
+    count: int = Field(ge=1)
+    data: list[str] = Field(default_factory=list)
+
+    @property
+    def cost(self) -> float:
+        """Points that are lost; negative where the bundle is better."""
+        return self.torch - self.bundle
+
+
+class Manifest(BaseModel):
+    """What `manifest.json` says.
+
+    Attributes:
+        config: the keys of Hugging Face's `config.json`; `AlbertConfig.from_hf` reads them.
+        precision: how matrices are stored; with int8 they are also multiplied so.
+        kept_fp32: parts that are in fp32 whatever the precision.
+        parity: the largest absolute difference from torch, of "encoder" and of each task.
+        quality: by task.
+        evaluation: results on held-out data, by name.
+        provenance: how the weights were trained and the bundle was written.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    format_version: int = FORMAT_VERSION
+    config: dict[str, Any]
+    tasks: dict[TaskName, TaskEntry]
+    precision: Precision = "fp32"
+    kept_fp32: list[Part] = Field(default_factory=list)
+    files: dict[FileName, FileEntry]
+    parity: dict[str, float] = Field(default_factory=dict)
+    quality: dict[TaskName, Quality] = Field(default_factory=dict)
+    evaluation: dict[str, JsonValue] = Field(default_factory=dict)
+    provenance: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @property
+    def revision(self) -> str:
+        """12 hexadecimal digits that are others as soon as a byte of the bundle is."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bundle:
+    """A bundle that was found whole; `Bundle.open` makes it.
+
+    Attributes:
+        folder: where its files lie.
+        config: the sizes of the model, from the manifest.
+    """
+
+    folder: Path
+    manifest: Manifest
+    config: AlbertConfig
+
+    @classmethod
+    def open(cls, folder: Path, *, verify: Verification = "hash") -> Bundle:
+        """Read the manifest and check every file against it.
+
+        Args:
+            verify: "hash" reads every byte; "size" only looks at the files' sizes, for a folder
+                that was verified before. The weights' shapes are checked either way.
+
+        Raises:
+            BundleMissingError: the folder or one of its files is not there.
+            BundleCorruptError: a file is not what the manifest says, or the config contradicts
+                the weights' shapes.
+            BundleError: the format is of a version that this package does not read.
+        """
+        folder = Path(folder)
+        manifest = read_manifest(folder)
+        _check_references(manifest)
+        for name, entry in manifest.files.items():
+            _check_file(folder / name, entry, verify)
+        try:
+            config = AlbertConfig.from_hf(manifest.config)
+        except ConfigError as error:
+            raise BundleCorruptError(f"{folder / MANIFEST_FILE}, config: {error}") from error
+        tasks = {task: entry.num_outputs for task, entry in manifest.tasks.items()}
+        check_shapes(read_header(folder / WEIGHTS_FILE), expected_shapes(config, tasks))
+        return cls(folder=folder, manifest=manifest, config=config)
+
+    @property
+    def encoder_file(self) -> Path:
+        """The graph from ids to hidden states, for CPUs."""
+        return self.folder / ENCODER_FILE
+
+    @property
+    def cuda_encoder_file(self) -> Path:
+        """The same in the form for CUDA."""
+        return self.folder / CUDA_ENCODER_FILE
+
+    @property
+    def tokenizer_file(self) -> Path:
+        """The `tokenizers` file."""
+        return self.folder / TOKENIZER_FILE
+
+    @property
+    def weights_file(self) -> Path:
+        """The one file that holds weights."""
+        return self.folder / WEIGHTS_FILE
+
+    def head_file(self, task: TaskName) -> Path:
+        """The graph of a task's head; a KeyError where the bundle has no such task."""
+        return self.folder / self.manifest.tasks[task].graph
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a bundle; the files that it names are not looked at.
+
+    Raises:
+        BundleMissingError: there is none.
+        BundleCorruptError: it is no manifest.
+        BundleError: it is of a version that this package does not read.
+    """
+    file = folder / MANIFEST_FILE
+    try:
+        content = json.loads(file.read_bytes())
+    except OSError as error:
+        raise _missing(file) from error
+    except ValueError as error:
+        raise BundleCorruptError(
+            f"{file} is not JSON ({error}); export the bundle again"
+        ) from error
+    version = content.get("format_version") if isinstance(content, dict) else None
+    if version not in READABLE_VERSIONS:
+        readable = ", ".join(map(str, READABLE_VERSIONS))
+        raise BundleError(
+            f"{file} has format version {version!r}; this package reads {readable}. "
+            "Install the package's version that wrote it, or export the checkpoint again"
+        )
+    try:
+        return Manifest.model_validate(content)
+    except ValidationError as error:
+        raise BundleCorruptError(f"{file} is no manifest: {error}") from error
+
+
+def file_entry(file: Path) -> FileEntry:
+    """Size and SHA-256 of a file, read as a stream.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        return FileEntry(sha256=digest, size=stream.tell())
+
+
+def _check_references(manifest: Manifest) -> None:
+    """See that the manifest lists every file that the service will open."""
+    graphs = [entry.graph for entry in manifest.tasks.values()]
+    for name in (WEIGHTS_FILE, TOKENIZER_FILE, ENCODER_FILE, CUDA_ENCODER_FILE, *graphs):
+        if name not in manifest.files:
+            raise BundleCorruptError(f"{MANIFEST_FILE} lists no file {name}; export again")
+
+
+def _check_file(file: Path, expected: FileEntry, verify: Verification) -> None:
+    if not file.is_file():
+        raise _missing(file)
+    try:
+        size = file.stat().st_size
+        got = file_entry(file) if verify == "hash" and size == expected.size else None
+    except OSError as error:
+        raise BundleMissingError(f"{file} cannot be read: {error}") from error
+    if size != expected.size:
+        raise BundleCorruptError(
+            f"{file} has {size} bytes; the manifest says {expected.size}. "
+            "Copy the bundle again, or export it again"
+        )
+    if got is not None and got.sha256 != expected.sha256:
+        raise BundleCorruptError(
+            f"{file} has SHA-256 {got.sha256}; the manifest says {expected.sha256}. "
+            "Copy the bundle again, or export it again"
+        )
+
+
+def _missing(file: Path) -> BundleMissingError:
+    return BundleMissingError(
+        f"{file} is not there; copy the whole bundle, or write it again with "
+        "`python -m export CHECKPOINT_DIR BUNDLE_DIR`"
+    )

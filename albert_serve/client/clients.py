@@ -1,0 +1,491 @@
+"""The Python client: the service's endpoints as typed methods, for threads and for asyncio.
+
+    with AlbertClient("http://127.0.0.1:3000") as client:
+        client.fill_mask("The capital of France is [MASK].", top_k=3)
+
+Needs httpx and pydantic only. What is sent is in `requests.py`, and what passes then in
+`transport.py`; the two clients are twins that differ in how they wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import TracebackType
+from typing import Final, Self, Unpack, overload
+
+import httpx
+
+from albert_serve.api.schemas import (
+    Coherence,
+    FilledMasks,
+    FillMaskAnswer,
+    InfoReply,
+    LabelScore,
+    Order,
+    QuestionAnsweringAnswer,
+    Reordering,
+    TargetsAnswer,
+)
+from albert_serve.client import requests
+from albert_serve.client.requests import (
+    Call,
+    FillMaskOptions,
+    PairLike,
+    PairT,
+    QuestionAnsweringOptions,
+    QuestionLike,
+    QuestionT,
+    ReplyT,
+    ScoreTargetsOptions,
+    SentenceOrderOptions,
+    TextClassificationOptions,
+    TextLike,
+    TextT,
+)
+from albert_serve.client.transport import Exchange, Outcome, Received, Send, Server
+
+__all__ = ["AlbertClient", "AsyncAlbertClient"]
+
+_TIMEOUT_S: Final = 30.0
+_NUM_RETRIES: Final = 2
+
+
+class AlbertClient:
+    """Calls a service; safe to use from many threads.
+
+    A method takes one input or a list of them, and answers one result or a list. Its options are
+    the parameters of the endpoint; one that is left out has the service's default. A long list goes
+    in as many requests as the service's limits ask for, one after another.
+
+    A request that finds the service overloaded, not ready, or out of reach is sent again, after as
+    long as the service asks for.
+
+    Args:
+        base_url: where the service is, such as "http://127.0.0.1:3000".
+        model: who is asked, of a service with several models; by default its default.
+        api_key: sent as a bearer token.
+        timeout_s: the time that a call has, with all its requests and waits.
+        num_retries: how often a request is sent again at most.
+        http_client: used in place of an own one; it stays open when this client closes.
+
+    Every method raises:
+        InvalidInputError: the inputs or options are refused, by the service or before sending.
+        QueueFullError: the service is overloaded, also after trying again.
+        NotReadyError: the service cannot be reached, is starting, or is draining.
+        DeadlineExceededError: there was no reply in time.
+        RequestError: any other refusal, as the subclass that its status has; or a reply that is
+            not one of this service.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        model: str | None = None,
+        api_key: str | None = None,
+        timeout_s: float = _TIMEOUT_S,
+        num_retries: int = _NUM_RETRIES,
+        http_client: httpx.Client | None = None,
+    ) -> None:
+        self._server = Server.at(
+            base_url,
+            model=model,
+            api_key=api_key,
+            timeout_s=timeout_s,
+            num_retries=num_retries,
+        )
+        self._exchange = Exchange(self._server)
+        self._http = http_client or httpx.Client()
+        self._is_own = http_client is None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections, unless they are those of an `http_client` that was given."""
+        if self._is_own:
+            self._http.close()
+
+    @overload
+    def fill_mask(self, inputs: str, **options: Unpack[FillMaskOptions]) -> FillMaskAnswer: ...
+
+    @overload
+    def fill_mask(
+        self, inputs: list[str], **options: Unpack[FillMaskOptions]
+    ) -> list[FillMaskAnswer]: ...
+
+    def fill_mask(
+        self, inputs: str | list[str], **options: Unpack[FillMaskOptions]
+    ) -> FillMaskAnswer | list[FillMaskAnswer]:
+        """The likeliest tokens for the mask; for several masks in a text, a list for each."""
+        return self._send(requests.fill_mask(inputs, options))
+
+    @overload
+    def fill_mask_jointly(
+        self, inputs: str, **options: Unpack[FillMaskOptions]
+    ) -> list[FilledMasks]: ...
+
+    @overload
+    def fill_mask_jointly(
+        self, inputs: list[str], **options: Unpack[FillMaskOptions]
+    ) -> list[list[FilledMasks]]: ...
+
+    def fill_mask_jointly(
+        self, inputs: str | list[str], **options: Unpack[FillMaskOptions]
+    ) -> list[FilledMasks] | list[list[FilledMasks]]:
+        """The likeliest ways to fill all masks of a text together."""
+        return self._send(requests.fill_mask_jointly(inputs, options))
+
+    @overload
+    def score_targets(
+        self, inputs: str, targets: list[str], **options: Unpack[ScoreTargetsOptions]
+    ) -> TargetsAnswer: ...
+
+    @overload
+    def score_targets(
+        self, inputs: list[str], targets: list[str], **options: Unpack[ScoreTargetsOptions]
+    ) -> list[TargetsAnswer]: ...
+
+    def score_targets(
+        self, inputs: str | list[str], targets: list[str], **options: Unpack[ScoreTargetsOptions]
+    ) -> TargetsAnswer | list[TargetsAnswer]:
+        """How well each target fits the mask, be it one piece of the vocabulary or several."""
+        return self._send(requests.score_targets(inputs, targets, options))
+
+    @overload
+    def text_classification(
+        self, inputs: TextLike, **options: Unpack[TextClassificationOptions]
+    ) -> list[LabelScore]: ...
+
+    @overload
+    def text_classification(
+        self, inputs: list[TextT], **options: Unpack[TextClassificationOptions]
+    ) -> list[list[LabelScore]]: ...
+
+    def text_classification(
+        self, inputs: TextLike | list[TextT], **options: Unpack[TextClassificationOptions]
+    ) -> list[LabelScore] | list[list[LabelScore]]:
+        """The labels of a text or pair of texts, the best first."""
+        return self._send(requests.text_classification(inputs, options))
+
+    @overload
+    def question_answering(
+        self, inputs: QuestionLike, **options: Unpack[QuestionAnsweringOptions]
+    ) -> QuestionAnsweringAnswer: ...
+
+    @overload
+    def question_answering(
+        self, inputs: list[QuestionT], **options: Unpack[QuestionAnsweringOptions]
+    ) -> list[QuestionAnsweringAnswer]: ...
+
+    def question_answering(
+        self, inputs: QuestionLike | list[QuestionT], **options: Unpack[QuestionAnsweringOptions]
+    ) -> QuestionAnsweringAnswer | list[QuestionAnsweringAnswer]:
+        """The answer to a question in a context; a list of them with `top_k` over 1."""
+        return self._send(requests.question_answering(inputs, options))
+
+    @overload
+    def sentence_order(
+        self, inputs: PairLike, **options: Unpack[SentenceOrderOptions]
+    ) -> Order: ...
+
+    @overload
+    def sentence_order(
+        self, inputs: list[PairT], **options: Unpack[SentenceOrderOptions]
+    ) -> list[Order]: ...
+
+    def sentence_order(
+        self, inputs: PairLike | list[PairT], **options: Unpack[SentenceOrderOptions]
+    ) -> Order | list[Order]:
+        """The probability that the second text follows the first."""
+        return self._send(requests.sentence_order(inputs, options))
+
+    @overload
+    def coherence(
+        self, sentences: list[str], **options: Unpack[SentenceOrderOptions]
+    ) -> Coherence: ...
+
+    @overload
+    def coherence(
+        self, sentences: list[list[str]], **options: Unpack[SentenceOrderOptions]
+    ) -> list[Coherence]: ...
+
+    def coherence(
+        self, sentences: list[str] | list[list[str]], **options: Unpack[SentenceOrderOptions]
+    ) -> Coherence | list[Coherence]:
+        """How well the sentences of a text, or of each of several, follow each other."""
+        return self._send(requests.coherence(sentences, options))
+
+    @overload
+    def reorder(
+        self, sentences: list[str], **options: Unpack[SentenceOrderOptions]
+    ) -> Reordering: ...
+
+    @overload
+    def reorder(
+        self, sentences: list[list[str]], **options: Unpack[SentenceOrderOptions]
+    ) -> list[Reordering]: ...
+
+    def reorder(
+        self, sentences: list[str] | list[list[str]], **options: Unpack[SentenceOrderOptions]
+    ) -> Reordering | list[Reordering]:
+        """The order in which the sentences of a text, or of each of several, follow best."""
+        return self._send(requests.reorder(sentences, options))
+
+    def info(self) -> InfoReply:
+        """What the service runs, and what it accepts."""
+        return self._send(requests.info())
+
+    def _send(self, call: Call[ReplyT]) -> ReplyT:
+        conversation = self._exchange.converse(call)
+        try:
+            step = next(conversation)
+            while True:
+                if isinstance(step, Send):
+                    step = conversation.send(self._perform(step))
+                else:
+                    time.sleep(step.delay_s)
+                    step = conversation.send(None)
+        except StopIteration as end:
+            reply: ReplyT = end.value
+            return reply
+
+    def _perform(self, step: Send) -> Outcome:
+        ends_s = time.monotonic() + step.timeout_s
+        chunks: list[bytes] = []
+        try:
+            with self._http.stream(
+                step.call.method,
+                self._server.base_url + step.call.path,
+                json=step.call.body,
+                headers=self._server.headers,
+                timeout=step.timeout_s,
+            ) as response:
+                for chunk in response.iter_bytes():
+                    chunks.append(chunk)
+                    if time.monotonic() > ends_s:
+                        return httpx.ReadTimeout("the response did not end in time")
+        except httpx.HTTPError as error:
+            return error
+        return _received(response, b"".join(chunks))
+
+
+class AsyncAlbertClient:
+    """`AlbertClient` for asyncio: the same methods, awaited; see there."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        model: str | None = None,
+        api_key: str | None = None,
+        timeout_s: float = _TIMEOUT_S,
+        num_retries: int = _NUM_RETRIES,
+        http_client: httpx.AsyncClient | None = None,
+    ) -> None:
+        self._server = Server.at(
+            base_url,
+            model=model,
+            api_key=api_key,
+            timeout_s=timeout_s,
+            num_retries=num_retries,
+        )
+        self._exchange = Exchange(self._server)
+        self._http = http_client or httpx.AsyncClient()
+        self._is_own = http_client is None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections, unless they are those of an `http_client` that was given."""
+        if self._is_own:
+            await self._http.aclose()
+
+    @overload
+    async def fill_mask(
+        self, inputs: str, **options: Unpack[FillMaskOptions]
+    ) -> FillMaskAnswer: ...
+
+    @overload
+    async def fill_mask(
+        self, inputs: list[str], **options: Unpack[FillMaskOptions]
+    ) -> list[FillMaskAnswer]: ...
+
+    async def fill_mask(
+        self, inputs: str | list[str], **options: Unpack[FillMaskOptions]
+    ) -> FillMaskAnswer | list[FillMaskAnswer]:
+        """The likeliest tokens for the mask; for several masks in a text, a list for each."""
+        return await self._send(requests.fill_mask(inputs, options))
+
+    @overload
+    async def fill_mask_jointly(
+        self, inputs: str, **options: Unpack[FillMaskOptions]
+    ) -> list[FilledMasks]: ...
+
+    @overload
+    async def fill_mask_jointly(
+        self, inputs: list[str], **options: Unpack[FillMaskOptions]
+    ) -> list[list[FilledMasks]]: ...
+
+    async def fill_mask_jointly(
+        self, inputs: str | list[str], **options: Unpack[FillMaskOptions]
+    ) -> list[FilledMasks] | list[list[FilledMasks]]:
+        """The likeliest ways to fill all masks of a text together."""
+        return await self._send(requests.fill_mask_jointly(inputs, options))
+
+    @overload
+    async def score_targets(
+        self, inputs: str, targets: list[str], **options: Unpack[ScoreTargetsOptions]
+    ) -> TargetsAnswer: ...
+
+    @overload
+    async def score_targets(
+        self, inputs: list[str], targets: list[str], **options: Unpack[ScoreTargetsOptions]
+    ) -> list[TargetsAnswer]: ...
+
+    async def score_targets(
+        self, inputs: str | list[str], targets: list[str], **options: Unpack[ScoreTargetsOptions]
+    ) -> TargetsAnswer | list[TargetsAnswer]:
+        """How well each target fits the mask, be it one piece of the vocabulary or several."""
+        return await self._send(requests.score_targets(inputs, targets, options))
+
+    @overload
+    async def text_classification(
+        self, inputs: TextLike, **options: Unpack[TextClassificationOptions]
+    ) -> list[LabelScore]: ...
+
+    @overload
+    async def text_classification(
+        self, inputs: list[TextT], **options: Unpack[TextClassificationOptions]
+    ) -> list[list[LabelScore]]: ...
+
+    async def text_classification(
+        self, inputs: TextLike | list[TextT], **options: Unpack[TextClassificationOptions]
+    ) -> list[LabelScore] | list[list[LabelScore]]:
+        """The labels of a text or pair of texts, the best first."""
+        return await self._send(requests.text_classification(inputs, options))
+
+    @overload
+    async def question_answering(
+        self, inputs: QuestionLike, **options: Unpack[QuestionAnsweringOptions]
+    ) -> QuestionAnsweringAnswer: ...
+
+    @overload
+    async def question_answering(
+        self, inputs: list[QuestionT], **options: Unpack[QuestionAnsweringOptions]
+    ) -> list[QuestionAnsweringAnswer]: ...
+
+    async def question_answering(
+        self, inputs: QuestionLike | list[QuestionT], **options: Unpack[QuestionAnsweringOptions]
+    ) -> QuestionAnsweringAnswer | list[QuestionAnsweringAnswer]:
+        """The answer to a question in a context; a list of them with `top_k` over 1."""
+        return await self._send(requests.question_answering(inputs, options))
+
+    @overload
+    async def sentence_order(
+        self, inputs: PairLike, **options: Unpack[SentenceOrderOptions]
+    ) -> Order: ...
+
+    @overload
+    async def sentence_order(
+        self, inputs: list[PairT], **options: Unpack[SentenceOrderOptions]
+    ) -> list[Order]: ...
+
+    async def sentence_order(
+        self, inputs: PairLike | list[PairT], **options: Unpack[SentenceOrderOptions]
+    ) -> Order | list[Order]:
+        """The probability that the second text follows the first."""
+        return await self._send(requests.sentence_order(inputs, options))
+
+    @overload
+    async def coherence(
+        self, sentences: list[str], **options: Unpack[SentenceOrderOptions]
+    ) -> Coherence: ...
+
+    @overload
+    async def coherence(
+        self, sentences: list[list[str]], **options: Unpack[SentenceOrderOptions]
+    ) -> list[Coherence]: ...
+
+    async def coherence(
+        self, sentences: list[str] | list[list[str]], **options: Unpack[SentenceOrderOptions]
+    ) -> Coherence | list[Coherence]:
+        """How well the sentences of a text, or of each of several, follow each other."""
+        return await self._send(requests.coherence(sentences, options))
+
+    @overload
+    async def reorder(
+        self, sentences: list[str], **options: Unpack[SentenceOrderOptions]
+    ) -> Reordering: ...
+
+    @overload
+    async def reorder(
+        self, sentences: list[list[str]], **options: Unpack[SentenceOrderOptions]
+    ) -> list[Reordering]: ...
+
+    async def reorder(
+        self, sentences: list[str] | list[list[str]], **options: Unpack[SentenceOrderOptions]
+    ) -> Reordering | list[Reordering]:
+        """The order in which the sentences of a text, or of each of several, follow best."""
+        return await self._send(requests.reorder(sentences, options))
+
+    async def info(self) -> InfoReply:
+        """What the service runs, and what it accepts."""
+        return await self._send(requests.info())
+
+    async def _send(self, call: Call[ReplyT]) -> ReplyT:
+        conversation = self._exchange.converse(call)
+        try:
+            step = next(conversation)
+            while True:
+                if isinstance(step, Send):
+                    step = conversation.send(await self._perform(step))
+                else:
+                    await asyncio.sleep(step.delay_s)
+                    step = conversation.send(None)
+        except StopIteration as end:
+            reply: ReplyT = end.value
+            return reply
+
+    async def _perform(self, step: Send) -> Outcome:
+        try:
+            async with asyncio.timeout(step.timeout_s):
+                response = await self._http.request(
+                    step.call.method,
+                    self._server.base_url + step.call.path,
+                    json=step.call.body,
+                    headers=self._server.headers,
+                    timeout=step.timeout_s,
+                )
+        except TimeoutError:
+            return httpx.ReadTimeout("the response did not end in time")
+        except httpx.HTTPError as error:
+            return error
+        return _received(response, response.content)
+
+
+def _received(response: httpx.Response, content: bytes) -> Received:
+    return Received(
+        url=str(response.url),
+        status=response.status_code,
+        headers=response.headers,
+        content=content,
+    )

@@ -1,0 +1,301 @@
+"""What a client can ask: each method's options, what is sent for it, and how the reply is read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from albert_serve.api.schemas import (
+    MAX_TOP_K,
+    Coherence,
+    FilledMasks,
+    FillMaskAnswer,
+    FillMaskRequest,
+    InfoReply,
+    LabelScore,
+    Order,
+    QuestionAnsweringAnswer,
+    QuestionAnsweringRequest,
+    QuestionContext,
+    Reordering,
+    ScoreFunction,
+    SentenceOrderRequest,
+    TargetsAnswer,
+    TextClassificationRequest,
+    TextInput,
+    TextPair,
+    Truncation,
+    describe,
+)
+from albert_serve.api.wire import MAX_ITEMS
+from albert_serve.errors import InvalidInputError
+
+ReplyT = TypeVar("ReplyT")
+
+TextLike: TypeAlias = str | TextInput | Mapping[str, str]
+PairLike: TypeAlias = TextPair | Mapping[str, str]
+QuestionLike: TypeAlias = QuestionContext | Mapping[str, str]
+
+_ITEM_TOLD: Final = re.compile(r"^inputs\[(\d+)\]")
+
+# A list of any one of these, which `list[TextLike]` would not take.
+TextT = TypeVar("TextT", bound=TextLike)
+PairT = TypeVar("PairT", bound=PairLike)
+QuestionT = TypeVar("QuestionT", bound=QuestionLike)
+
+
+class FillMaskOptions(TypedDict, total=False):
+    """The parameters of fill-mask; see `schemas.FillMaskParameters`."""
+
+    top_k: int
+    targets: str | list[str]
+    truncation: Truncation
+
+
+class ScoreTargetsOptions(TypedDict, total=False):
+    """What can be said of targets besides them; see `schemas.FillMaskParameters`."""
+
+    top_k: int
+    truncation: Truncation
+
+
+class TextClassificationOptions(TypedDict, total=False):
+    """The parameters of text classification; see `schemas.TextClassificationParameters`."""
+
+    function_to_apply: ScoreFunction
+    top_k: int
+    truncation: Truncation
+
+
+class QuestionAnsweringOptions(TypedDict, total=False):
+    """The parameters of question answering; see `schemas.QuestionAnsweringParameters`."""
+
+    top_k: int
+    doc_stride: int
+    max_answer_len: int
+    max_question_len: int
+    max_seq_len: int
+    handle_impossible_answer: bool
+    align_to_words: bool
+    compat: bool
+    truncation: Truncation
+
+
+class SentenceOrderOptions(TypedDict, total=False):
+    """The parameters of sentence order; see `schemas.SentenceOrderParameters`."""
+
+    truncation: Truncation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call(Generic[ReplyT]):
+    """One request: where it goes, what it says, and how its reply is read."""
+
+    method: str
+    path: str
+    body: dict[str, Any] | None
+    read: Callable[[bytes], ReplyT]
+
+    @property
+    def num_items(self) -> int:
+        """How many items its list has; 1 where it has none."""
+        return len(self._items) or 1
+
+    @property
+    def _items(self) -> list[Any]:
+        inputs = (self.body or {}).get("inputs")
+        return inputs if isinstance(inputs, list) else []
+
+    def parts(self, limits: InfoReply) -> list[Call[ReplyT]]:
+        """Calls whose lists make up this one's, each within the limits of items and bytes.
+
+        An item that is over the limit of bytes by itself goes alone.
+        """
+        num_free = limits.max_body_bytes - _num_bytes({**(self.body or {}), "inputs": []})
+        parts: list[list[Any]] = [[]]
+        num_used = 0
+        for item in self._items:
+            num_more = _num_bytes(item) + 1  # and a comma
+            is_full = len(parts[-1]) == limits.max_items or num_used + num_more > num_free
+            if parts[-1] and is_full:
+                parts.append([])
+                num_used = 0
+            parts[-1].append(item)
+            num_used += num_more
+        return [self._part(items) for items in parts]
+
+    def halves(self) -> list[Call[ReplyT]]:
+        """Two calls whose lists make up this one's."""
+        middle = len(self._items) // 2
+        return [self._part(self._items[:middle]), self._part(self._items[middle:])]
+
+    def _part(self, items: list[Any]) -> Call[ReplyT]:
+        return replace(self, body={**(self.body or {}), "inputs": items})
+
+
+def _num_bytes(value: object) -> int:
+    """The length of a value as httpx writes it, or a little more."""
+    return len(json.dumps(value, ensure_ascii=False).encode())
+
+
+def fill_mask(
+    inputs: str | list[str], options: FillMaskOptions
+) -> Call[FillMaskAnswer | list[FillMaskAnswer]]:
+    """A call of `/fill-mask`.
+
+    Raises:
+        InvalidInputError: the service would refuse the inputs or an option.
+    """
+    return _post("/fill-mask", _body(FillMaskRequest, inputs, options), FillMaskAnswer)
+
+
+def fill_mask_jointly(
+    inputs: str | list[str], options: FillMaskOptions
+) -> Call[list[FilledMasks] | list[list[FilledMasks]]]:
+    """A call of `/fill-mask` for all masks of a text together.
+
+    Raises:
+        InvalidInputError: the service would refuse the inputs or an option.
+    """
+    body = _body(FillMaskRequest, inputs, {**options, "joint": True})
+    return _post("/fill-mask", body, list[FilledMasks])
+
+
+def score_targets(
+    inputs: str | list[str], targets: Sequence[str], options: ScoreTargetsOptions
+) -> Call[TargetsAnswer | list[TargetsAnswer]]:
+    """A call of `/fill-mask` for targets of any number of pieces; all are answered by default.
+
+    Raises:
+        InvalidInputError: the service would refuse the inputs, the targets or an option.
+    """
+    given = {
+        "top_k": min(max(1, len(targets)), MAX_TOP_K),
+        **options,
+        "targets": list(targets),
+        "multi_token_targets": True,
+    }
+    return _post("/fill-mask", _body(FillMaskRequest, inputs, given), TargetsAnswer)
+
+
+def text_classification(
+    inputs: TextLike | list[TextT], options: TextClassificationOptions
+) -> Call[list[LabelScore] | list[list[LabelScore]]]:
+    """A call of `/text-classification`, whose reply has one list more than a single text needs.
+
+    Raises:
+        InvalidInputError: the service would refuse the inputs or an option.
+    """
+    body = _body(TextClassificationRequest, inputs, options)
+    read = _adapter(list[list[LabelScore]]).validate_json
+    path = "/text-classification"
+    if isinstance(inputs, list):
+        return Call(method="POST", path=path, body=body, read=read)
+    return Call(method="POST", path=path, body=body, read=lambda content: read(content)[0])
+
+
+def question_answering(
+    inputs: QuestionLike | list[QuestionT], options: QuestionAnsweringOptions
+) -> Call[QuestionAnsweringAnswer | list[QuestionAnsweringAnswer]]:
+    """A call of `/question-answering`.
+
+    Raises:
+        InvalidInputError: the service would refuse the inputs or an option.
+    """
+    body = _body(QuestionAnsweringRequest, inputs, options)
+    return _post("/question-answering", body, QuestionAnsweringAnswer)
+
+
+def sentence_order(
+    inputs: PairLike | list[PairT], options: SentenceOrderOptions
+) -> Call[Order | list[Order]]:
+    """A call of `/sentence-order` for pairs.
+
+    Raises:
+        InvalidInputError: the service would refuse the inputs or an option.
+    """
+    return _post("/sentence-order", _body(SentenceOrderRequest, inputs, options), Order)
+
+
+def coherence(
+    sentences: list[str] | list[list[str]], options: SentenceOrderOptions
+) -> Call[Coherence | list[Coherence]]:
+    """A call of `/sentence-order` for the sentences of a text, or of several texts.
+
+    Raises:
+        InvalidInputError: the service would refuse the sentences or an option.
+    """
+    body = _body(SentenceOrderRequest, _as_sentences(sentences), options)
+    return _post("/sentence-order", body, Coherence)
+
+
+def reorder(
+    sentences: list[str] | list[list[str]], options: SentenceOrderOptions
+) -> Call[Reordering | list[Reordering]]:
+    """A call of `/sentence-order` for the best order of sentences.
+
+    Raises:
+        InvalidInputError: the service would refuse the sentences or an option.
+    """
+    given = {**options, "reorder": True}
+    body = _body(SentenceOrderRequest, _as_sentences(sentences), given)
+    return _post("/sentence-order", body, Reordering)
+
+
+def info() -> Call[InfoReply]:
+    """A call of `/info`."""
+    return Call(method="GET", path="/info", body=None, read=InfoReply.model_validate_json)
+
+
+def _as_sentences(sentences: list[str] | list[list[str]]) -> object:
+    if sentences and isinstance(sentences[0], list):
+        return [{"sentences": text} for text in sentences]
+    return {"sentences": sentences}
+
+
+def _post(path: str, body: dict[str, Any], answer: Any) -> Call[Any]:
+    kind = list[answer] if isinstance(body["inputs"], list) else answer
+    return Call(method="POST", path=path, body=body, read=_adapter(kind).validate_json)
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _body(request: type[BaseModel], inputs: object, options: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(inputs, list):
+        return _checked(request, _plain(inputs), options)
+    items = [_plain(item) for item in inputs]
+    # A longer list than one request may have goes in several.
+    body = _checked(request, items[:MAX_ITEMS], options)
+    for start in range(MAX_ITEMS, len(items), MAX_ITEMS):
+        try:
+            more = _checked(request, items[start : start + MAX_ITEMS], options)
+        except InvalidInputError as error:
+            raise InvalidInputError(renumbered(str(error), start)) from error
+        body["inputs"] += more["inputs"]
+    return body
+
+
+def _checked(request: type[BaseModel], inputs: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        checked = request.model_validate({"inputs": inputs, "parameters": dict(options)})
+    except ValidationError as error:
+        raise InvalidInputError(describe(error)) from error
+    return checked.model_dump(exclude_unset=True)
+
+
+def renumbered(told: str, num_before: int) -> str:
+    """A message about an item, with the number that it has in the list that a part is of."""
+    return _ITEM_TOLD.sub(lambda match: f"inputs[{int(match[1]) + num_before}]", told)
+
+
+def _plain(item: object) -> object:
+    return dict(item) if isinstance(item, Mapping) else item

@@ -1,0 +1,246 @@
+"""ONNX Runtime over a bundle: one encoder for all tasks, one small head beside it for each.
+
+Every head reads the same hidden states, so one encoder call serves any mix of tasks, and a head
+sees only the rows that were asked for.
+
+Shape legend: B sequences, S positions, H hidden size, R rows asked for, K outputs of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from albert_serve.bundle.manifest import Bundle
+from albert_serve.config import AlbertConfig
+from albert_serve.errors import EngineError, InvalidInputError, NotFoundError
+from albert_serve.runtime.encoder_pool import EncoderPool, OpenEncoder, best_batch_tokens
+from albert_serve.runtime.encoders import Encoder, PaddedBatch, cuda_provider
+from albert_serve.runtime.ort import (
+    check_runtime,
+    choose_device,
+    cuda_options,
+    head_options,
+    open_session,
+    return_free_memory,
+)
+from albert_serve.settings import RuntimeOptions
+from albert_serve.tasks.base import EncoderInput, Logits
+
+# What one more encoder call costs, as tokens of compute (docs/decisions.md).
+_CALL_COST_TOKENS: Final = {"cpu": 16, "cuda": 1024}
+_WARM_UP_TOKENS: Final = 32
+
+
+class Engine:
+    """The sessions of one bundle. Safe to call from many threads at once.
+
+    Attributes:
+        config: the sizes of the model.
+        device: "cpu" or "cuda".
+        tasks: the names of the tasks whose heads the bundle holds.
+        max_batch_tokens: the most tokens, padding included, of one encoder call; a longer
+            single input runs alone.
+        call_cost_tokens: what one more encoder call costs, as tokens of compute.
+    """
+
+    def __init__(
+        self,
+        config: AlbertConfig,
+        encoder: OpenEncoder,
+        heads: dict[str, ort.InferenceSession],
+        *,
+        device: str = "cpu",
+    ) -> None:
+        self.config = config
+        self.device = device
+        self.tasks = tuple(heads)
+        self.max_batch_tokens = best_batch_tokens(config, device)
+        self.call_cost_tokens = _CALL_COST_TOKENS[device]
+        self._encoder = encoder
+        self._heads = heads
+
+    @classmethod
+    def open(
+        cls,
+        bundle: Bundle | Path,
+        options: RuntimeOptions | None = None,
+        pool: EncoderPool | None = None,
+    ) -> Engine:
+        """Make the sessions of a bundle; weights are mapped from its one file.
+
+        Args:
+            pool: whose encoder is used, where it has one of the same weights.
+
+        Raises:
+            BundleError: the bundle cannot be opened.
+            BundleCorruptError: the runtime refuses one of its graphs.
+            EngineError: this onnxruntime is too old to share weights.
+        """
+        check_runtime()
+        options = options or RuntimeOptions()
+        opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
+        device = choose_device(options.device)
+        provider = cuda_provider(captures=False) if device == "cuda" else None
+        heads = {
+            str(name): open_session(
+                opened.head_file(name),
+                head_options() if provider is None else cuda_options(),
+                cuda=provider,
+                folds=False,
+            )
+            for name in opened.manifest.tasks
+        }
+        encoder = (pool or EncoderPool()).open(opened, options, device)
+        engine = cls(opened.config, encoder, heads, device=device)
+        return_free_memory()
+        return engine
+
+    def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+        """Logits (R, K) of each input's rows, in the order of the inputs.
+
+        Inputs of like lengths share an encoder call, whatever their tasks.
+
+        Raises:
+            NotFoundError: the bundle has no head for a task.
+            InvalidInputError: ids, types or rows that the model cannot take.
+            EngineError: the runtime failed, or gave numbers that are not finite.
+        """
+        for given in inputs:
+            self._check(given)
+        logits: list[Logits | None] = [None] * len(inputs)
+        lengths = [len(given.ids) for given in inputs]
+        groups = group_by_length(lengths, self.max_batch_tokens, self.call_cost_tokens)
+        for group, answers in zip(groups, self._run_groups(inputs, groups), strict=True):
+            for index, rows in zip(group, answers, strict=True):
+                logits[index] = rows
+        return [rows for rows in logits if rows is not None]
+
+    def warm_up(self) -> None:
+        """Run every task once, so that the first request does not pay for first-call work.
+
+        Raises:
+            EngineError: a graph cannot be run.
+        """
+        num_tokens = min(_WARM_UP_TOKENS, self.config.max_positions)
+        ids = [self.config.cls_id] * num_tokens
+        self.run(
+            [EncoderInput(ids=ids, types=[0] * num_tokens, task=t, rows=[0]) for t in self.tasks]
+        )
+
+    def _run_groups(
+        self, inputs: Sequence[EncoderInput], groups: Sequence[Sequence[int]]
+    ) -> Iterable[list[Logits]]:
+        """The logits of each group: several beside each other, a lone one on all threads."""
+        batches = [[inputs[i] for i in group] for group in groups]
+        beside = self._encoder.beside
+        if beside is not None and len(batches) > 1:
+            return beside.pool.map(lambda batch: self._run_group(beside.encoder, batch), batches)
+        return (self._run_group(self._encoder.encoder, batch) for batch in batches)
+
+    def _run_group(self, encoder: Encoder, inputs: Sequence[EncoderInput]) -> list[Logits]:
+        with self._encoder.turn:
+            return self._run_in_turn(encoder, inputs)
+
+    def _run_in_turn(self, encoder: Encoder, inputs: Sequence[EncoderInput]) -> list[Logits]:
+        batch = _pad(inputs, self.config.pad_id)
+        hidden_BSH = _encode(encoder, batch)
+        num_positions = int(hidden_BSH.shape()[1])
+        rows = [
+            np.arange(len(given.ids)) if given.rows is None else np.array(given.rows, np.int64)
+            for given in inputs
+        ]
+        logits: list[Logits] = [np.empty((0, 0), np.float32)] * len(inputs)
+        for task in dict.fromkeys(given.task for given in inputs):
+            members = [i for i, given in enumerate(inputs) if given.task == task]
+            wanted_R = np.concatenate([rows[i] + i * num_positions for i in members])
+            logits_RK = _finite(_apply(self._heads[task], hidden_BSH, wanted_R, task), task)
+            ends = np.cumsum([len(rows[i]) for i in members])
+            for i, part in zip(members, np.split(logits_RK, ends[:-1]), strict=True):
+                logits[i] = part
+        return logits
+
+    def _check(self, given: EncoderInput) -> None:
+        if given.task not in self._heads:
+            there = ", ".join(self.tasks) or "none"
+            raise NotFoundError(f"this bundle has no task {given.task!r}; it has {there}")
+        num_tokens = len(given.ids)
+        if not 1 <= num_tokens <= self.config.max_positions:
+            raise InvalidInputError(
+                f"an input of {num_tokens} tokens; the model takes 1 to {self.config.max_positions}"
+            )
+        if len(given.types) != num_tokens:
+            raise InvalidInputError(f"{num_tokens} ids but {len(given.types)} token types")
+        _check_range("id", given.ids, self.config.vocab_size)
+        _check_range("token type", given.types, self.config.num_token_types)
+        _check_range("row", given.rows or [], num_tokens)
+
+
+def group_by_length(
+    lengths: Sequence[int], max_tokens: int, call_cost_tokens: int = _CALL_COST_TOKENS["cpu"]
+) -> list[list[int]]:
+    """Indices in groups to run together, longest first; every index is in exactly one group.
+
+    A group is closed when it would exceed `max_tokens` (its number times its longest length), or
+    when its padding would cost more than another call does.
+    """
+    groups: list[list[int]] = []
+    longest = padding = 0
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        padding += longest - lengths[index]
+        full = bool(groups) and (len(groups[-1]) + 1) * longest > max_tokens
+        if not groups or full or padding > call_cost_tokens:
+            groups.append([])
+            longest, padding = lengths[index], 0
+        groups[-1].append(index)
+    return groups
+
+
+def _encode(encoder: Encoder, batch: PaddedBatch) -> ort.OrtValue:
+    try:
+        return encoder.run(batch)
+    except Exception as error:
+        raise EngineError(f"the runtime failed on ids {batch.ids.shape}: {error}") from error
+
+
+def _apply(
+    head: ort.InferenceSession, hidden_BSH: ort.OrtValue, rows_R: NDArray[np.int64], task: str
+) -> NDArray[np.float32]:
+    """The head's logits (R, K), in this process' memory wherever the hidden states are."""
+    try:
+        binding = head.io_binding()
+        binding.bind_ortvalue_input("hidden_states", hidden_BSH)
+        binding.bind_cpu_input("rows", rows_R)
+        binding.bind_output("logits")
+        head.run_with_iobinding(binding)
+        logits_RK: NDArray[np.float32] = binding.get_outputs()[0].numpy()
+    except Exception as error:
+        raise EngineError(f"the runtime failed on {len(rows_R)} rows of {task}: {error}") from error
+    return logits_RK
+
+
+def _pad(inputs: Sequence[EncoderInput], pad_id: int) -> PaddedBatch:
+    lengths_B = np.array([len(given.ids) for given in inputs], np.int64)
+    shape = (len(inputs), int(lengths_B.max()))
+    ids_BS, types_BS = np.full(shape, pad_id, np.int64), np.zeros(shape, np.int64)
+    for row, given in enumerate(inputs):
+        ids_BS[row, : len(given.ids)] = given.ids
+        types_BS[row, : len(given.ids)] = given.types
+    return PaddedBatch(ids=ids_BS, types=types_BS, lengths=lengths_B)
+
+
+def _finite(logits_RK: NDArray[np.float32], task: str) -> NDArray[np.float32]:
+    if not np.isfinite(logits_RK).all():
+        raise EngineError(f"the model gave numbers that are not finite for {task}")
+    return logits_RK
+
+
+def _check_range(what: str, values: Sequence[int], end: int) -> None:
+    if values and not 0 <= min(values) <= max(values) < end:
+        bad = next(value for value in values if not 0 <= value < end)
+        raise InvalidInputError(f"{what} {bad} is out of range; allowed are 0 to {end - 1}")

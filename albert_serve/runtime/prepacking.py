@@ -1,0 +1,174 @@
+"""A cache on this machine of encoders whose weights are laid out for its CPU.
+
+A process that packs the weights itself has a private copy of them. One that opens a packed copy on
+disk shares its pages with all others. An entry is made once for a bundle, a processor and a version
+of the runtime, in a folder of their hash; it is never needed, and may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import onnxruntime as ort
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from albert_serve.bundle.manifest import ENCODER_FILE, WEIGHTS_FILE, Bundle, FileEntry, file_entry
+from albert_serve.bundle.weights import WORDS, read_header, stored_name
+from albert_serve.errors import BundleCorruptError
+from albert_serve.runtime.ort import cpu_name, encoder_options, open_session
+from albert_serve.settings import RuntimeOptions
+
+if sys.platform != "win32":
+    import fcntl
+
+_GRAPH: Final = "encoder.onnx"
+PACKED_FILE: Final = "encoder.data"
+_ENTRY: Final = "entry.json"
+_LAYOUT: Final = 1
+_NUMPY_TYPES: Final = {"F32": np.float32, "F16": np.float16, "I8": np.int8}
+_logger = logging.getLogger(__name__)
+
+
+class _Entry(BaseModel):
+    """What an entry was made of, and its files."""
+
+    model_config = ConfigDict(frozen=True)
+
+    weights: str
+    graph: str
+    runtime: str
+    cpu: str
+    layout: int = _LAYOUT
+    files: dict[str, FileEntry] = {}
+
+    @property
+    def key(self) -> str:
+        """The name of its folder."""
+        made_of = json.dumps(self.model_dump(exclude={"files"}), sort_keys=True)
+        return hashlib.sha256(made_of.encode()).hexdigest()[:32]
+
+
+def packed_encoder(bundle: Bundle, options: RuntimeOptions) -> Path | None:
+    """The encoder's graph with packed weights, made now if it is not there.
+
+    Where it cannot be written, one line of the log says why, and the answer is None.
+    """
+    assert options.cache_folder is not None
+    entry = _describe(bundle)
+    folder = options.cache_folder / entry.key
+    try:
+        if _is_whole(folder, entry):
+            return folder / _GRAPH
+        with _only_one(options.cache_folder):
+            if not _is_whole(folder, entry):
+                _make(bundle, options, entry, folder)
+    except OSError as error:
+        reason = " ".join(str(error).split())
+        _logger.warning("no packed weights are kept in %s: %s", options.cache_folder, reason)
+        return None
+    return folder / _GRAPH
+
+
+def map_words(bundle: Bundle) -> tuple[str, ort.OrtValue]:
+    """The word embeddings' name in the graphs, and their pages in the bundle.
+
+    Put in place of an entry's own copy of them, so that encoder and heads read the same pages. They
+    are not packed: rows of them are looked up.
+    """
+    stored = read_header(bundle.weights_file)
+    name = stored_name(WORDS, stored)
+    words = stored[name]
+    pages = np.memmap(
+        bundle.weights_file, _NUMPY_TYPES[words.dtype], "r", words.offset, words.shape
+    )
+    return name, ort.OrtValue.ortvalue_from_numpy(pages)
+
+
+def _describe(bundle: Bundle) -> _Entry:
+    files = bundle.manifest.files
+    return _Entry(
+        weights=files[WEIGHTS_FILE].sha256,
+        graph=files[ENCODER_FILE].sha256,
+        runtime=ort.__version__,
+        cpu=cpu_name(),
+    )
+
+
+def _is_whole(folder: Path, expected: _Entry) -> bool:
+    """Whether an entry is there, of the same origin, with every byte as it was written."""
+    try:
+        entry = _Entry.model_validate_json((folder / _ENTRY).read_bytes())
+        same = entry.key == expected.key and {_GRAPH, PACKED_FILE} <= entry.files.keys()
+        return same and all(file_entry(folder / name) == file for name, file in entry.files.items())
+    except (OSError, ValidationError):
+        return False
+
+
+def _make(bundle: Bundle, options: RuntimeOptions, entry: _Entry, folder: Path) -> None:
+    """Write an entry beside its place, and move it there when it is whole."""
+    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
+    try:
+        made = encoder_options(options)
+        made.optimized_model_filepath = str(partial / _GRAPH)
+        for key, value in {
+            "session.save_external_prepacked_constant_initializers": "1",
+            "session.optimized_model_external_initializers_file_name": PACKED_FILE,
+            "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
+        }.items():
+            made.add_session_config_entry(key, value)
+        _write_packed(bundle.encoder_file, made)
+        files = {name: file_entry(partial / name) for name in (_GRAPH, PACKED_FILE)}
+        content = entry.model_copy(update={"files": files}).model_dump_json(indent=2)
+        (partial / _ENTRY).write_text(content, encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)  # a damaged one
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    _forget_stale(folder, entry)
+
+
+def _write_packed(graph: Path, made: ort.SessionOptions) -> None:
+    """Let the runtime write what it packs.
+
+    Raises:
+        OSError: it cannot.
+    """
+    try:
+        open_session(graph, made)
+    except BundleCorruptError as error:
+        raise OSError(
+            f"the runtime could not write them; is there room for twice the weights? ({error})"
+        ) from error
+
+
+def _forget_stale(folder: Path, entry: _Entry) -> None:
+    """Delete entries of the same bundle for another processor or version of the runtime."""
+    for other in folder.parent.glob(f"*/{_ENTRY}"):
+        with contextlib.suppress(OSError, ValidationError):
+            found = _Entry.model_validate_json(other.read_bytes())
+            if other.parent != folder and found.weights == entry.weights:
+                shutil.rmtree(other.parent)
+
+
+@contextlib.contextmanager
+def _only_one(cache: Path) -> Iterator[None]:
+    """One process at a time: of workers that start together, one packs and the others wait."""
+    cache.mkdir(parents=True, exist_ok=True)
+    lock = os.open(cache / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        if sys.platform != "win32":
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)

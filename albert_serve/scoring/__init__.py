@@ -1,0 +1,1 @@
+"""Batch scoring of files."""

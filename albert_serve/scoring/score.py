@@ -1,0 +1,301 @@
+"""Batch scoring: a JSONL file of inputs to a JSONL file of answers, row for row in order.
+
+A row is `{"inputs": ..., "parameters": {...}}` as the endpoint takes it, or the fields of one item:
+`{"text"}`, `{"text", "text_pair"}`, `{"question", "context"}`, `{"sentences"}`; an `"id"` is passed
+through, other columns are passed over. A result is `{"id", "output"}`, with `"warnings"` and
+`"truncated_tokens"` where there are any, or `{"id", "error", "error_type"}`: a bad row never stops
+the job. Files ending in `.gz` or `.xz` are compressed. The output appears under its name when it is
+complete.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from pydantic import ValidationError
+from pydantic_core import to_jsonable_python
+from tqdm import tqdm
+
+from albert_serve.api.schemas import TaskRequest, describe
+from albert_serve.errors import AlbertServeError, InvalidInputError, MalformedRequestError
+from albert_serve.scoring.jsonl import appearing, read_lines
+from albert_serve.tasks import (
+    TASKS,
+    AnyTask,
+    EncoderInput,
+    Logits,
+    Prepared,
+    Round,
+    TaskSetup,
+    open_task,
+    prepare_request,
+)
+
+# So many that the engine can run batches beside each other, and few enough that the logits of
+# fill-mask, as wide as the vocabulary, have room.
+_BATCHES_AT_ONCE: Final = 8
+# The fields of a bare item.
+_FIELDS: Final = {
+    "fill-mask": ("text",),
+    "text-classification": ("text", "text_pair"),
+    "question-answering": ("question", "context"),
+    "sentence-order": ("text", "text_pair", "sentences"),
+}
+
+
+class Runner(Protocol):
+    """What scoring needs of an engine."""
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """The most tokens, padding included, that run together."""
+        ...
+
+    def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+        """Logits (R, K) of each input's rows, in order."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreSummary:
+    """How a job went."""
+
+    num_rows: int
+    num_errors: int
+    duration_s: float
+
+    def __str__(self) -> str:
+        rate = self.num_rows / self.duration_s if self.duration_s else 0.0
+        return (
+            f"{self.num_rows} rows, {self.num_errors} with errors, in {self.duration_s:.1f} s "
+            f"({rate:.1f} rows/s)"
+        )
+
+
+def score_file(
+    engine: Runner,
+    task: str,
+    setup: TaskSetup,
+    source: Path,
+    output: Path,
+    *,
+    parameters: Mapping[str, Any] | None = None,
+    num_window_rows: int = 512,
+) -> ScoreSummary:
+    """Answer every row of `source` into `output`.
+
+    Args:
+        engine: runs the model.
+        task: its name, such as "fill-mask".
+        setup: the model's tokenizer and labels.
+        source: JSONL, one row a line.
+        output: JSONL; replaced if it exists.
+        parameters: the task's, for all rows; a row's own come before them.
+        num_window_rows: rows that are read ahead, so that those of like lengths run together.
+
+    Raises:
+        NotFoundError: there is no such task.
+        InvalidInputError: a parameter is wrong, or `source` is damaged, or is `output`.
+        OSError: a file cannot be read or written.
+    """
+    if output.exists() and output.samefile(source):
+        raise InvalidInputError(f"{output} is also the input; name another output")
+    opened = open_task(task, setup)
+    reader = _RowReader(task=task, opened=opened, parameters=_checked(task, parameters or {}))
+    started_s = time.monotonic()
+    num_rows = num_errors = 0
+    with appearing(output) as stream, tqdm(unit=" rows", desc=task, disable=None) as bar:
+        rows = (reader.read(number, line) for number, line in read_lines(source))
+        while window := list(islice(rows, num_window_rows)):
+            _answer(engine, window)
+            stream.writelines(row.to_json() + "\n" for row in window)
+            num_rows += len(window)
+            num_errors += sum(row.error is not None for row in window)
+            bar.update(len(window))
+    duration_s = time.monotonic() - started_s
+    return ScoreSummary(num_rows=num_rows, num_errors=num_errors, duration_s=duration_s)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Row:
+    """One line on its way to a result."""
+
+    passed: dict[str, Any]
+    items: list[Prepared[Any]] = field(default_factory=list)
+    is_list: bool = False
+    answers: dict[int, Any] = field(default_factory=dict)
+    error: AlbertServeError | None = None
+
+    def to_json(self) -> str:
+        result: dict[str, Any] = dict(self.passed)
+        if self.error is not None:
+            result |= {"error": str(self.error), "error_type": self.error.error_type}
+        else:
+            answers = [self.answers[number] for number in range(len(self.items))]
+            result["output"] = to_jsonable_python(answers if self.is_list else answers[0])
+            result |= self._remarks()
+        return json.dumps(result, ensure_ascii=False)
+
+    def _remarks(self) -> dict[str, Any]:
+        warnings = [warning for item in self.items for warning in item.warnings]
+        num_truncated = sum(item.num_truncated for item in self.items)
+        told = {"warnings": warnings, "truncated_tokens": num_truncated}
+        return {name: value for name, value in told.items() if value}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _RowReader:
+    """Makes rows of lines; what is wrong with one becomes its error."""
+
+    task: str
+    opened: AnyTask
+    parameters: dict[str, Any]
+
+    def read(self, number: int, line: bytes) -> _Row:
+        row = _Row(passed={})
+        try:
+            fields = _parse(number, line)
+            row.passed = {"id": fields["id"]} if "id" in fields else {}
+            request = self._request(fields)
+            row.is_list = isinstance(request.inputs, list)
+            row.items = prepare_request(self.opened, request)
+        except AlbertServeError as error:
+            row.error = error
+        return row
+
+    def _request(self, fields: dict[str, Any]) -> TaskRequest:
+        given = fields.get("parameters") or {}
+        parameters = {**self.parameters, **given} if isinstance(given, dict) else given
+        try:
+            return TASKS[self.task].request.model_validate(
+                {"inputs": self._inputs(fields), "parameters": parameters}
+            )
+        except ValidationError as error:
+            raise InvalidInputError(describe(error)) from error
+
+    def _inputs(self, fields: dict[str, Any]) -> Any:
+        if "inputs" in fields:
+            return fields["inputs"]
+        item = {name: fields[name] for name in _FIELDS[self.task] if name in fields}
+        if not item:
+            *names, last = _FIELDS[self.task]
+            told = f"{', '.join(names)} or {last}" if names else last
+            raise InvalidInputError(f"the row has neither inputs nor {told}")
+        return item["text"] if self.task == "fill-mask" else item
+
+
+def _checked(task: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        checked = TASKS[task].parameters.model_validate(dict(parameters))
+    except ValidationError as error:
+        raise InvalidInputError(f"parameters: {describe(error)}") from error
+    return checked.model_dump(exclude_unset=True)
+
+
+def _parse(number: int, line: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(line, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise MalformedRequestError(f"line {number} is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise MalformedRequestError(f"line {number} is not a JSON object")
+    return fields
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not a JSON number")
+
+
+def _answer(engine: Runner, rows: Sequence[_Row]) -> None:
+    """Run what the rows ask for, round after round, until each item has an answer or an error."""
+    items = [
+        _Item(row=row, number=number, stage=item)
+        for row in rows
+        for number, item in enumerate(row.items)
+    ]
+    while items:
+        items = [item for item in _run_round(engine, items) if item.row.error is None]
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Item:
+    """An item of a row, and the round that it is in."""
+
+    row: _Row
+    number: int
+    stage: Round[Any]
+    arrived: dict[int, Logits] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Place:
+    """Where an input's logits belong: which part of which item."""
+
+    item: _Item
+    part: int
+    given: EncoderInput
+
+
+def _run_round(engine: Runner, items: Sequence[_Item]) -> list[_Item]:
+    """Run what the items need now, like lengths together; returns those that need another round."""
+    places = [
+        _Place(item=item, part=part, given=given)
+        for item in items
+        for part, given in enumerate(item.stage.inputs)
+    ]
+    further = []
+    for group in _group(places, _BATCHES_AT_ONCE * engine.max_batch_tokens):
+        for place, outcome in zip(group, _run(engine, [p.given for p in group]), strict=True):
+            item = place.item
+            if isinstance(outcome, AlbertServeError):
+                item.row.error = item.row.error or outcome
+                continue
+            item.arrived[place.part] = outcome
+            # At once, for a fill-mask's logits are as wide as the vocabulary.
+            if len(item.arrived) == len(item.stage.inputs) and (after := _finish(item)):
+                further.append(after)
+    return further
+
+
+def _finish(item: _Item) -> _Item | None:
+    """Give the row its answer; or returns the item in its next round."""
+    logits = [item.arrived[part] for part in range(len(item.arrived))]
+    item.arrived.clear()
+    try:
+        outcome = item.stage.finish(logits)
+    except AlbertServeError as error:
+        item.row.error = item.row.error or error
+        return None
+    if isinstance(outcome, Round):
+        return _Item(row=item.row, number=item.number, stage=outcome)
+    item.row.answers[item.number] = outcome
+    return None
+
+
+def _group(places: Iterable[_Place], max_tokens: int) -> Iterator[list[_Place]]:
+    """The longest first, in groups whose number times longest length keeps to the budget."""
+    group: list[_Place] = []
+    for place in sorted(places, key=lambda place: -len(place.given.ids)):
+        if group and (len(group) + 1) * len(group[0].given.ids) > max_tokens:
+            yield group
+            group = []
+        group.append(place)
+    if group:
+        yield group
+
+
+def _run(engine: Runner, inputs: Sequence[EncoderInput]) -> list[Logits | AlbertServeError]:
+    """Logits of each input, or why it has none: halved until the failing ones are alone."""
+    try:
+        return list(engine.run(inputs))
+    except AlbertServeError as error:
+        if len(inputs) == 1:
+            return [error]
+    half = len(inputs) // 2
+    return _run(engine, inputs[:half]) + _run(engine, inputs[half:])

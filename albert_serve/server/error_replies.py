@@ -1,0 +1,269 @@
+"""One envelope for every reply that is not a success, and an id for every request.
+
+Whatever refuses a request, an endpoint, the router or BentoML, the caller gets
+`{"error", "error_type", "request_id"}` and the header `X-Request-ID`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import math
+import re
+import time
+import uuid
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final, NoReturn
+from urllib.parse import quote
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from albert_serve.api.schemas import ErrorReply
+from albert_serve.errors import (
+    AlbertServeError,
+    BodyTooLargeError,
+    DeadlineExceededError,
+    MalformedRequestError,
+    QueueFullError,
+    UnsupportedMediaError,
+    request_error,
+)
+from albert_serve.server.logging import REQUEST_ID
+from albert_serve.server.surfaces import HEALTH_PATHS, METRICS_PATH
+
+REQUEST_ID_HEADER: Final = "X-Request-ID"
+_SANE_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
+# They are asked for every few seconds, by machines.
+_QUIET: Final = HEALTH_PATHS | {METRICS_PATH}
+# What a reply keeps of the headers of the one that it replaces: they let a browser read it.
+_KEPT: Final = ("vary", "access-control-")
+_logger = logging.getLogger(__name__)
+_access_logger = logging.getLogger("albert_serve.access_log")
+
+
+class Envelope:
+    """ASGI middleware: gives each request its id and its line in the log, each error the envelope.
+
+    What is inside of it is logged with the request's id.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and see that its reply keeps the contract."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        scope["albert_serve.request_id"] = find_or_make_id(Headers(scope=scope))
+        context = REQUEST_ID.set(request_id_of(scope))
+        started_s = time.perf_counter()
+        reply = _Reply(scope, receive, send)
+        try:
+            await self._answer(scope, receive, reply)
+        finally:
+            _log_access(scope, reply.status, time.perf_counter() - started_s)
+            REQUEST_ID.reset(context)
+
+    async def _answer(self, scope: Scope, receive: Receive, reply: _Reply) -> None:
+        try:
+            await self.app(scope, receive, reply.send)
+        except Exception:
+            _logger.exception("request %s failed", request_id_of(scope))
+            if reply.started and not reply.finished:
+                raise  # too late for an envelope: the server closes the connection
+            if not reply.started:
+                status = HTTPStatus.INTERNAL_SERVER_ERROR
+                await _replacement(scope, status, {})(scope, receive, reply.send)
+
+
+class _Reply:
+    """Sends a reply on, with the id; one that is an error without the envelope is replaced."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.started = self.finished = False
+        self.status: int | None = None
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._instead: Response | None = None
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            self.status = message["status"]
+            headers = MutableHeaders(raw=message.setdefault("headers", []))
+            if message["status"] >= HTTPStatus.BAD_REQUEST and REQUEST_ID_HEADER not in headers:
+                self._instead = _replacement(self._scope, message["status"], headers)
+            else:
+                headers[REQUEST_ID_HEADER] = request_id_of(self._scope)
+        ends = message["type"] == "http.response.body" and not message.get("more_body")
+        if self._instead is None:
+            await self._send(message)
+        elif ends:
+            await self._instead(self._scope, self._receive, self._send)
+        self.finished = self.finished or ends
+
+
+def request_id_of(scope: Scope) -> str:
+    """The id of the request: the caller's own, or one made for it."""
+    request_id: str = scope["albert_serve.request_id"]
+    return request_id
+
+
+def id_header(scope: Scope) -> dict[str, str]:
+    """The header that marks a reply as ours: it is not replaced."""
+    return {REQUEST_ID_HEADER: request_id_of(scope)}
+
+
+def error_response(error: AlbertServeError, scope: Scope) -> Response:
+    """The envelope of an error, with the status that the error knows.
+
+    What went wrong inside of the service is the log's to say: it may name files.
+    """
+    is_internal = error.status == HTTPStatus.INTERNAL_SERVER_ERROR
+    message = _internal(error.error_type) if is_internal else str(error)
+    response = _envelope(scope, error.status, error.error_type, message)
+    if isinstance(error, QueueFullError):
+        response.headers["Retry-After"] = str(math.ceil(error.retry_after_s))
+    return response
+
+
+async def read_json(request: Request, *, max_bytes: int, deadline_s: float) -> Any:
+    """The JSON value of a request's body.
+
+    Raises:
+        UnsupportedMediaError: the content type is not JSON, or the body is compressed.
+        BodyTooLargeError: the body is over the limit; the rest of it is not read.
+        DeadlineExceededError: the body did not arrive in time.
+        MalformedRequestError: the body is not JSON.
+    """
+    media = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if media != "application/json":
+        got = f"the content type is {media}" if media else "there is no Content-Type"
+        raise UnsupportedMediaError(f"{got}; send application/json")
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise UnsupportedMediaError(
+            f"the content encoding is {coding[:40]!r}; send the body as it is"
+        )
+    try:
+        async with asyncio.timeout(deadline_s):
+            body = await _read_body(request, max_bytes)
+    except TimeoutError:
+        raise DeadlineExceededError(f"the body did not arrive within {deadline_s:g} s") from None
+    try:
+        return _parse(body)
+    except (ValueError, RecursionError) as error:
+        raise MalformedRequestError(f"the body is not JSON: {error}") from error
+
+
+def _parse(body: bytes) -> Any:
+    # A body of a million lists would have all that lives searched for garbage, again and again.
+    pauses = gc.isenabled()
+    gc.disable()
+    try:
+        # Not of bytes: those it takes in UTF-16 and UTF-32, too, and half surrogates in UTF-8.
+        return json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant)
+    finally:
+        if pauses:
+            gc.enable()
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number in JSON")
+
+
+async def _read_body(request: Request, max_bytes: int) -> bytes:
+    declared = request.headers.get("content-length", "0")
+    size = int(declared) if declared.isdecimal() else 0
+    chunks: list[bytes] = []
+    if size <= max_bytes:
+        size = 0
+        try:
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > max_bytes:
+                    break
+                chunks.append(chunk)
+        except ClientDisconnect as error:
+            raise MalformedRequestError("the connection closed within the body") from error
+    if size > max_bytes:
+        raise BodyTooLargeError(f"the body is over the limit of {max_bytes} bytes; split it")
+    return b"".join(chunks)
+
+
+def find_or_make_id(headers: Headers) -> str:
+    """The id that the caller gave, if it is a sane one, or a new one."""
+    given = headers.get(REQUEST_ID_HEADER, "")
+    return given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _replacement(scope: Scope, status: int, given: Mapping[str, str]) -> Response:
+    """The envelope in place of a bare reply of the router, of BentoML, or of an exception.
+
+    Args:
+        given: the headers of what is replaced.
+    """
+    allow = given.get("allow")
+    told = {
+        HTTPStatus.NOT_FOUND: f"there is nothing at {scope['path']}; see /docs for what there is",
+        HTTPStatus.METHOD_NOT_ALLOWED: f"{scope['method']} is not allowed here; use {allow}",
+        HTTPStatus.SERVICE_UNAVAILABLE: "the service is not ready",
+        HTTPStatus.INTERNAL_SERVER_ERROR: _internal("internal"),
+    }
+    message = told.get(HTTPStatus(status), HTTPStatus(status).phrase)
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        kind = "method_not_allowed"  # the client never provokes it, so it has no class
+    else:
+        kind = request_error(status, message).error_type
+    response = _envelope(scope, status, kind, message)
+    if allow:
+        response.headers["Allow"] = allow
+    response.headers.update(
+        {name: value for name, value in given.items() if name.lower().startswith(_KEPT)}
+    )
+    return response
+
+
+def _internal(error_type: str) -> str:
+    what = "the model failed on this request" if error_type == "engine" else "an unexpected error"
+    return f"{what}; the service's log has it under the request's id"
+
+
+def _log_access(scope: Scope, status: int | None, duration_s: float) -> None:
+    if scope["path"] in _QUIET:
+        return
+    duration_ms = round(duration_s * 1000, 1)
+    # As sent: a path may hold a line's end, escaped, and with it a line that nobody logged.
+    path = quote(scope["path"], safe="/")
+    _access_logger.info(
+        "%s %s %s %.1f ms (request %s)",
+        scope["method"],
+        path,
+        status or "-",
+        duration_ms,
+        request_id_of(scope),
+        extra={
+            "method": scope["method"],
+            "path": path,
+            "status": status,
+            "duration_ms": duration_ms,
+        },
+    )
+
+
+def _envelope(scope: Scope, status: int, error_type: str, message: str) -> Response:
+    reply = ErrorReply(error=message, error_type=error_type, request_id=request_id_of(scope))
+    return Response(
+        reply.model_dump_json(),
+        status,
+        headers=id_header(scope),
+        media_type="application/json",
+    )

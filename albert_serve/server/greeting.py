@@ -1,0 +1,56 @@
+"""What `albert-serve serve` says before it serves."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any, Final
+
+from albert_serve.api.schemas import MODEL_PATH
+from albert_serve.bundle.manifest import Bundle
+from albert_serve.tasks import TASKS
+
+# What to try first, for each endpoint.
+_REQUESTS: Final[dict[str, dict[str, Any]]] = {
+    "fill-mask": {"inputs": "He was born in the United [MASK].", "parameters": {"top_k": 3}},
+    "text-classification": {"inputs": "A moving film with a wonderful cast."},
+    "question-answering": {
+        "inputs": {
+            "question": "When was the bridge built?",
+            "context": "The bridge over the river was built in 1932.",
+        }
+    },
+    "sentence-order": {
+        "inputs": {
+            "text": "He was born in Vienna in 1901. He studied physics there.",
+            "text_pair": "After that, he moved to Berlin and worked as a teacher until 1970.",
+        }
+    },
+}
+
+
+def greeting(
+    bundles: Mapping[str, Bundle], default: str, host: str, port: int, *, needs_key: bool = False
+) -> str:
+    """Where the service will answer, and a request to try for each task of each model.
+
+    Args:
+        bundles: by the models' names.
+        default: the name of the model that is asked where no name is given.
+        needs_key: whether the requests need a key; it is to be in ALBERT_API_KEY.
+    """
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104
+    url = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
+    told = f"(API: {url}/docs; ready when {url}/readyz answers 200)"
+    lines = [f"{', '.join(str(bundle.folder) for bundle in bundles.values())} on {url} {told}", ""]
+    headers = "-H 'Content-Type: application/json'"
+    if needs_key:
+        headers += ' -H "Authorization: Bearer $ALBERT_API_KEY"'
+    for name, bundle in bundles.items():
+        prefix = "" if name == default else MODEL_PATH.format(model=name)
+        for task in bundle.manifest.tasks:
+            if task in TASKS:
+                body = shlex.quote(json.dumps(_REQUESTS[task]))
+                lines += [f"curl {url}{prefix}/{task} {headers} \\", f"  -d {body}"]
+    return "\n".join([*lines, ""])

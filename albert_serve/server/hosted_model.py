@@ -1,0 +1,132 @@
+"""A model that is served: its tasks, its engine, and the queue in front of that."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, TypeVarTuple, Unpack
+
+import pydantic_core
+
+from albert_serve import __version__
+from albert_serve.api.schemas import InfoReply, TaskInfo, TaskRequest
+from albert_serve.batching.batcher import Batcher
+from albert_serve.batching.scheduler import Priority
+from albert_serve.bundle.manifest import Bundle
+from albert_serve.errors import DeadlineExceededError, TooMuchAtOnceError
+from albert_serve.settings import Settings
+from albert_serve.tasks import AnyTask, Logits, Prepared, Work, prepare_request, shape_reply
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class ServedModel:
+    """What answers the requests to one model. Belongs to one event loop.
+
+    Attributes:
+        tasks: the logic of each task that the bundle has, by endpoint name.
+    """
+
+    name: str
+    settings: Settings
+    bundle: Bundle
+    tasks: dict[str, AnyTask]
+    batcher: Batcher
+    _num_users: int = 0
+    _unused: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._unused.set()
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Inside `with`, the model is not closed."""
+        self._num_users += 1
+        self._unused.clear()
+        try:
+            yield
+        finally:
+            self._num_users -= 1
+            if not self._num_users:
+                self._unused.set()
+
+    async def answer(
+        self, task: str, given: TaskRequest, ends_s: float, priority: Priority
+    ) -> tuple[list[Prepared[Any]], bytes]:
+        """What a valid request was read as, and the reply to it as JSON.
+
+        Args:
+            ends_s: when the deadline is, on `time.monotonic`'s clock.
+
+        Raises:
+            InvalidInputError: an item cannot be answered; for a list the message has its index.
+            RequestError: the queue is full, or the deadline has passed.
+            EngineError: the model failed.
+        """
+        prepared = await _in_thread(self._prepare, task, given, ends_s=ends_s)
+        work = Work(prepared)
+        body, is_begun = None, False
+        while body is None:  # one round, but where the next inputs depend on these answers
+            left_s = ends_s - time.monotonic()
+            logits = await self.batcher.run(
+                work.inputs, left_s, priority=priority, is_begun=is_begun
+            )
+            body, is_begun = await _in_thread(_take, work, logits, given, ends_s=ends_s), True
+        return prepared, body
+
+    async def close(self) -> None:
+        """Finish what was accepted, and end the engine's thread."""
+        await self._unused.wait()
+        await self.batcher.close()
+
+    def info(self) -> InfoReply:
+        """What is served, and the limits."""
+        manifest = self.bundle.manifest
+        return InfoReply(
+            model_id=self.name,
+            version=__version__,
+            precision=manifest.precision,
+            revision=manifest.revision,
+            tasks=[
+                TaskInfo(name=name, labels=entry.labels, problem_type=entry.problem_type)
+                for name, entry in manifest.tasks.items()
+                if name in self.tasks
+            ],
+            max_positions=self.bundle.config.max_positions,
+            mask_token="[MASK]",  # noqa: S106  # not that kind of token
+            max_items=self.settings.max_items,
+            max_body_bytes=self.settings.max_body_bytes,
+            needs_key=self.settings.needs_key,
+        )
+
+    def _prepare(self, task: str, given: TaskRequest) -> list[Prepared[Any]]:
+        if isinstance(given.inputs, list) and len(given.inputs) > self.settings.max_items:
+            raise TooMuchAtOnceError(
+                f"inputs holds {len(given.inputs)} items; at most {self.settings.max_items} are "
+                "taken at once: split the list"
+            )
+        most = self.batcher.max_queue_tokens
+        return prepare_request(self.tasks[task], given, max_tokens=most)
+
+
+def _take(work: Work, logits: list[Logits], given: TaskRequest) -> bytes | None:
+    """The reply, if this was the last round."""
+    work.take(logits)
+    return None if work.inputs else pydantic_core.to_json(shape_reply(given, work.answers))
+
+
+_Args = TypeVarTuple("_Args")
+_ResultT = TypeVar("_ResultT")
+
+
+async def _in_thread(
+    function: Callable[[Unpack[_Args]], _ResultT], *args: *_Args, ends_s: float
+) -> _ResultT:
+    """Off the event loop: texts and answers may be megabytes. What is late is left to end alone."""
+    try:
+        async with asyncio.timeout(ends_s - time.monotonic()):
+            return await asyncio.to_thread(function, *args)
+    except TimeoutError:
+        raise DeadlineExceededError("no answer before the deadline; send less at once") from None

@@ -1,0 +1,190 @@
+"""The OpenAPI document: the tasks' endpoints, beside those that BentoML describes itself."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pydantic import BaseModel, TypeAdapter
+
+from albert_serve import __version__
+from albert_serve.api.examples import EXAMPLES
+from albert_serve.api.schemas import (
+    MODEL_PATH,
+    MODELS_PATH,
+    ErrorReply,
+    FillMaskReply,
+    InfoReply,
+    ModelsReply,
+    QuestionAnsweringReply,
+    SentenceOrderReply,
+    TextClassificationReply,
+)
+from albert_serve.batching.scheduler import PRIORITIES
+from albert_serve.server.auth import PRIORITY_HEADER
+from albert_serve.tasks import TASKS
+
+_REF: Final = "#/components/schemas/{model}"
+_TAG: Final = "Service APIs"
+_MODEL_TAG: Final = "One model of several"
+
+_SECURITY: Final = {
+    "key": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "An API key, where the service asks for one.",
+    }
+}
+_PRIORITY: Final = {
+    "name": PRIORITY_HEADER,
+    "in": "header",
+    "description": "batch for what can wait until no interactive request does.",
+    "schema": {"type": "string", "enum": list(PRIORITIES), "default": PRIORITIES[0]},
+}
+_MODEL: Final = {
+    "name": "model",
+    "in": "path",
+    "required": True,
+    "description": "One of those that /v1/models lists.",
+    "schema": {"type": "string"},
+}
+_REPLIES: Final[dict[str, TypeAdapter[Any]]] = {
+    "fill-mask": TypeAdapter(FillMaskReply),
+    "text-classification": TypeAdapter(TextClassificationReply),
+    "question-answering": TypeAdapter(QuestionAnsweringReply),
+    "sentence-order": TypeAdapter(SentenceOrderReply),
+}
+_ERRORS: Final[dict[str, str]] = {
+    "400": "The body is not JSON.",
+    "401": "No key, or one that is not known, where the service asks for one.",
+    "404": "The model served here does not have this task.",
+    "413": "The body is over the limit that /info tells.",
+    "415": "The content type is not application/json.",
+    "422": "A value that the task cannot take.",
+    "429": "Too much work is waiting; Retry-After says when to come back.",
+    "500": "The model or the service failed.",
+    "503": "The service is starting or shutting down.",
+    "504": "No answer within the deadline.",
+}
+
+
+def describe_service(base: dict[str, Any]) -> dict[str, Any]:
+    """BentoML's own document with our paths and schemas added."""
+    schemas: dict[str, Any] = dict(base.get("components", {}).get("schemas", {}))
+    paths = _model_paths(schemas)
+    listed = {"get": _get("The models that are served.", ModelsReply, schemas)}
+    named = {
+        f"{MODEL_PATH}{path}": _of_model(operations, schemas)
+        for path, operations in {**paths, "": paths["/info"]}.items()
+    }
+    paths = {**paths, MODELS_PATH: listed, **named}
+    return {
+        **base,
+        "info": {
+            "title": "albert_serve",
+            "version": __version__,
+            "description": "ALBERT: fill-mask, text classification, question answering and "
+            "sentence order, in Hugging Face's inference format.",
+        },
+        "components": {
+            **base.get("components", {}),
+            "schemas": schemas,
+            "securitySchemes": _SECURITY,
+        },
+        "security": [{}, {"key": []}],
+        "paths": {**paths, **base.get("paths", {})},
+    }
+
+
+def _model_paths(schemas: dict[str, Any]) -> dict[str, Any]:
+    """What a model answers, without its name: then the default is asked."""
+    return {
+        **{f"/{name}": {"post": _operation(name, schemas)} for name in TASKS},
+        "/info": {"get": _get("What is served, and its limits.", InfoReply, schemas)},
+        "/health": {"get": _health(schemas)},
+    }
+
+
+def _of_model(operations: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
+    """The same for a model that is named in the address."""
+    named = {
+        method: {key: value for key, value in operation.items() if key != "operationId"}
+        for method, operation in operations.items()
+    }
+    for operation in named.values():
+        operation["tags"] = [_MODEL_TAG]
+        missing = {
+            "description": "There is no such model, or it does not have this task.",
+            "content": _json(_reference(ErrorReply, schemas), {}),
+        }
+        operation["responses"] = {**operation["responses"], "404": missing}
+    return {**named, "parameters": [_MODEL]}
+
+
+def _operation(name: str, schemas: dict[str, Any]) -> dict[str, Any]:
+    reply = _collect(_REPLIES[name].json_schema(mode="serialization", ref_template=_REF), schemas)
+    request = TASKS[name].request
+    return {
+        "tags": [_TAG],
+        "operationId": name.replace("-", "_"),
+        "summary": (request.__doc__ or "").strip(),
+        "parameters": [_PRIORITY],
+        "requestBody": {
+            "required": True,
+            "content": _json(_reference(request, schemas), _examples(name)),
+        },
+        "responses": {
+            "200": {"description": "The answer.", "content": _json(reply, {})},
+            **_error_responses(schemas),
+        },
+    }
+
+
+def _get(summary: str, reply: type[BaseModel], schemas: dict[str, Any]) -> dict[str, Any]:
+    content = _json(_reference(reply, schemas), {})
+    return {
+        "tags": [_TAG],
+        "summary": summary,
+        "responses": {"200": {"description": summary, "content": content}},
+    }
+
+
+def _health(schemas: dict[str, Any]) -> dict[str, Any]:
+    reply = {"type": "object", "properties": {"status": {"const": "ok"}}}
+    return {
+        "tags": [_TAG],
+        "summary": "Whether requests are taken.",
+        "responses": {
+            "200": {"description": "They are.", "content": _json(reply, {})},
+            "503": {
+                "description": _ERRORS["503"],
+                "content": _json(_reference(ErrorReply, schemas), {}),
+            },
+        },
+    }
+
+
+def _error_responses(schemas: dict[str, Any]) -> dict[str, Any]:
+    content = _json(_reference(ErrorReply, schemas), {})
+    return {status: {"description": text, "content": content} for status, text in _ERRORS.items()}
+
+
+def _reference(model: type[BaseModel], schemas: dict[str, Any]) -> dict[str, Any]:
+    schemas[model.__name__] = _collect(model.model_json_schema(ref_template=_REF), schemas)
+    return {"$ref": _REF.format(model=model.__name__)}
+
+
+def _collect(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
+    """Move the definitions that a schema brings along to where its references look for them."""
+    schemas.update(schema.pop("$defs", {}))
+    return schema
+
+
+def _examples(name: str) -> dict[str, Any]:
+    return {
+        f"{name}-{number}": {"summary": example.summary, "value": example.body}
+        for number, example in enumerate(EXAMPLES[name], start=1)
+    }
+
+
+def _json(schema: dict[str, Any], examples: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema, **({"examples": examples} if examples else {})}}

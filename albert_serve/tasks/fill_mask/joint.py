@@ -1,0 +1,139 @@
+"""All masks of a text filled together, each in the light of the others.
+
+Filled independently, two masks may get the beginning of one answer and the end of another: "New"
+and "Angeles". Here one mask is filled a round, the one whose best token the model is surest of, and
+the text is read again with it. A beam keeps the likeliest partial fillings; each of them chooses
+its own next mask. A filling's score is the product of the probabilities that its tokens had when
+they were filled in: by the chain rule, the model's probability of all of them on that path.
+
+Shape legend: R masks left, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from albert_serve.api.schemas import FilledMasks
+from albert_serve.errors import InvalidInputError
+from albert_serve.tasks.base import EncoderInput, Logits, Round
+from albert_serve.tasks.fill_mask.masks import MaskedText
+from albert_serve.tasks.probability import best, log_softmax
+
+MAX_MASKS: Final = 16
+# So that the likeliest filling is not lost for a first token that was not the likeliest.
+_MIN_BEAM_WIDTH: Final = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Filling:
+    """A text with some of its masks filled.
+
+    Attributes:
+        left: positions of the masks that are not.
+        log_score: sum of the logarithms of the probabilities of what was filled in.
+    """
+
+    ids: tuple[int, ...]
+    left: tuple[int, ...]
+    log_score: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JointFilling:
+    """Fills all masks of one text.
+
+    Attributes:
+        candidates: the ids that a mask may be filled with; None for all.
+        top_k: how many fillings are wanted.
+    """
+
+    text: MaskedText
+    candidates: NDArray[np.int64] | None
+    top_k: int
+
+    def start(self) -> Round[list[FilledMasks]]:
+        """The first round; there are as many as masks.
+
+        Raises:
+            InvalidInputError: more masks than are filled together.
+        """
+        masks = self.text.masks
+        if len(masks) > MAX_MASKS:
+            raise InvalidInputError(
+                f"the text has {len(masks)} masks; joint fills at most {MAX_MASKS} together: "
+                "split the text, or leave joint out"
+            )
+        return self._round([_Filling(ids=tuple(self.text.ids), left=tuple(masks), log_score=0.0)])
+
+    def _round(self, beam: Sequence[_Filling]) -> Round[list[FilledMasks]]:
+        return Round(inputs=self._inputs(beam), finish=lambda logits: self._go_on(beam, logits))
+
+    def _inputs(self, beam: Sequence[_Filling]) -> list[EncoderInput]:
+        return [self.text.reading(filling.ids, filling.left) for filling in beam]
+
+    def _go_on(
+        self, beam: Sequence[_Filling], logits: Sequence[Logits]
+    ) -> list[FilledMasks] | Round[list[FilledMasks]]:
+        grown: dict[tuple[int, ...], _Filling] = {}
+        for filling, logits_RV in zip(beam, logits, strict=True):
+            for longer in self._grow(filling, logits_RV):
+                # Two ways to fill in the same tokens: the likelier one counts.
+                known = grown.setdefault(longer.ids, longer)
+                if longer.log_score > known.log_score:
+                    grown[longer.ids] = longer
+        beam = heapq.nsmallest(
+            self._width, grown.values(), key=lambda filling: (-filling.log_score, filling.ids)
+        )
+        if beam[0].left:
+            return self._round(beam)
+        return [self._answer(filling) for filling in beam[: self.top_k]]
+
+    def _grow(self, filling: _Filling, logits_RV: Logits) -> Iterator[_Filling]:
+        """The filling with its surest mask filled, by each of the likeliest tokens."""
+        logs_RV = log_softmax(logits_RV)
+        candidates = np.arange(logs_RV.shape[1]) if self.candidates is None else self.candidates
+        row = int(logs_RV[:, candidates].max(axis=1).argmax())
+        place = filling.left[row]
+        for token in best(logs_RV[row], candidates, self._width):
+            yield _Filling(
+                ids=(*filling.ids[:place], token, *filling.ids[place + 1 :]),
+                left=(*filling.left[:row], *filling.left[row + 1 :]),
+                log_score=filling.log_score + float(logs_RV[row, token]),
+            )
+
+    @property
+    def num_wide_rows(self) -> int:
+        """Rows of logits that a round has, at most."""
+        num_masks = len(self.text.masks)
+        return max(num_masks, self._width * (num_masks - 1))
+
+    @property
+    def num_round_tokens(self) -> int:
+        """Tokens that a round has, at most: each partial filling is a reading of the text."""
+        num_readings = self._width if len(self.text.masks) > 1 else 1
+        return num_readings * len(self.text.ids)
+
+    @property
+    def num_answers(self) -> int:
+        """Fillings that are held, those that are answered among them."""
+        return self._width
+
+    @property
+    def _width(self) -> int:
+        return max(self.top_k, _MIN_BEAM_WIDTH)
+
+    def _answer(self, filling: _Filling) -> FilledMasks:
+        tokens = [filling.ids[mask] for mask in self.text.masks]
+        return FilledMasks(
+            score=math.exp(filling.log_score),
+            tokens=tokens,
+            token_strs=[self.text.write_pieces([token]) for token in tokens],
+            sequence=self.text.write_filled(filling.ids),
+        )

@@ -1,0 +1,216 @@
+"""Extractive question answering: the part of a context that answers a question.
+
+A context of any length is read in overlapping windows, `[CLS] question [SEP] window [SEP]`, whose
+logits become those of one document before anything is normalised (`windows.py`). So scores compare
+across a long context and never exceed 1. `transformers` 4.57.6 scored each window by itself and
+added up equal texts from different places; `compat` asks for its answers (`qa_compat.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from albert_serve.api.schemas import (
+    Answer,
+    QuestionAnsweringAnswer,
+    QuestionAnsweringParameters,
+    QuestionContext,
+)
+from albert_serve.errors import InvalidInputError, TextTooLongError
+from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared
+from albert_serve.tasks.question_answering.compat import CompatDecoder, RawTokens, num_candidates
+from albert_serve.tasks.question_answering.spans import align, find_spans, strip
+from albert_serve.tasks.question_answering.windows import Windows, lay_windows, num_windows
+from albert_serve.tokenizer import AlbertTokenizer, Encoding
+
+_DEFAULT_MAX_SEQ_LEN: Final = 384
+_DEFAULT_DOC_STRIDE: Final = 128
+_NUM_SPECIAL: Final = 3
+# How often the windows may read a context over, so that no request asks for work without bound.
+_MAX_READINGS: Final = 16
+_MAX_READ_TOKENS: Final = 1 << 20
+# Tokens of a context times those of the longest answer: seconds, at most.
+_MAX_SPANS: Final = 1 << 24
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuestionAnswering:
+    """Finds answers in contexts of any length."""
+
+    tokenizer: AlbertTokenizer
+    max_positions: int
+
+    def prepare(
+        self, item: QuestionContext, parameters: QuestionAnsweringParameters
+    ) -> Prepared[QuestionAnsweringAnswer]:
+        """Encode one question with its context; one input a window.
+
+        A question is cut only where the caller gave leave: to `max_question_len`, or with
+        `truncation` "truncate" to half of the sequence.
+
+        Raises:
+            InvalidInputError: the question or the context is empty, or the lengths contradict
+                each other or the model, or ask for very many windows.
+            TextTooLongError: the question leaves no room for the context.
+        """
+        question, context = self._encode(item)
+        max_seq_len = self._max_seq_len(parameters)
+        kept = question.slice(0, _num_kept(len(question), parameters, max_seq_len))
+        room = max_seq_len - len(kept) - _NUM_SPECIAL
+        if room < 1:
+            raise TextTooLongError(
+                f"the question is {len(kept)} tokens, which leaves no room for the context in a "
+                f"sequence of {max_seq_len}, {_NUM_SPECIAL} of them special; shorten the question, "
+                "set max_question_len, or raise max_seq_len"
+            )
+        overlap = _overlap(parameters, max_seq_len, room) if len(context) > room else 0
+        _check_work(len(context), room, max_seq_len, overlap)
+        _check_spans(len(context), parameters.max_answer_len)
+        windows = lay_windows(len(context), room, overlap, num_before=len(kept) + 2)
+        inputs = [self._input(kept, context.slice(*bounds)) for bounds in windows.ranges]
+        finish: Callable[[list[Logits]], QuestionAnsweringAnswer]
+        if parameters.compat:
+            finish = self._compat_decoder(item, parameters, windows, inputs).finish
+        else:
+            finish = partial(_finish, windows, context, item.context, parameters)
+        return Prepared(
+            inputs=inputs,
+            finish=finish,
+            num_truncated=len(question) - len(kept),
+            warnings=_warnings(parameters),
+            num_held_bytes=_num_held_bytes(parameters, context, len(windows.ranges)),
+        )
+
+    def _compat_decoder(
+        self,
+        item: QuestionContext,
+        parameters: QuestionAnsweringParameters,
+        windows: Windows,
+        inputs: list[EncoderInput],
+    ) -> CompatDecoder:
+        question = RawTokens.read(self.tokenizer, item.question)
+        return CompatDecoder(
+            inputs=inputs,
+            windows=windows,
+            question=question.slice(0, windows.num_before - 2),
+            context=RawTokens.read(self.tokenizer, item.context),
+            text=item.context,
+            parameters=parameters,
+            cls_id=self.tokenizer.cls_id,
+        )
+
+    def _encode(self, item: QuestionContext) -> tuple[Encoding, Encoding]:
+        encodings = []
+        for name, text in (("question", item.question), ("context", item.context)):
+            encoding = self.tokenizer.encode_plain(text)
+            if not text.strip() or not len(encoding):
+                raise InvalidInputError(f"{name} is empty; both question and context are needed")
+            encodings.append(encoding)
+        return encodings[0], encodings[1]
+
+    def _max_seq_len(self, parameters: QuestionAnsweringParameters) -> int:
+        asked = parameters.max_seq_len
+        if asked is None:
+            return min(self.max_positions, _DEFAULT_MAX_SEQ_LEN)
+        if asked > self.max_positions:
+            raise InvalidInputError(
+                f"max_seq_len is {asked}; the model reads at most {self.max_positions} tokens"
+            )
+        return asked
+
+    def _input(self, question: Encoding, window: Encoding) -> EncoderInput:
+        pair = self.tokenizer.build(question, window)
+        return EncoderInput(ids=pair.ids, types=pair.types, task="question-answering", rows=None)
+
+
+def _num_kept(num_question: int, parameters: QuestionAnsweringParameters, max_seq_len: int) -> int:
+    """How many tokens of the question stay: all of them, but where there is leave to cut."""
+    if parameters.max_question_len is not None and not parameters.compat:
+        return min(num_question, parameters.max_question_len)
+    if parameters.truncation == "truncate":
+        return min(num_question, max_seq_len // 2)
+    return num_question
+
+
+def _warnings(parameters: QuestionAnsweringParameters) -> list[str]:
+    if parameters.compat and parameters.max_question_len is not None:
+        return ["with compat, max_question_len has no effect, as it had none there"]
+    return []
+
+
+def _overlap(parameters: QuestionAnsweringParameters, max_seq_len: int, room: int) -> int:
+    asked = parameters.doc_stride
+    if asked is None and parameters.compat:
+        asked = min(_DEFAULT_DOC_STRIDE, max_seq_len // 2)
+    if asked is None:
+        # Half of the room at most, so that a long question does not multiply the windows.
+        return min(_DEFAULT_DOC_STRIDE, max_seq_len // 2, room // 2)
+    if asked >= room:
+        raise InvalidInputError(
+            f"doc_stride is {asked}, but beside the question a window holds {room} tokens; "
+            f"choose at most {room - 1}, or leave it out"
+        )
+    return asked
+
+
+def _check_work(num_tokens: int, room: int, max_seq_len: int, overlap: int) -> None:
+    num_laid = num_windows(num_tokens, room, overlap)
+    num_read = num_laid * max_seq_len
+    if num_read > _MAX_READINGS * max(num_tokens, max_seq_len) or num_read > _MAX_READ_TOKENS:
+        raise InvalidInputError(
+            f"a context of {num_tokens} tokens would take {num_laid} windows of {max_seq_len} "
+            f"tokens that share {overlap}; shorten the question or the context, or lower "
+            "doc_stride"
+        )
+
+
+def _check_spans(num_tokens: int, max_answer_len: int) -> None:
+    if num_tokens * min(num_tokens, max_answer_len) > _MAX_SPANS:
+        raise InvalidInputError(
+            f"a context of {num_tokens} tokens has too many parts of up to {max_answer_len} "
+            f"tokens; lower max_answer_len to {_MAX_SPANS // num_tokens}, or shorten the context"
+        )
+
+
+def _num_held_bytes(
+    parameters: QuestionAnsweringParameters, context: Encoding, num_laid: int
+) -> int:
+    """Of the answers: each is a part of the context, and `compat` holds those of all windows."""
+    last = min(parameters.max_answer_len, len(context)) - 1
+    longest = max(
+        end - start
+        for (start, _), (_, end) in zip(context.offsets, context.offsets[last:], strict=False)
+    )
+    num_answers = min(parameters.top_k, len(context) * (last + 1))
+    if parameters.compat:
+        num_answers = num_laid * num_candidates(parameters)
+    return num_answers * (ENTRY_BYTES + longest)
+
+
+def _finish(
+    windows: Windows,
+    context: Encoding,
+    text: str,
+    parameters: QuestionAnsweringParameters,
+    logits: list[Logits],
+) -> QuestionAnsweringAnswer:
+    offsets = strip(context.offsets, text)
+    if parameters.align_to_words:
+        offsets = align(offsets, text)
+    spans = find_spans(
+        windows.stitch(logits),
+        offsets,
+        max_answer_len=parameters.max_answer_len,
+        top_k=parameters.top_k,
+    )
+    answers = [
+        Answer(answer=text[span.start : span.end], score=span.score, start=span.start, end=span.end)
+        for span in spans.best
+    ]
+    if parameters.handle_impossible_answer or not answers:
+        answers.append(Answer(answer="", score=spans.no_answer, start=0, end=0))
+    answers.sort(key=lambda answer: -answer.score)
+    return answers[: parameters.top_k] if parameters.top_k > 1 else answers[0]

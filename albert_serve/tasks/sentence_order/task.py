@@ -1,0 +1,154 @@
+"""Sentence order: the probability that one text follows another, and coherence made of it.
+
+Read by the head that pretraining leaves behind (Lan et al. 2019, section 3.1, "Inter-sentence
+coherence loss"): label 0 in order, label 1 swapped. `docs/sentence-order.md` says what the numbers
+mean.
+
+Shape legend: N sentences, P pairs of them, 2 labels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from albert_serve.api.schemas import (
+    MAX_REORDERED,
+    Coherence,
+    Order,
+    PairOrder,
+    Reordering,
+    SentenceOrderAnswer,
+    SentenceOrderParameters,
+    Sentences,
+    TextPair,
+    Truncation,
+)
+from albert_serve.errors import InvalidInputError, TextTooLongError
+from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared
+from albert_serve.tasks.fitting import Fitted, fit_encodings
+from albert_serve.tasks.probability import log_softmax, softmax
+from albert_serve.tasks.sentence_order.ordering import find_best_order, weigh
+from albert_serve.tokenizer import AlbertTokenizer, Encoding
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SentenceOrder:
+    """Scores pairs of texts, and lists of sentences."""
+
+    tokenizer: AlbertTokenizer
+    max_positions: int
+
+    def prepare(
+        self, item: TextPair | Sentences, parameters: SentenceOrderParameters
+    ) -> Prepared[SentenceOrderAnswer]:
+        """Encode one pair, or the pairs of one list: neighbours, or with `reorder` every two.
+
+        Raises:
+            InvalidInputError: a text is empty; a pair, or too long a list, shall be reordered.
+            TextTooLongError: two texts do not fit together and may not be truncated.
+        """
+        if isinstance(item, Sentences):
+            return self._prepare_sentences(item.sentences, parameters)
+        if parameters.reorder:
+            raise InvalidInputError(
+                'reorder is for {"sentences": [...]}; send the two texts as sentences, or leave '
+                "reorder out"
+            )
+        first = self._encode(item.text, "text")
+        second = self._encode(item.text_pair, "text_pair")
+        fitted = self._fit(first, second, parameters.truncation)
+        return Prepared(
+            inputs=[fitted.at_cls("sentence-order")],
+            finish=_finish_pair,
+            num_truncated=fitted.num_truncated,
+        )
+
+    def _prepare_sentences(
+        self, sentences: Sequence[str], parameters: SentenceOrderParameters
+    ) -> Prepared[SentenceOrderAnswer]:
+        pairs = _pairs(len(sentences), parameters)
+        encoded = [
+            self._encode(sentence, f"sentences[{number}]")
+            for number, sentence in enumerate(sentences)
+        ]
+        inputs: list[EncoderInput] = []
+        num_truncated = 0
+        for first, second in pairs:
+            try:
+                fitted = self._fit(encoded[first], encoded[second], parameters.truncation)
+            except TextTooLongError as error:
+                place = f"sentences[{first}] and sentences[{second}] together"
+                raise TextTooLongError(f"{place}: {error}") from error
+            inputs.append(fitted.at_cls("sentence-order"))
+            num_truncated += fitted.num_truncated
+        finish = _finish_reordering if parameters.reorder else _finish_coherence
+        return Prepared(
+            inputs=inputs,
+            finish=lambda logits: finish(pairs, np.concatenate(logits)),
+            num_truncated=num_truncated,
+            num_held_bytes=len(pairs) * ENTRY_BYTES,
+        )
+
+    def _encode(self, text: str, name: str) -> Encoding:
+        encoding = self.tokenizer.encode_plain(text)
+        if not text.strip() or not len(encoding):
+            raise InvalidInputError(f"{name} is empty; only texts can have an order")
+        return encoding
+
+    def _fit(self, first: Encoding, second: Encoding, truncation: Truncation) -> Fitted:
+        return fit_encodings(
+            self.tokenizer, first, second, max_positions=self.max_positions, truncation=truncation
+        )
+
+
+def _pairs(num_sentences: int, parameters: SentenceOrderParameters) -> list[tuple[int, int]]:
+    if not parameters.reorder:
+        return [(i, i + 1) for i in range(num_sentences - 1)]
+    if num_sentences > MAX_REORDERED:
+        raise InvalidInputError(
+            f"{num_sentences} sentences are more than the {MAX_REORDERED} that are reordered at "
+            "once; send fewer, or leave reorder out"
+        )
+    places = range(num_sentences)
+    return [(first, second) for first in places for second in places if first != second]
+
+
+def _finish_pair(logits: list[Logits]) -> Order:
+    return Order(in_order=float(softmax(logits[0][0])[0]))
+
+
+def _finish_coherence(pairs: Sequence[tuple[int, int]], logits_P2: Logits) -> Coherence:
+    return Coherence(
+        pairs=_scored(pairs, logits_P2),
+        coherence=math.exp(log_softmax(logits_P2)[:, 0].mean()),
+    )
+
+
+def _finish_reordering(pairs: Sequence[tuple[int, int]], logits_P2: Logits) -> Reordering:
+    num_sentences = 1 + max(first for first, _ in pairs)
+    weights_NN: NDArray[np.float64] = np.zeros((num_sentences, num_sentences))
+    firsts, seconds = zip(*pairs, strict=True)
+    weights_NN[firsts, seconds] = log_softmax(logits_P2)[:, 0]
+    best = find_best_order(weights_NN)
+    return Reordering(
+        pairs=_scored(pairs, logits_P2),
+        coherence=_coherence(weights_NN, range(num_sentences)),
+        best_order=best,
+        best_coherence=_coherence(weights_NN, best),
+    )
+
+
+def _coherence(weights_NN: NDArray[np.float64], order: Sequence[int]) -> float:
+    return math.exp(weigh(weights_NN, order) / (len(order) - 1))
+
+
+def _scored(pairs: Sequence[tuple[int, int]], logits_P2: Logits) -> list[PairOrder]:
+    return [
+        PairOrder(first=first, second=second, in_order=float(share))
+        for (first, second), share in zip(pairs, softmax(logits_P2)[:, 0], strict=True)
+    ]

@@ -1,0 +1,395 @@
+"""The wire contract: what is taken, what is refused, and how a refusal reads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from albert_serve.api.schemas import (
+    MAX_JOINT_TOP_K,
+    MAX_SENTENCES,
+    MAX_TARGETS,
+    Answer,
+    Coherence,
+    ErrorReply,
+    FilledMasks,
+    FilledTarget,
+    FilledToken,
+    FillMaskReply,
+    InfoReply,
+    LabelScore,
+    Order,
+    PairOrder,
+    Reordering,
+    SentenceOrderReply,
+    Sentences,
+    TaskRequest,
+    TextInput,
+    TextPair,
+    describe,
+)
+from albert_serve.api.wire import MAX_CHARS, MAX_ITEMS
+from albert_serve.tasks import TASKS, shape_reply
+
+ITEMS: dict[str, Any] = {
+    "fill-mask": "a [MASK]",
+    "text-classification": {"text": "a", "text_pair": "b"},
+    "question-answering": {"question": "q", "context": "c"},
+    "sentence-order": {"text": "a", "text_pair": "b"},
+}
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def read(task: str, body: Any) -> TaskRequest:
+    return TASKS[task].request.model_validate(body)
+
+
+def refusal(task: str, body: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        read(task, body)
+    return describe(caught.value)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        pytest.param({}, id="none"),
+        pytest.param({"parameters": {}}, id="empty"),
+        pytest.param({"parameters": None}, id="null"),
+        pytest.param({"parameters": {"truncation": None}}, id="null inside"),
+    ],
+)
+def test_what_is_left_out_or_null_has_its_default(task: str, parameters: dict[str, Any]) -> None:
+    request = read(task, {"inputs": ITEMS[task], **parameters})
+    assert request.parameters == TASKS[task].parameters()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_inputs_are_one_item_or_a_list(task: str) -> None:
+    one = read(task, {"inputs": ITEMS[task]}).inputs
+    assert not isinstance(one, list)
+    assert read(task, {"inputs": [ITEMS[task]] * 2}).inputs == [one, one]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_list_without_end_is_no_request(task: str) -> None:
+    assert TASKS[task].request.model_json_schema()["additionalProperties"] is False
+    told = refusal(task, {"inputs": [ITEMS[task]] * (MAX_ITEMS + 1)})
+    assert told == (
+        f"inputs holds {MAX_ITEMS + 1} items; at most {MAX_ITEMS} are taken: split the list"
+    )
+
+
+def test_classification_takes_texts_and_objects_mixed() -> None:
+    inputs = ["a", {"text": "b"}, {"text": "c", "text_pair": "d"}]
+    assert read("text-classification", {"inputs": inputs}).inputs == [
+        "a",
+        TextInput(text="b"),
+        TextInput(text="c", text_pair="d"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("task", "body", "expected"),
+    [
+        pytest.param("fill-mask", [], "the body must be an object, not []", id="no object"),
+        pytest.param("fill-mask", {}, "inputs is missing", id="missing"),
+        pytest.param("fill-mask", {"inputs": []}, "inputs must hold at least one item", id="empty"),
+        pytest.param(
+            "fill-mask",
+            {"inputs": "a", "parameters": {"topk": 3}},
+            "parameters: 'topk' is not known here; allowed are truncation, top_k, targets, joint, "
+            "multi_token_targets",
+            id="unknown parameter",
+        ),
+        pytest.param(
+            "fill-mask",
+            {"inputs": "a", "parameters": {"top_k": 0}},
+            "parameters.top_k must be greater than or equal to 1, not 0",
+            id="out of range",
+        ),
+        pytest.param(
+            "fill-mask",
+            {"inputs": "a", "parameters": {"top_k": "5"}},
+            "parameters.top_k must be a valid integer, not '5'",
+            id="no silent conversion",
+        ),
+        pytest.param(
+            "fill-mask",
+            {"inputs": ["a", 1]},
+            "inputs[1] must be a valid string, not 1",
+            id="which item",
+        ),
+        pytest.param(
+            "text-classification",
+            {"inputs": "a", "parameters": {"function_to_apply": "default"}},
+            "parameters.function_to_apply must be 'sigmoid', 'softmax' or 'none', not 'default'",
+            id="no such choice",
+        ),
+        pytest.param(
+            "text-classification",
+            {"inputs": [{"text_pair": "b"}]},
+            "inputs[0].text is missing",
+            id="field called as a form is",
+        ),
+        pytest.param(
+            "question-answering",
+            {"inputs": {"question": "q"}},
+            "inputs.context is missing",
+            id="missing inside",
+        ),
+        pytest.param(
+            "sentence-order",
+            {"inputs": {"text": "a"}},
+            "inputs.text_pair is missing",
+            id="half a pair",
+        ),
+        pytest.param(
+            "sentence-order",
+            {"inputs": {"sentences": [1, 2, 3, 4, 5]}},
+            "inputs.sentences[0] must be a valid string, not 1; inputs.sentences[1] must be a "
+            "valid string, not 2; inputs.sentences[2] must be a valid string, not 3; and 2 more",
+            id="many",
+        ),
+        pytest.param(
+            "sentence-order",
+            {"inputs": [1] * 65_536},
+            "inputs[0] must be an object, not 1",
+            id="so many that only the first is told",
+        ),
+        pytest.param(
+            "fill-mask",
+            {f"x{number}": 1 for number in range(5)},
+            "the body: 'x0', 'x1', 'x2' is not known here; allowed are inputs, parameters",
+            id="the first unknown names",
+        ),
+        pytest.param(
+            "fill-mask",
+            {"inputs": "[MASK]", "parameters": {"targets": "x" * 1001}},
+            "parameters.targets has 1001 characters; at most 1000 are taken: shorten or split the "
+            "text",
+            id="target",
+        ),
+    ],
+)
+def test_a_refusal_is_one_readable_sentence(task: str, body: Any, expected: str) -> None:
+    assert refusal(task, body) == expected
+
+
+@pytest.mark.parametrize(
+    ("task", "body", "expected"),
+    [
+        pytest.param(
+            "fill-mask",
+            {"inputs": ["a", "x" * (MAX_CHARS + 1)]},
+            f"inputs[1] has {MAX_CHARS + 1} characters; at most {MAX_CHARS} are taken: shorten or "
+            "split the text",
+            id="long text",
+        ),
+        pytest.param(
+            "question-answering",
+            {"inputs": {"question": "q", "context": "x" * (MAX_CHARS + 1)}},
+            f"inputs.context has {MAX_CHARS + 1} characters; at most {MAX_CHARS} are taken: "
+            "shorten or split the text",
+            id="long context",
+        ),
+        pytest.param(
+            "fill-mask",
+            {"inputs": "a", "parameters": {"targets": ["x"] * (MAX_TARGETS + 1)}},
+            f"parameters.targets holds {MAX_TARGETS + 1} items; at most {MAX_TARGETS} are taken: "
+            "split the list",
+            id="many targets",
+        ),
+        pytest.param(
+            "fill-mask",
+            {"inputs": "a", "parameters": {"targets": []}},
+            "parameters.targets must hold at least one item",
+            id="no target",
+        ),
+        pytest.param(
+            "fill-mask",
+            {"inputs": "a", "parameters": {"targets": ["x", 1]}},
+            "parameters.targets[1] must be a valid string, not 1",
+            id="which target",
+        ),
+        pytest.param(
+            "fill-mask",
+            {"inputs": "a", "parameters": {"top_k": 1001}},
+            "parameters.top_k must be less than or equal to 1000, not 1001",
+            id="many predictions",
+        ),
+        pytest.param(
+            "fill-mask",
+            {"inputs": "a", "parameters": {"joint": True, "top_k": MAX_JOINT_TOP_K + 1}},
+            f"parameters: with joint, top_k is at most {MAX_JOINT_TOP_K}, not "
+            f"{MAX_JOINT_TOP_K + 1}",
+            id="many fillings",
+        ),
+        pytest.param(
+            "fill-mask",
+            {"inputs": "a", "parameters": {"multi_token_targets": True}},
+            "parameters: multi_token_targets needs targets; name the words to score",
+            id="whole targets without any",
+        ),
+        pytest.param(
+            "fill-mask",
+            {
+                "inputs": "a",
+                "parameters": {"multi_token_targets": True, "joint": True, "targets": "b"},
+            },
+            "parameters: joint and multi_token_targets do not go together; choose one",
+            id="both",
+        ),
+        pytest.param(
+            "fill-mask",
+            {"inputs": "a", "parameters": {"joint": 1}},
+            "parameters.joint must be a valid boolean, not 1",
+            id="no boolean",
+        ),
+        pytest.param(
+            "sentence-order",
+            {"inputs": {"sentences": ["a"]}},
+            "inputs.sentences must hold at least 2 items",
+            id="one sentence",
+        ),
+        pytest.param(
+            "sentence-order",
+            {"inputs": [{"sentences": ["a"] * (MAX_SENTENCES + 1)}]},
+            f"inputs[0].sentences holds {MAX_SENTENCES + 1} items; at most {MAX_SENTENCES} are "
+            "taken: split the list",
+            id="many sentences",
+        ),
+        pytest.param(
+            "sentence-order",
+            {"inputs": {"sentences": ["a", "b"], "text": "c"}},
+            "inputs: 'text' is not known here; allowed are sentences",
+            id="both forms",
+        ),
+        pytest.param(
+            "fill-mask",
+            {"inputs": "\ud800"},
+            "inputs holds half of a surrogate pair, which stands for no character",
+            id="half a character",
+        ),
+    ],
+)
+def test_caps_and_contradictions_are_told(task: str, body: Any, expected: str) -> None:
+    assert refusal(task, body) == expected
+
+
+def test_a_long_value_is_not_repeated_whole() -> None:
+    assert len(refusal("sentence-order", {"inputs": "x" * 10_000})) < 200
+    assert len(refusal("fill-mask", {"inputs": {"x" * 10_000: ["y" * 10_000] * 1000}})) < 200
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_deep_value_is_refused_in_a_line(task: str) -> None:
+    deep: Any = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert len(refusal(task, {"inputs": [deep]})) < 200
+    assert len(refusal(task, {"inputs": ITEMS[task], "parameters": {"truncation": deep}})) < 200
+
+
+def test_pairs_and_sentences_may_stand_in_one_list() -> None:
+    inputs = [{"text": "a", "text_pair": "b"}, {"sentences": ["c", "d"]}]
+    assert read("sentence-order", {"inputs": inputs}).inputs == [
+        TextPair(text="a", text_pair="b"),
+        Sentences(sentences=["c", "d"]),
+    ]
+
+
+@given(body=ANY_JSON | st.dictionaries(st.sampled_from(["inputs", "parameters"]), ANY_JSON))
+def test_any_json_is_taken_or_refused_in_a_line(body: Any) -> None:
+    for task in TASKS:
+        try:
+            read(task, body)
+        except ValidationError as error:
+            told = describe(error)
+            assert told
+            assert "\n" not in told
+
+
+@pytest.mark.parametrize("task", [name for name in TASKS if name != "text-classification"])
+def test_one_item_is_replied_to_bare_and_a_list_as_a_list(task: str) -> None:
+    assert shape_reply(read(task, {"inputs": ITEMS[task]}), ["x"]) == "x"
+    assert shape_reply(read(task, {"inputs": [ITEMS[task]]}), ["x"]) == ["x"]
+
+
+def test_classification_always_replies_nested() -> None:
+    labels = [LabelScore(label="a", score=1.0)]
+    assert shape_reply(read("text-classification", {"inputs": "a"}), [labels]) == [labels]
+    pairs = read("text-classification", {"inputs": ["a", "b"]})
+    assert shape_reply(pairs, [labels, labels]) == [labels, labels]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (FilledToken, {"score", "token", "token_str", "sequence"}),
+        (LabelScore, {"label", "score"}),
+        (Answer, {"answer", "score", "start", "end"}),
+        (Order, {"in_order"}),
+        (FilledTarget, {"score", "token", "token_str", "sequence", "tokens"}),
+        (FilledMasks, {"score", "tokens", "token_strs", "sequence"}),
+        (PairOrder, {"first", "second", "in_order"}),
+        (Coherence, {"pairs", "coherence"}),
+        (Reordering, {"pairs", "coherence", "best_order", "best_coherence"}),
+        (ErrorReply, {"error", "error_type", "request_id"}),
+    ],
+)
+def test_replies_have_these_fields_and_no_other(kind: Any, fields: set[str]) -> None:
+    assert set(kind.model_fields) == fields
+
+
+def test_replies_refuse_nan_and_pass_over_what_is_new() -> None:
+    with pytest.raises(ValidationError, match="finite"):
+        Order(in_order=float("nan"))
+    assert Order.model_validate({"in_order": 0.5, "new": 1}) == Order(in_order=0.5)
+    assert TextPair.model_validate({"text": "a", "text_pair": "b"}).text_pair == "b"
+    assert "tasks" in InfoReply.model_json_schema()["required"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "one"),
+    [
+        (FillMaskReply, FilledToken(score=0.5, token=1, token_str="a", sequence="a")),
+        (FillMaskReply, FilledTarget(score=0.5, token=1, token_str="a", sequence="a", tokens=[1])),
+        (FillMaskReply, FilledMasks(score=0.5, tokens=[1], token_strs=["a"], sequence="a")),
+    ],
+    ids=["token", "target", "masks"],
+)
+def test_a_reply_is_read_as_what_it_was_written_as(reply: Any, one: Any) -> None:
+    adapter = TypeAdapter(reply)
+    for written in ([one], [[one]]):
+        assert adapter.validate_json(adapter.dump_json(written)) == written
+
+
+def test_an_order_is_read_as_what_it_was_written_as() -> None:
+    adapter: TypeAdapter[Any] = TypeAdapter(SentenceOrderReply)
+    pairs = [PairOrder(first=0, second=1, in_order=0.5)]
+    coherence = Coherence(pairs=pairs, coherence=0.5)
+    reordering = Reordering(pairs=pairs, coherence=0.5, best_order=[0, 1], best_coherence=0.5)
+    written = [Order(in_order=0.5), coherence, reordering]
+    assert adapter.validate_json(adapter.dump_json(written)) == written
+
+
+@pytest.mark.parametrize("module", ["schemas", "client"])
+def test_the_contract_and_the_client_need_no_numerics(module: str) -> None:
+    code = (
+        f"import sys, albert_serve.{module}; "
+        "print([m for m in ('numpy', 'tokenizers', 'torch', 'onnxruntime') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert found.stdout.strip() == "[]"

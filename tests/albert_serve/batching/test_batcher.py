@@ -1,0 +1,807 @@
+"""The queue: whose result is whose, the budget, the bound, what becomes of bad and late work."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from albert_serve.batching.batcher import Batcher
+from albert_serve.batching.events import BatchReport
+from albert_serve.batching.scheduler import Priority
+from albert_serve.errors import (
+    ConfigError,
+    DeadlineExceededError,
+    EngineError,
+    InvalidInputError,
+    NotReadyError,
+    QueueFullError,
+)
+from albert_serve.tasks.base import EncoderInput, Logits
+
+POISON = 666
+
+
+class FakeEngine:
+    """Answers with the ids themselves; fails on any batch with the id POISON in it."""
+
+    def __init__(self, max_batch_tokens: int = 64) -> None:
+        self.max_batch_tokens = max_batch_tokens
+        self.batches: list[list[list[int]]] = []
+        self.open = threading.Event()
+        self.open.set()
+
+    def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+        self.batches.append([given.ids for given in inputs])
+        assert self.open.wait(timeout=10)
+        if any(POISON in given.ids for given in inputs):
+            raise EngineError("poison")
+        return [expected_logits(given) for given in inputs]
+
+
+def expected_logits(item: EncoderInput) -> Logits:
+    return np.array([item.ids], np.float32)
+
+
+def make_input(ids: list[int], task: str = "fill-mask") -> EncoderInput:
+    return EncoderInput(ids=ids, types=[0] * len(ids), task=task, rows=None)
+
+
+class FakeClock:
+    """Goes on only when told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class TimedEngine(FakeEngine):
+    """Takes a second of a fake clock for each token."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(max_batch_tokens=64)
+        self._clock = clock
+
+    def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+        answers = super().run(inputs)
+        self._clock.now_s += sum(len(given.ids) for given in inputs)
+        return answers
+
+
+@dataclass(kw_only=True, slots=True)
+class Diary:
+    """An observer that writes everything down."""
+
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    queued_tokens: list[int] = field(default_factory=list)
+    reports: list[BatchReport] = field(default_factory=list)
+
+    def queued(self, task: str, num_tokens: int) -> None:
+        self.counts["queued", task] += 1
+        self.queued_tokens.append(num_tokens)
+
+    def batch(self, report: BatchReport) -> None:
+        self.reports.append(report)
+
+    def shed(self, task: str) -> None:
+        self.counts["shed", task] += 1
+
+    def expired(self, task: str) -> None:
+        self.counts["expired", task] += 1
+
+    def cancelled(self, task: str) -> None:
+        self.counts["cancelled", task] += 1
+
+
+def make_batcher(engine: FakeEngine, max_queue_tokens: int = 1_000_000) -> Batcher:
+    return Batcher(engine, max_queue_tokens=max_queue_tokens)
+
+
+async def outcomes(
+    batcher: Batcher, callers: Sequence[list[list[int]]]
+) -> list[list[Logits] | BaseException]:
+    work = (batcher.run([make_input(ids) for ids in caller], 10.0) for caller in callers)
+    results = await asyncio.gather(*work, return_exceptions=True)
+    await batcher.close()
+    return list(results)
+
+
+id_lists = st.lists(st.integers(0, 600), min_size=1, max_size=90)
+callers_lists = st.lists(st.lists(id_lists, min_size=1, max_size=4), min_size=1, max_size=20)
+
+
+@settings(max_examples=60, deadline=None)
+@given(callers=callers_lists)
+def test_every_caller_gets_its_own_results_in_order(callers: list[list[list[int]]]) -> None:
+    engine = FakeEngine()
+    results = asyncio.run(outcomes(make_batcher(engine), callers))
+    for caller, result in zip(callers, results, strict=True):
+        assert isinstance(result, list)
+        assert [logits.tolist() for logits in result] == [[ids] for ids in caller]
+
+
+@settings(max_examples=60, deadline=None)
+@given(callers=callers_lists)
+def test_no_batch_is_over_the_budget_unless_one_input_is(callers: list[list[list[int]]]) -> None:
+    engine = FakeEngine()
+    asyncio.run(outcomes(make_batcher(engine), callers))
+    for batch in engine.batches:
+        padded = len(batch) * max(map(len, batch))
+        assert padded <= engine.max_batch_tokens or len(batch) == 1
+    ran = sorted(ids for batch in engine.batches for ids in batch)
+    assert ran == sorted(ids for caller in callers for ids in caller)
+
+
+@settings(max_examples=60, deadline=None)
+@given(callers=callers_lists, poisoned=st.sets(st.integers(0, 19)))
+def test_poison_fails_alone(callers: list[list[list[int]]], poisoned: set[int]) -> None:
+    callers = [
+        [[POISON], *caller] if index in poisoned else caller for index, caller in enumerate(callers)
+    ]
+    results = asyncio.run(outcomes(make_batcher(FakeEngine()), callers))
+    for index, result in enumerate(results):
+        assert isinstance(result, EngineError if index in poisoned else list)
+
+
+def test_the_oldest_is_in_the_next_batch_and_like_lengths_are_with_it() -> None:
+    async def check() -> None:
+        engine = FakeEngine(max_batch_tokens=40)
+        batcher = make_batcher(engine)
+        lengths = [20, 3, 19, 4, 5, 3]
+        await outcomes(batcher, [[[7] * length] for length in lengths])
+        assert [[len(ids) for ids in batch] for batch in engine.batches] == [
+            [20, 19],
+            [3, 3, 4, 5],
+        ]
+
+    asyncio.run(check())
+
+
+async def nearly_filled(engine: FakeEngine) -> tuple[Batcher, asyncio.Future[Any]]:
+    """A queue of 100 tokens in which 90 wait for an engine that is at work, and their answers."""
+    batcher = make_batcher(engine, max_queue_tokens=100)
+    engine.open.clear()
+    running = await occupied(engine, batcher, [1] * 50)
+    queued = await started(batcher, [2] * 90)
+    return batcher, asyncio.gather(running, queued)
+
+
+def test_a_full_queue_refuses_with_a_time_and_takes_work_again_when_drained() -> None:
+    async def check() -> None:
+        engine = FakeEngine()
+        batcher, accepted = await nearly_filled(engine)
+        with pytest.raises(QueueFullError, match="90 tokens are waiting and 11 more") as caught:
+            await batcher.run([make_input([3] * 11)], 10.0)
+        assert caught.value.retry_after_s >= 1
+        assert batcher.num_queued_tokens == 90
+        assert caught.value.retry_after_s <= 60
+        engine.open.set()
+        await accepted
+        assert len(await batcher.run([make_input([3] * 11)], 10.0)) == 1
+        await batcher.close()
+
+    asyncio.run(check())
+
+
+def test_what_has_begun_is_not_refused_by_a_full_queue() -> None:
+    async def check() -> None:
+        engine = FakeEngine()
+        batcher, accepted = await nearly_filled(engine)
+        second_round = asyncio.create_task(batcher.run([make_input([3] * 11)], 10.0, is_begun=True))
+        await asyncio.sleep(0)
+        assert batcher.num_queued_tokens == 90 + 11
+        engine.open.set()
+        await asyncio.gather(accepted, second_round)
+        await batcher.close()
+
+    asyncio.run(check())
+
+
+def test_a_request_larger_than_the_queue_is_told_to_split() -> None:
+    async def check() -> None:
+        batcher = make_batcher(FakeEngine(), max_queue_tokens=100)
+        with pytest.raises(InvalidInputError, match=r"101 tokens.*split"):
+            await batcher.run([make_input([1] * 101)], 10.0)
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("how", ["cancelled", "expired"])
+def test_work_given_up_is_never_computed(how: str) -> None:
+    async def check() -> None:
+        engine = FakeEngine()
+        batcher = make_batcher(engine)
+        engine.open.clear()
+        running = await occupied(engine, batcher, [1])
+        late = await started(batcher, [2], deadline_s=0.02 if how == "expired" else 10.0)
+        if how == "cancelled":
+            late.cancel()
+        (outcome,) = await asyncio.gather(late, return_exceptions=True)
+        expected = DeadlineExceededError if how == "expired" else asyncio.CancelledError
+        assert isinstance(outcome, expected)
+        assert batcher.num_queued_tokens == 0
+        engine.open.set()
+        await running
+        await batcher.close()
+        assert engine.batches == [[[1]]]
+
+    asyncio.run(check())
+
+
+def test_draining_finishes_what_was_accepted_and_refuses_the_rest() -> None:
+    async def check() -> None:
+        engine = FakeEngine(max_batch_tokens=1)
+        batcher = make_batcher(engine)
+        engine.open.clear()
+        accepted = [await started(batcher, [number]) for number in range(5)]
+        draining = asyncio.create_task(batcher.drain())
+        await asyncio.sleep(0)
+        with pytest.raises(NotReadyError):
+            await batcher.run([make_input([9])], 10.0)
+        engine.open.set()
+        await draining
+        assert [task.result()[0].tolist() for task in accepted] == [[[n]] for n in range(5)]
+        await batcher.close()
+
+    asyncio.run(check())
+
+
+def test_a_batch_job_waits_for_the_interactive_requests_that_come_after_it() -> None:
+    async def check() -> None:
+        engine = FakeEngine(max_batch_tokens=10)
+        batcher = make_batcher(engine)
+        engine.open.clear()
+        running = await occupied(engine, batcher, [0] * 10)
+        job = await started(batcher, [1] * 10, priority="batch")
+        person = await started(batcher, [2] * 10)
+        engine.open.set()
+        await asyncio.gather(running, job, person)
+        await batcher.close()
+        assert [batch[0][0] for batch in engine.batches] == [0, 2, 1]
+
+    asyncio.run(check())
+
+
+def test_batch_jobs_leave_half_of_the_queue_to_interactive_requests() -> None:
+    async def check() -> None:
+        engine = FakeEngine()
+        batcher = make_batcher(engine, max_queue_tokens=100)
+        engine.open.clear()
+        running = await occupied(engine, batcher, [0])
+        with pytest.raises(InvalidInputError, match="51 tokens; at most 50"):
+            await batcher.run([make_input([1] * 51)], 10.0, priority="batch")
+        job = await started(batcher, [1] * 50, priority="batch")
+        with pytest.raises(QueueFullError, match="batch requests may add 0"):
+            await batcher.run([make_input([1])], 10.0, priority="batch")
+        person = await started(batcher, [2] * 50)
+        with pytest.raises(QueueFullError, match="interactive requests may add 0"):
+            await batcher.run([make_input([2])], 10.0)
+        engine.open.set()
+        await asyncio.gather(running, job, person)
+        await batcher.close()
+
+    asyncio.run(check())
+
+
+def test_there_are_two_priorities() -> None:
+    async def check() -> None:
+        batcher = make_batcher(FakeEngine())
+        with pytest.raises(InvalidInputError, match="'urgent'; allowed are interactive and batch"):
+            await batcher.run([make_input([1])], 10.0, priority="urgent")  # type: ignore[arg-type]
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("nan")])
+def test_a_deadline_that_has_passed_is_told_at_once(deadline_s: float) -> None:
+    async def check() -> None:
+        engine = FakeEngine()
+        batcher = make_batcher(engine)
+        with pytest.raises(DeadlineExceededError):
+            await batcher.run([make_input([1])], deadline_s)
+        await batcher.close()
+        assert (engine.batches, batcher.num_queued_tokens) == ([], 0)
+
+    asyncio.run(check())
+
+
+def test_what_is_late_by_the_clock_is_not_computed_even_if_no_timer_has_run() -> None:
+    async def check() -> None:
+        engine, clock = FakeEngine(), FakeClock()
+        batcher = Batcher(engine, max_queue_tokens=100, clock=clock)
+        engine.open.clear()
+        running = await occupied(engine, batcher, [1])
+        late = await started(batcher, [2], deadline_s=100.0)
+        clock.now_s += 100
+        engine.open.set()
+        with pytest.raises(DeadlineExceededError):
+            await late
+        await running
+        await batcher.close()
+        assert engine.batches == [[[1]]]
+
+    asyncio.run(check())
+
+
+def test_what_cannot_be_done_in_time_at_the_measured_rate_is_refused_while_others_wait() -> None:
+    async def check() -> None:
+        clock = FakeClock()
+        engine = TimedEngine(clock)
+        batcher = Batcher(engine, max_queue_tokens=1000, max_wait_s=1000, clock=clock)
+        await batcher.run([make_input([0] * 10)], 100.0)  # measured: one second a token
+        engine.open.clear()
+        running = await occupied(engine, batcher, [1])
+        waiting = await started(batcher, [2] * 5, deadline_s=100.0)
+        with pytest.raises(DeadlineExceededError):
+            await batcher.run([make_input([3] * 50)], 49.0)
+        with pytest.raises(QueueFullError, match="take 55 s of the 50 s"):
+            await batcher.run([make_input([4] * 50)], 50.5)  # it would be in time if it were alone
+        engine.open.set()
+        await asyncio.gather(running, waiting)
+        await batcher.close()
+        assert [batch[0][0] for batch in engine.batches] == [0, 1, 2]
+
+    asyncio.run(check())
+
+
+def test_a_request_that_has_become_hopeless_is_given_up_for_those_behind_it() -> None:
+    async def check() -> None:
+        clock = FakeClock()
+        engine = TimedEngine(clock)
+        batcher = Batcher(engine, max_queue_tokens=1000, max_wait_s=1000, clock=clock)
+        await batcher.run([make_input([0] * 10)], 100.0)
+        engine.open.clear()
+        running = await occupied(engine, batcher, [1] * 5)
+        hopeless = await started(batcher, [2] * 50, deadline_s=51.0)
+        behind = await started(batcher, [3] * 5, deadline_s=100.0)
+        engine.open.set()
+        await asyncio.gather(running, behind)
+        with pytest.raises(DeadlineExceededError):
+            await hopeless
+        await batcher.close()
+        assert [batch[0][0] for batch in engine.batches] == [0, 1, 3]
+        assert batcher.num_queued_tokens == 0
+
+    asyncio.run(check())
+
+
+def test_what_would_wait_too_long_is_refused_at_once() -> None:
+    async def check() -> None:
+        engine, batcher = await measured(max_wait_s=20)
+        running = await occupied(engine, batcher, [1])
+        calls = [await started(batcher, [2] * 20, 100.0), await started(batcher, [3], 100.0)]
+        assert batcher.wait_s() == pytest.approx(21)
+        with pytest.raises(QueueFullError, match="wait 21 s for its turn") as caught:
+            await batcher.run([make_input([4])], 100.0)
+        assert caught.value.retry_after_s == pytest.approx(21)
+        engine.open.set()
+        await asyncio.gather(running, *calls)
+        assert batcher.wait_s() == 0
+        await batcher.close()
+
+    asyncio.run(check())
+
+
+def test_no_request_waits_for_more_than_half_of_its_time() -> None:
+    async def check() -> None:
+        engine, batcher = await measured(max_wait_s=1000)
+        running = await occupied(engine, batcher, [1])
+        calls = [await started(batcher, [2] * 20, 100.0)]
+        with pytest.raises(QueueFullError, match="may wait 19 s"):
+            await batcher.run([make_input([3])], 38.0)
+        calls.append(await started(batcher, [4], 42.0))
+        engine.open.set()
+        await asyncio.gather(running, *calls)
+        await batcher.close()
+
+    asyncio.run(check())
+
+
+def test_a_large_request_lets_others_in_for_they_wait_for_one_turn_of_it() -> None:
+    async def check() -> None:
+        engine, batcher = await measured(max_wait_s=70)
+        running = await occupied(engine, batcher, [1])
+        large = asyncio.create_task(batcher.run([make_input([2] * 60)] * 50, 1e6))
+        await asyncio.sleep(0)
+        assert batcher.wait_s() == pytest.approx(engine.max_batch_tokens)
+        small = await started(batcher, [3] * 10, 200.0)
+        with pytest.raises(QueueFullError, match="wait 74 s"):
+            await batcher.run([make_input([4])], 200.0)
+        engine.open.set()
+        await asyncio.gather(running, large, small)
+        await batcher.close()
+
+    asyncio.run(check())
+
+
+def test_batch_jobs_wait_as_long_as_their_deadline_lets_them() -> None:
+    async def check() -> None:
+        engine, batcher = await measured(max_wait_s=10)
+        running = await occupied(engine, batcher, [1])
+        calls = [await started(batcher, [2] * 15, 1e4, priority="batch") for _ in range(9)]
+        assert batcher.wait_s() == 0
+        calls.append(await started(batcher, [3], 100.0))
+        assert batcher.wait_s("batch") == pytest.approx(9 * 15 / 0.2)
+        engine.open.set()
+        await asyncio.gather(running, *calls)
+        await batcher.close()
+
+    asyncio.run(check())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    arrivals=st.lists(
+        st.tuples(st.integers(1, 64), st.sampled_from(["interactive", "batch"])), max_size=60
+    )
+)
+def test_what_is_taken_in_is_answered_in_time_however_much_comes(
+    arrivals: list[tuple[int, Priority]],
+) -> None:
+    async def check() -> None:
+        engine, batcher = await measured(max_wait_s=100)
+        running = await occupied(engine, batcher, [1])
+        calls = []
+        for length, priority in arrivals:
+            has_room = batcher.wait_s(priority) <= (100 if priority == "interactive" else 500)
+            call = await started(batcher, [2] * length, 1000.0, priority=priority)
+            assert call.done() != has_room
+            calls.append(call)
+        engine.open.set()
+        results = await asyncio.gather(running, *calls, return_exceptions=True)
+        await batcher.close()
+        assert {type(result) for result in results} <= {list, QueueFullError}
+
+    asyncio.run(check())
+
+
+async def measured(*, max_wait_s: float) -> tuple[TimedEngine, Batcher]:
+    """An engine that is known to take a second a token, and stops at what comes next."""
+    clock = FakeClock()
+    engine = TimedEngine(clock)
+    batcher = Batcher(engine, max_queue_tokens=100_000, max_wait_s=max_wait_s, clock=clock)
+    await batcher.run([make_input([0])], 100.0)
+    engine.open.clear()
+    return engine, batcher
+
+
+def test_the_time_to_wait_is_what_the_queue_takes_at_the_measured_rate() -> None:
+    async def check(num_queued: int) -> float:
+        clock = FakeClock()
+        engine = TimedEngine(clock)
+        batcher = Batcher(engine, max_queue_tokens=num_queued, max_wait_s=1000, clock=clock)
+        await batcher.run([make_input([0])], 10.0)
+        engine.open.clear()
+        running = await occupied(engine, batcher, [1])
+        queued = await started(batcher, [2] * num_queued, deadline_s=1e6)
+        with pytest.raises(QueueFullError) as caught:
+            await batcher.run([make_input([3])], 10.0)
+        engine.open.set()
+        await asyncio.gather(running, queued)
+        await batcher.close()
+        return caught.value.retry_after_s
+
+    assert asyncio.run(check(20)) == pytest.approx(20)
+    assert asyncio.run(check(400)) == 60
+
+
+def test_what_is_left_of_a_failed_request_is_not_computed() -> None:
+    async def check() -> None:
+        engine = FakeEngine(max_batch_tokens=4)
+        batcher = make_batcher(engine)
+        engine.open.clear()
+        running = await occupied(engine, batcher, [1])
+        failing = asyncio.create_task(
+            batcher.run([make_input([POISON, 0, 0, 0]), *[make_input([7])] * 50], 10.0)
+        )
+        await asyncio.sleep(0)
+        engine.open.set()
+        with pytest.raises(EngineError, match="poison"):
+            await failing
+        await running
+        await batcher.close()
+        assert engine.batches == [[[1]], [[POISON, 0, 0, 0]]]
+
+    asyncio.run(check())
+
+
+class LosingEngine(FakeEngine):
+    """While it runs its first batch, `leave` is awaited on the event loop."""
+
+    def __init__(self, leave: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        super().__init__()
+        self._leave = leave
+        self._loop = asyncio.get_running_loop()
+
+    def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+        if not self.batches:
+            asyncio.run_coroutine_threadsafe(self._leave(), self._loop).result(timeout=10)
+        return super().run(inputs)
+
+
+def test_what_is_given_up_while_its_batch_is_halved_is_not_computed_again() -> None:
+    async def check() -> None:
+        async def leave() -> None:
+            calls[1].cancel()
+            await asyncio.wait({calls[1]})
+
+        engine = LosingEngine(leave)
+        batcher = make_batcher(engine)
+        calls = [
+            asyncio.create_task(batcher.run([make_input(ids)], 10.0)) for ids in ([POISON], [2])
+        ]
+        poisoned, gone = await asyncio.gather(*calls, return_exceptions=True)
+        await batcher.close()
+        assert isinstance(poisoned, EngineError)
+        assert isinstance(gone, asyncio.CancelledError)
+        assert engine.batches == [[[POISON], [2]], [[POISON]]]
+
+    asyncio.run(check())
+
+
+def test_what_is_late_when_its_batch_is_halved_is_not_computed_again() -> None:
+    async def check() -> None:
+        async def leave() -> None:
+            clock.now_s += 1
+
+        clock = FakeClock()
+        engine = LosingEngine(leave)
+        batcher = Batcher(engine, max_queue_tokens=100, clock=clock)
+        poisoned = asyncio.create_task(batcher.run([make_input([POISON])], 10.0))
+        late = asyncio.create_task(batcher.run([make_input([2])], 0.1))
+        with pytest.raises(EngineError):
+            await poisoned
+        with pytest.raises(DeadlineExceededError):
+            await late
+        await batcher.close()
+        assert engine.batches == [[[POISON], [2]], [[POISON]]]
+
+    asyncio.run(check())
+
+
+def test_an_engine_that_loses_an_answer_fails_the_request() -> None:
+    class Forgetful(FakeEngine):
+        def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+            return super().run(inputs)[1:]
+
+    async def check() -> None:
+        batcher = make_batcher(Forgetful())
+        with pytest.raises(EngineError, match="0 results for 1"):
+            await batcher.run([make_input([1])], 10.0)
+        await batcher.close()
+
+    asyncio.run(check())
+
+
+def test_closing_waits_for_what_still_runs_for_a_caller_who_has_gone() -> None:
+    async def check() -> None:
+        engine = FakeEngine()
+        batcher = make_batcher(engine)
+        engine.open.clear()
+        gone = await occupied(engine, batcher, [1])
+        gone.cancel()
+        await asyncio.wait({gone})
+        closing = asyncio.create_task(batcher.close())
+        await asyncio.sleep(0.01)
+        assert not closing.done()
+        engine.open.set()
+        await closing
+
+    asyncio.run(check())
+
+
+def test_a_loop_that_ends_while_the_engine_runs_leaves_nothing_behind() -> None:
+    engine = FakeEngine()
+    engine.open.clear()
+    batcher = make_batcher(engine)
+
+    async def check() -> None:
+        await occupied(engine, batcher, [1])
+
+    asyncio.run(check())
+    engine.open.set()
+    asyncio.run(batcher.close())
+    assert batcher.num_queued_tokens == 0
+
+
+def test_no_inputs_have_no_logits() -> None:
+    assert asyncio.run(make_batcher(FakeEngine()).run([], 10.0)) == []
+
+
+def test_inputs_without_tokens_are_the_engines_to_judge() -> None:
+    async def check() -> None:
+        engine = FakeEngine(max_batch_tokens=4)
+        assert len(await make_batcher(engine).run([make_input([])] * 9, 10.0)) == 9
+        assert [len(batch) for batch in engine.batches] == [4, 4, 1]
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("max_queue_tokens", "max_wait_s", "batch_share", "call_cost_tokens"),
+    [(0, 1.0, 0.2, 16), (1, 0.0, 0.2, 16), (1, 1.0, 0.0, 16), (1, 1.0, 0.2, -1)],
+)
+def test_numbers_that_cannot_be_are_refused(
+    max_queue_tokens: int, max_wait_s: float, batch_share: float, call_cost_tokens: int
+) -> None:
+    with pytest.raises(ConfigError, match="it must be"):
+        Batcher(
+            FakeEngine(),
+            max_queue_tokens=max_queue_tokens,
+            max_wait_s=max_wait_s,
+            batch_share=batch_share,
+            call_cost_tokens=call_cost_tokens,
+        )
+
+
+def test_an_observer_is_told_of_everything() -> None:
+    async def check() -> None:
+        engine, clock, diary = FakeEngine(), FakeClock(), Diary()
+        batcher = Batcher(engine, max_queue_tokens=60, clock=clock, observer=diary)
+        engine.open.clear()
+        running = await occupied(engine, batcher, [0] * 9)
+        calls = [
+            await started(batcher, [1] * 20, task="sentence-order"),
+            await started(batcher, [2] * 18),
+        ]
+        clock.now_s += 3
+        with pytest.raises(QueueFullError):
+            await (await started(batcher, [3] * 30, task="question-answering"))
+        gone = await started(batcher, [4] * 20, task="text-classification")
+        gone.cancel()
+        await asyncio.wait({gone})
+        for deadline_s in (0.01, 0.0):
+            with pytest.raises(DeadlineExceededError):
+                await (await started(batcher, [5], deadline_s))
+        engine.open.set()
+        await asyncio.gather(running, *calls)
+        await batcher.close()
+        assert diary.counts == {
+            ("queued", "fill-mask"): 3,
+            ("queued", "sentence-order"): 1,
+            ("queued", "text-classification"): 1,
+            ("shed", "question-answering"): 1,
+            ("cancelled", "text-classification"): 1,
+            ("expired", "fill-mask"): 2,
+        }
+        assert diary.queued_tokens == [9, 20, 18, 20, 1]
+        assert diary.reports == [
+            BatchReport(
+                num_inputs=1,
+                num_tokens=9,
+                num_padded_tokens=9,
+                engine_s=3.0,
+                queue_delays_s={"fill-mask": [0.0]},
+            ),
+            BatchReport(
+                num_inputs=2,
+                num_tokens=38,
+                num_padded_tokens=40,
+                engine_s=0.0,
+                queue_delays_s={"sentence-order": [3.0], "fill-mask": [3.0]},
+            ),
+        ]
+
+    asyncio.run(check(), debug=True)  # it refuses what is not on the loop's own thread
+
+
+class RestlessEngine(FakeEngine):
+    """Now and then gives up the thread in the middle of a batch, so that everything interleaves."""
+
+    def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+        answers = super().run(inputs)
+        threading.Event().wait(0.0005 * (len(self.batches) % 2))
+        return answers
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_in_any_turmoil_each_caller_has_one_outcome_and_it_is_the_right_one(seed: int) -> None:
+    chance = random.Random(seed)
+    engine, diary = RestlessEngine(), Diary()
+    batcher = Batcher(engine, max_queue_tokens=400, observer=diary)
+
+    async def call(inputs: list[list[int]], deadline_s: float, priority: Priority) -> str:
+        try:
+            given = [make_input(ids) for ids in inputs]
+            answers = await batcher.run(given, deadline_s, priority=priority)
+        except EngineError:
+            assert any(POISON in ids for ids in inputs)
+            return "failed"
+        except QueueFullError:
+            return "shed"
+        except DeadlineExceededError:
+            assert deadline_s < 1
+            return "expired"
+        assert [answer.tolist() for answer in answers] == [[ids] for ids in inputs]
+        return "answered"
+
+    async def check() -> None:
+        tasks = []
+        for _ in range(30):
+            inputs = [
+                [chance.choice([*range(600), *[POISON] * 3])] * chance.choice([1, 5, 6, 40, 90])
+                for _ in range(chance.randint(1, 4))
+            ]
+            deadline_s = chance.choice([10.0, 10.0, 0.001, 0.004])
+            priority: Priority = chance.choice(["interactive", "batch"])
+            # A batch job of more than half of the queue is another test's matter.
+            inputs = inputs if sum(map(len, inputs)) <= 200 else inputs[:1]
+            tasks.append(asyncio.create_task(call(inputs, deadline_s, priority)))
+            if chance.random() < 0.2:
+                asyncio.get_running_loop().call_later(
+                    chance.random() * 0.005, chance.choice(tasks).cancel
+                )
+            await asyncio.sleep(chance.choice([0, 0, 0, 0.001]))
+        await asyncio.wait(tasks, timeout=20)
+        outcomes = Counter("cancelled" if task.cancelled() else task.result() for task in tasks)
+        await batcher.close()
+        assert batcher.num_queued_tokens == 0
+        told = Counter[str]()
+        for (what, _), count in diary.counts.items():
+            told[what] += count
+        assert told["shed"] == outcomes["shed"]
+        assert told["expired"] == outcomes["expired"]
+        assert told["cancelled"] <= outcomes["cancelled"]
+
+    asyncio.run(check())
+    for batch in engine.batches:
+        assert len(batch) == 1 or len(batch) * max(map(len, batch)) <= engine.max_batch_tokens
+
+
+def test_draining_waits_for_the_last_request() -> None:
+    async def check() -> None:
+        engine = FakeEngine()
+        batcher = make_batcher(engine)
+        engine.open.clear()
+        last = await occupied(engine, batcher, [1])
+        other = await started(batcher, [2])
+        draining = asyncio.create_task(batcher.drain())
+        other.cancel()
+        await asyncio.wait({other})
+        await asyncio.sleep(0.001)
+        assert not draining.done()
+        engine.open.set()
+        await draining
+        assert last.done()
+        await batcher.close()
+
+    asyncio.run(check())
+
+
+async def occupied(
+    engine: FakeEngine, batcher: Batcher, ids: list[int]
+) -> asyncio.Task[list[Logits]]:
+    """A request that the engine is busy with."""
+    num_batches = len(engine.batches)
+    running = await started(batcher, ids)
+    while len(engine.batches) == num_batches:
+        await asyncio.sleep(0.001)
+    return running
+
+
+async def started(
+    batcher: Batcher,
+    ids: list[int],
+    deadline_s: float = 10.0,
+    *,
+    task: str = "fill-mask",
+    priority: Priority = "interactive",
+) -> asyncio.Task[list[Logits]]:
+    """A request that has been queued, or is running."""
+    call = batcher.run([make_input(ids, task)], deadline_s, priority=priority)
+    running = asyncio.create_task(call)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return running

@@ -1,0 +1,350 @@
+"""Who runs next, over random crowds on a clock that only the engine's work moves on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from albert_serve.batching.scheduler import PRIORITIES, Batch, Moment, Priority, Request, Scheduler
+from albert_serve.errors import ConfigError
+
+CALL_COST = 16
+MAX_BATCH_TOKENS = 64
+BATCH_SHARE = 0.2
+S_PER_TOKEN = 0.01
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Arrival:
+    """A request, when it comes, and when its caller leaves. `taken` is filled as it is served."""
+
+    lengths: list[int]
+    priority: Priority = "interactive"
+    comes_s: float = 0.0
+    leaves_s: float = math.inf
+    patience_s: float = math.inf
+    request: Request = field(init=False)
+    taken: list[int] = field(default_factory=list)
+    given_up: bool = False
+
+    def __post_init__(self) -> None:
+        self.request = Request(
+            lengths=self.lengths, priority=self.priority, ends_s=self.comes_s + self.patience_s
+        )
+
+    @property
+    def num_left(self) -> int:
+        return len(self.lengths) - len(self.taken)
+
+    @property
+    def tokens_left(self) -> int:
+        return sum(self.lengths) - sum(self.lengths[index] for index in self.taken)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One batch: who waited when it was taken, and what was taken and given up."""
+
+    now_s: float
+    waiting: list[Arrival]
+    members: list[tuple[Arrival, int]]
+    given_up: list[Arrival]
+
+    @property
+    def priority(self) -> Priority:
+        (priority,) = {arrival.priority for arrival, _ in self.members}
+        return priority
+
+    @property
+    def lengths(self) -> list[int]:
+        return [arrival.lengths[index] for arrival, index in self.members]
+
+    @property
+    def cost_tokens(self) -> int:
+        return CALL_COST + max(self.lengths) * len(self.lengths)
+
+
+def make_scheduler() -> Scheduler[Request]:
+    return Scheduler(
+        call_cost_tokens=CALL_COST, batch_share=BATCH_SHARE, turn_tokens=MAX_BATCH_TOKENS
+    )
+
+
+def simulate(arrivals: Sequence[Arrival], s_per_token: float = 0.0) -> Iterator[Step]:
+    """Serve all of them; between two steps the queue is what the arrivals' own books say."""
+    scheduler = make_scheduler()
+    of = {arrival.request: arrival for arrival in arrivals}
+    coming = sorted(arrivals, key=lambda arrival: arrival.comes_s)
+    waiting: list[Arrival] = []
+    now_s = 0.0
+    while coming or waiting:
+        if not waiting:
+            now_s = max(now_s, coming[0].comes_s)
+        while coming and coming[0].comes_s <= now_s:
+            scheduler.add(coming[0].request)
+            waiting.append(coming.pop(0))
+        for arrival in [arrival for arrival in waiting if arrival.leaves_s <= now_s]:
+            scheduler.remove(arrival.request)
+            waiting.remove(arrival)
+        moment = Moment(now_s=now_s, least_s_per_token=s_per_token)
+        batch = scheduler.take(moment, max_batch_tokens=MAX_BATCH_TOKENS)
+        step = Step(
+            now_s=now_s,
+            waiting=list(waiting),
+            members=[(of[request], index) for request, index in batch.members],
+            given_up=[of[request] for request in batch.given_up],
+        )
+        for arrival in step.given_up:
+            arrival.given_up = True
+            waiting.remove(arrival)
+        for arrival, index in step.members:
+            arrival.taken.append(index)
+        waiting = [arrival for arrival in waiting if arrival.num_left]
+        assert_queue_holds(scheduler, waiting)
+        if step.members:
+            yield step
+            now_s += step.cost_tokens * S_PER_TOKEN
+        else:
+            assert not waiting
+    assert scheduler.num_requests == 0
+
+
+@pytest.mark.parametrize(("num_tokens", "num_turns"), [(0, 1), (1, 1), (64, 1), (65, 2), (640, 10)])
+def test_a_request_has_as_many_turns_as_batches_that_it_fills(
+    num_tokens: int, num_turns: int
+) -> None:
+    assert make_scheduler().num_turns(num_tokens) == num_turns
+
+
+def assert_queue_holds(scheduler: Scheduler[Request], waiting: Sequence[Arrival]) -> None:
+    assert scheduler.num_requests == len(waiting)
+    for priority in PRIORITIES:
+        mine = [arrival for arrival in waiting if arrival.priority == priority]
+        assert scheduler.num_tokens(priority) == sum(arrival.tokens_left for arrival in mine)
+        one_turn = sum(min(arrival.tokens_left, MAX_BATCH_TOKENS) for arrival in mine)
+        share = {"batch": BATCH_SHARE, "interactive": 1 - BATCH_SHARE}[priority]
+        others_wait = len(mine) < len(waiting)
+        assert scheduler.num_tokens_ahead(priority) == pytest.approx(
+            one_turn / (share if others_wait else 1)
+        )
+
+
+lengths = st.one_of(st.integers(1, 90), st.integers(18, 24))
+seconds = st.floats(0, 30)
+patient = st.builds(
+    Arrival,
+    lengths=st.lists(lengths, min_size=1, max_size=12),
+    priority=st.sampled_from(PRIORITIES),
+    comes_s=seconds,
+)
+impatient = st.builds(
+    Arrival,
+    lengths=st.lists(lengths, min_size=1, max_size=12),
+    priority=st.sampled_from(PRIORITIES),
+    comes_s=seconds,
+    leaves_s=seconds,
+    patience_s=st.floats(0, 20),
+)
+crowds = st.lists(patient, min_size=1, max_size=25)
+impatient_crowds = st.lists(impatient, min_size=1, max_size=25)
+
+
+@settings(max_examples=100, deadline=None)
+@given(arrivals=impatient_crowds)
+def test_every_input_is_taken_once_unless_its_request_is_given_up(arrivals: list[Arrival]) -> None:
+    for step in simulate(arrivals):
+        for arrival, _ in step.members:
+            assert arrival.request.ends_s > step.now_s
+            assert arrival.leaves_s > step.now_s
+    for arrival in arrivals:
+        assert len(set(arrival.taken)) == len(arrival.taken)
+        gone = arrival.given_up or arrival.leaves_s < math.inf
+        assert gone or sorted(arrival.taken) == list(range(len(arrival.lengths)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(arrivals=crowds)
+def test_all_is_taken_of_those_who_wait(arrivals: list[Arrival]) -> None:
+    for _ in simulate(arrivals):
+        pass
+    for arrival in arrivals:
+        assert sorted(arrival.taken) == list(range(len(arrival.lengths)))
+
+
+def fits(members: Sequence[int]) -> bool:
+    longest = max(members)
+    padding = sum(longest - length for length in members)
+    return len(members) * longest <= MAX_BATCH_TOKENS and padding <= CALL_COST
+
+
+@settings(max_examples=100, deadline=None)
+@given(arrivals=crowds)
+def test_a_batch_is_of_one_priority_within_its_limits_and_as_full_as_they_allow(
+    arrivals: list[Arrival],
+) -> None:
+    taken: dict[Arrival, set[int]] = {arrival: set() for arrival in arrivals}
+    for step in simulate(arrivals):
+        assert fits(step.lengths) or len(step.lengths) == 1
+        for arrival, index in step.members:
+            taken[arrival].add(index)
+        left = [
+            length
+            for arrival in step.waiting
+            if arrival.priority == step.priority
+            for index, length in enumerate(arrival.lengths)
+            if index not in taken[arrival]
+        ]
+        assert not any(fits([*step.lengths, length]) for length in left)
+
+
+@settings(max_examples=150, deadline=None)
+@given(arrivals=crowds)
+def test_a_request_waits_for_one_batch_at_most_of_each_that_is_before_it(
+    arrivals: list[Arrival],
+) -> None:
+    batches_left: dict[Arrival, int] = {}  # until it has to be served
+    for step in simulate(arrivals):
+        served = {arrival for arrival, _ in step.members}
+        mine = [arrival for arrival in step.waiting if arrival.priority == step.priority]
+        for arrival in mine:
+            others = len(mine) - 1
+            left = batches_left.get(arrival, others)
+            assert left >= 0
+            batches_left[arrival] = others if arrival in served else left - 1
+
+
+@settings(max_examples=300, deadline=None)
+@given(arrivals=crowds)
+def test_batch_jobs_have_their_share_while_interactive_requests_wait_and_no_more(
+    arrivals: list[Arrival],
+) -> None:
+    most = CALL_COST + max(MAX_BATCH_TOKENS, *(max(arrival.lengths) for arrival in arrivals))
+    ratio = BATCH_SHARE / (1 - BATCH_SHARE)
+    owed = lowest = 0.0  # what batch jobs are behind their share, since they began to wait
+    for step in simulate(arrivals):
+        kinds = {arrival.priority for arrival in step.waiting}
+        if kinds != {"interactive", "batch"}:
+            owed = min(owed, 0.0)
+            continue
+        owed += step.cost_tokens * ratio if step.priority == "interactive" else -step.cost_tokens
+        lowest = min(lowest, owed)
+        assert owed <= most * ratio
+        assert lowest >= -most
+
+
+def test_interactive_requests_come_before_batch_jobs_that_were_there_first() -> None:
+    jobs = [Arrival(lengths=[60] * 30, priority="batch")]
+    people = [Arrival(lengths=[10]) for _ in range(3)]
+    steps = list(simulate([*jobs, *people]))
+    assert [step.priority for step in steps[:2]] == ["interactive", "batch"]
+    assert steps[0].lengths == [10, 10, 10]
+
+
+def test_batch_jobs_are_owed_nothing_from_before_they_came() -> None:
+    people = [Arrival(lengths=[60]) for _ in range(5)]
+    left = Arrival(lengths=[60], priority="batch", leaves_s=0.1)
+    job = Arrival(lengths=[60], priority="batch", comes_s=1.0)
+    steps = list(simulate([*people, left, job]))
+    assert [step.priority for step in steps].index("batch") == 3
+
+
+def test_a_small_request_is_in_the_next_batch_however_many_inputs_are_before_it() -> None:
+    large = Arrival(lengths=[20] * 1024)
+    small = [Arrival(lengths=[length], comes_s=0.01) for length in (20, 7, 90)]
+    steps = list(simulate([large, *small]))
+    served = [{arrival for arrival, _ in step.members} for step in steps]
+    assert served[0] == {large}
+    assert small[0] in served[1]  # its length is the large one's, whose turn it is not
+    assert small[1] in served[2]
+    assert small[2] in served[3]
+
+
+def test_inputs_of_one_length_are_taken_from_each_request_in_turn() -> None:
+    large, other = Arrival(lengths=[8] * 100), Arrival(lengths=[8] * 100)
+    for step in list(simulate([large, other]))[:20]:
+        members = [arrival for arrival, _ in step.members]
+        assert members.count(large) == members.count(other) == 4
+
+
+def test_the_nearest_lengths_run_together() -> None:
+    steps = list(simulate([Arrival(lengths=[length]) for length in (20, 3, 19, 4, 5, 3, 21)]))
+    assert [sorted(step.lengths) for step in steps] == [[19, 20, 21], [3, 3, 4, 5]]
+
+
+def test_a_request_is_worked_off_from_its_longest_input_on_without_gaps() -> None:
+    lengths = [(7 * number) % 31 + 1 for number in range(31)]
+    steps = list(simulate([Arrival(lengths=lengths)]))
+    ran = [length for step in steps for length in step.lengths]
+    assert ran == sorted(lengths, reverse=True)
+
+
+def test_of_two_lengths_that_fit_the_one_with_less_padding_is_taken() -> None:
+    large = Arrival(lengths=[12, 12])
+    others = [Arrival(lengths=[14]), Arrival(lengths=[9]), Arrival(lengths=[11])]
+    first, *_ = simulate([large, *others])
+    assert first.lengths == [12, 12, 11, 9]
+
+
+def test_an_input_over_the_budget_runs_alone() -> None:
+    steps = list(simulate([Arrival(lengths=[90]), Arrival(lengths=[90])]))
+    assert [step.lengths for step in steps] == [[90], [90]]
+
+
+@settings(max_examples=100, deadline=None)
+@given(arrivals=impatient_crowds)
+def test_nothing_is_computed_that_cannot_be_done_in_time_while_others_wait(
+    arrivals: list[Arrival],
+) -> None:
+    tokens_left = {arrival: sum(arrival.lengths) for arrival in arrivals}
+    for step in simulate(arrivals, s_per_token=S_PER_TOKEN):
+        late = {
+            arrival
+            for arrival in step.waiting
+            if step.now_s + tokens_left[arrival] * S_PER_TOKEN > arrival.request.ends_s
+        }
+        assert late.issuperset(step.given_up)
+        for arrival, index in step.members:
+            tokens_left[arrival] -= arrival.lengths[index]
+        left = {arrival for arrival in step.waiting if tokens_left[arrival]} - {*step.given_up}
+        for arrival in {arrival for arrival, _ in step.members}:
+            assert arrival not in late or not left - {arrival}
+
+
+def test_a_request_that_cannot_be_done_in_time_is_tried_when_nobody_else_waits() -> None:
+    hopeless = Arrival(lengths=[10], patience_s=0.05)
+    (step,) = simulate([hopeless], s_per_token=1.0)
+    assert step.members == [(hopeless, 0)]
+
+
+def test_removing_a_request_twice_or_when_all_of_it_is_taken_changes_nothing() -> None:
+    scheduler = make_scheduler()
+    gone, done = Request(lengths=[3, 4], ends_s=9.0), Request(lengths=[50], ends_s=9.0)
+    scheduler.add(gone)
+    scheduler.add(done)
+    scheduler.remove(gone)
+    scheduler.remove(gone)
+    batch = scheduler.take(Moment(now_s=0.0), max_batch_tokens=64)
+    scheduler.remove(done)
+    assert batch.members == [(done, 0)]
+    assert_queue_holds(scheduler, [])
+
+
+def test_a_request_whose_deadline_is_no_number_is_late() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(Request(lengths=[1], ends_s=math.nan))
+    batch: Batch[Request] = scheduler.take(Moment(now_s=0.0), max_batch_tokens=64)
+    assert not batch.members
+    assert len(batch.given_up) == 1
+
+
+@pytest.mark.parametrize(
+    ("call_cost_tokens", "batch_share"), [(-1, 0.2), (16, 0.0), (16, 1.0), (16, math.nan)]
+)
+def test_numbers_that_cannot_be_are_refused(call_cost_tokens: int, batch_share: float) -> None:
+    with pytest.raises(ConfigError, match="it must be"):
+        Scheduler(call_cost_tokens=call_cost_tokens, batch_share=batch_share)

@@ -1,0 +1,594 @@
+"""The client against the running service, and against replies that it would give only in need."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any, get_overloads, get_type_hints
+
+import httpx
+import pytest
+from pydantic import BaseModel
+
+from albert_serve.api import schemas, wire
+from albert_serve.api.schemas import (
+    Answer,
+    Coherence,
+    FilledMasks,
+    FilledTarget,
+    LabelScore,
+    Order,
+    QuestionContext,
+    TextInput,
+    TextPair,
+)
+from albert_serve.client import AlbertClient, AsyncAlbertClient, requests
+from albert_serve.errors import (
+    BodyTooLargeError,
+    ConfigError,
+    DeadlineExceededError,
+    InvalidInputError,
+    NoMaskError,
+    NotReadyError,
+    QueueFullError,
+    RequestError,
+    TextTooLongError,
+    UnauthorizedError,
+)
+from tests.albert_serve.support import MAX_BODY_BYTES, MAX_ITEMS, Running
+
+QUESTION = {"question": "Who?", "context": "Marcel Proust was a French novelist."}
+URL = "http://service.test"
+
+
+class AsyncRunner:
+    """Calls the asynchronous twin as if it were the other, so that one test serves both."""
+
+    def __init__(self, client: AsyncAlbertClient, loop: asyncio.AbstractEventLoop) -> None:
+        self._client = client
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._client, name)
+
+        def run(*args: Any, **options: Any) -> Any:
+            return self._loop.run_until_complete(method(*args, **options))
+
+        return run
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture(scope="module", params=["sync", "async"])
+def albert(
+    request: pytest.FixtureRequest, service: Running, loop: asyncio.AbstractEventLoop
+) -> Iterator[Any]:
+    if request.param == "sync":
+        with AlbertClient(service.url) as client:
+            yield client
+    else:
+        twin = AsyncAlbertClient(service.url)
+        yield AsyncRunner(twin, loop)
+        loop.run_until_complete(twin.aclose())
+
+
+def assert_same(found: Sequence[BaseModel], expected: Sequence[BaseModel]) -> None:
+    """Which inputs run together differs, and with it the last digits."""
+    for one, other in zip(found, expected, strict=True):
+        assert type(one) is type(other)
+        assert one.model_dump() == pytest.approx(other.model_dump(), abs=1e-5)
+
+
+def test_fill_mask(albert: Any) -> None:
+    found = albert.fill_mask("The [MASK] was born.", top_k=3)
+    assert [type(given) for given in found] == [schemas.FilledToken] * 3
+    assert_same(albert.fill_mask(["The [MASK] was born."], top_k=3)[0], found)
+    assert [len(tokens) for tokens in albert.fill_mask("[MASK] and [MASK]", top_k=2)] == [2, 2]
+    [only] = albert.fill_mask("a [MASK]", targets=["▁the"])
+    assert only.sequence == "a the"
+
+
+def test_text_classification(albert: Any) -> None:
+    found = albert.text_classification("a film")
+    assert [type(given) for given in found] == [LabelScore] * 2
+    for again in albert.text_classification(["a film", {"text": "a film"}]):
+        assert_same(again, found)
+    assert_same(albert.text_classification(TextInput(text="a film"), top_k=1), found[:1])
+
+
+def test_question_answering(albert: Any) -> None:
+    found = albert.question_answering(QUESTION)
+    assert isinstance(found, Answer)
+    assert QUESTION["context"][found.start : found.end] == found.answer
+    assert_same(albert.question_answering([QuestionContext.model_validate(QUESTION)]), [found])
+    assert_same(albert.question_answering(QUESTION, top_k=2)[:1], [found])
+
+
+def test_sentence_order(albert: Any) -> None:
+    pair = {"text": "It rained.", "text_pair": "We stayed in."}
+    found = albert.sentence_order(pair)
+    assert isinstance(found, Order)
+    assert_same(albert.sentence_order([TextPair.model_validate(pair)] * 2), [found, found])
+
+
+def test_coherence(albert: Any) -> None:
+    sentences = ["It rained.", "We stayed in.", "We played cards."]
+    found = albert.coherence(sentences)
+    assert type(found) is Coherence
+    assert [(pair.first, pair.second) for pair in found.pairs] == [(0, 1), (1, 2)]
+    first, _ = albert.coherence([sentences, sentences[:2]])
+    assert first.coherence == pytest.approx(found.coherence, abs=1e-5)
+
+
+def test_reorder(albert: Any) -> None:
+    sentences = ["It rained.", "We stayed in.", "We played cards."]
+    found = albert.reorder(sentences)
+    assert sorted(found.best_order) == [0, 1, 2]
+    assert found.best_coherence >= found.coherence
+    assert len(found.pairs) == 6
+    [only] = albert.reorder([sentences])
+    assert only.best_order == found.best_order
+
+
+def test_fill_mask_jointly(albert: Any) -> None:
+    text = "The [MASK] was [MASK] ."
+    found = albert.fill_mask_jointly(text, top_k=3)
+    assert [type(given) for given in found] == [FilledMasks] * 3
+    assert all(len(given.tokens) == 2 for given in found)
+    [again] = albert.fill_mask_jointly([text], top_k=3)
+    assert [given.tokens for given in again] == [given.tokens for given in found]
+
+
+def test_score_targets(albert: Any) -> None:
+    targets = ["▁the", "encyclopedic", "of", "in", "was", "born", "he"]
+    found = albert.score_targets("a [MASK]", targets)
+    assert [type(given) for given in found] == [FilledTarget] * len(targets)
+    assert max(len(given.tokens) for given in found) > 1
+    [[one]] = albert.score_targets(["a [MASK]"], targets, top_k=1)
+    assert one.tokens == found[0].tokens
+    first, _ = albert.score_targets("[MASK] a [MASK]", targets)
+    assert len(first) == len(targets)
+
+
+def test_info(albert: Any) -> None:
+    info = albert.info()
+    assert info.mask_token == "[MASK]"
+    assert {task.name for task in info.tasks} >= {"fill-mask", "question-answering"}
+
+
+def test_what_the_service_refuses_is_its_error_with_the_id(albert: Any) -> None:
+    with pytest.raises(NoMaskError, match=r"\[MASK\]") as caught:
+        albert.fill_mask("nothing")
+    assert caught.value.request_id
+    with pytest.raises(TextTooLongError, match="at most 128"):
+        albert.text_classification("word " * 300)
+
+
+def test_what_the_reply_has_no_room_for_is_logged(
+    albert: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "albert_serve.client.transport"):
+        albert.fill_mask("a [MASK]", targets="supervolcanoes")
+        albert.text_classification("word " * 300, truncation="truncate")
+    assert "its first piece" in caplog.messages[0]
+    assert "tokens were cut off" in caplog.messages[1]
+
+
+def test_a_wrong_option_is_refused_before_sending() -> None:
+    with AlbertClient("http://127.0.0.1:1") as client:
+        with pytest.raises(InvalidInputError, match="'topk' is not known"):
+            client.fill_mask("a [MASK]", topk=3)  # type: ignore[call-overload]
+        with pytest.raises(InvalidInputError, match=r"inputs\[1\].context is missing"):
+            client.question_answering([QUESTION, {"question": "q"}])
+
+
+def test_nobody_there_is_told_with_the_address() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        with (
+            AlbertClient(url) as client,
+            pytest.raises(NotReadyError, match=f"cannot reach {url}.*is the service running"),
+        ):
+            client.info()
+
+
+def test_a_service_that_never_replies_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with (
+            AlbertClient(url, timeout_s=0.2) as client,
+            pytest.raises(DeadlineExceededError, match=r"within 0.2 s"),
+        ):
+            client.info()
+
+
+@pytest.mark.parametrize(
+    ("base_url", "options", "message"),
+    [
+        ("localhost:3000", {}, "must begin with http"),
+        ("http://", {}, "and a host"),
+        ("http://[::1", {}, "and a host"),
+        ("http://a:port", {}, "and a host"),
+        (URL, {"timeout_s": 0.0}, "timeout_s is 0.0"),
+        (URL, {"timeout_s": float("nan")}, "timeout_s is nan"),
+        (URL, {"num_retries": -1}, "num_retries is -1"),
+        (URL, {"api_key": "a\nb"}, "is it whole"),
+        (URL, {"api_key": "ключ"}, "is it whole"),
+    ],
+)
+def test_an_impossible_client_is_refused(
+    base_url: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        AlbertClient(base_url, **options)
+
+
+# Makes a client of a service that gives these responses in turn; and tells the requests it got.
+Replying = Callable[..., tuple[Any, list[httpx.Request]]]
+
+
+@pytest.fixture(params=["sync", "async"])
+def replying(request: pytest.FixtureRequest, loop: asyncio.AbstractEventLoop) -> Replying:
+    def make(
+        *responses: httpx.Response | Exception, **options: Any
+    ) -> tuple[Any, list[httpx.Request]]:
+        seen: list[httpx.Request] = []
+        left = list(responses)
+
+        def handle(request: httpx.Request) -> httpx.Response:
+            seen.append(request)
+            response = left.pop(0)
+            if isinstance(response, Exception):
+                raise response
+            # A response can be sent once.
+            headers = dict(response.headers)
+            return httpx.Response(response.status_code, headers=headers, content=response.content)
+
+        transport = httpx.MockTransport(handle)
+        given = {"api_key": "secret", "timeout_s": 5.0, **options}
+        if request.param == "sync":
+            return AlbertClient(URL, http_client=httpx.Client(transport=transport), **given), seen
+        twin = AsyncAlbertClient(URL, http_client=httpx.AsyncClient(transport=transport), **given)
+        return AsyncRunner(twin, loop), seen
+
+    return make
+
+
+def refusal(status: int, error_type: str, **headers: str) -> httpx.Response:
+    body = {"error": "no", "error_type": error_type, "request_id": "r1"}
+    return httpx.Response(status, json=body, headers=headers)
+
+
+def test_overload_is_tried_again(replying: Replying) -> None:
+    order = httpx.Response(200, json={"in_order": 0.5})
+    busy = {"Retry-After": "0"}
+    client, seen = replying(
+        refusal(429, "overloaded", **busy), refusal(503, "not_ready", **busy), order
+    )
+    assert client.sentence_order({"text": "a", "text_pair": "b"}).in_order == 0.5
+    assert len(seen) == 3
+    assert {request.headers["Authorization"] for request in seen} == {"Bearer secret"}
+
+
+def test_overload_that_lasts_is_an_error_with_the_wait(replying: Replying) -> None:
+    client, seen = replying(*[refusal(429, "overloaded", **{"Retry-After": "0"})] * 3)
+    with pytest.raises(QueueFullError) as caught:
+        client.info()
+    assert len(seen) == 3
+    assert (caught.value.request_id, caught.value.retry_after_s) == ("r1", 0.0)
+
+
+def test_a_wait_past_the_timeout_is_not_begun(replying: Replying) -> None:
+    client, seen = replying(refusal(429, "overloaded", **{"Retry-After": "60"}))
+    with pytest.raises(QueueFullError) as caught:
+        client.info()
+    assert len(seen) == 1
+    assert caught.value.retry_after_s == 60.0
+
+
+@pytest.mark.parametrize(
+    ("response", "error", "message"),
+    [
+        pytest.param(refusal(401, "unauthorized"), UnauthorizedError, "^no$", id="envelope"),
+        pytest.param(
+            httpx.Response(504, text="<html>gateway"),
+            DeadlineExceededError,
+            "504: '<html>gateway'",
+            id="a proxy's error",
+        ),
+        pytest.param(httpx.Response(500, text=""), RequestError, "replied 500", id="empty error"),
+        pytest.param(
+            httpx.Response(200, text="<html>"), RequestError, "is it an albert-serve", id="a page"
+        ),
+        pytest.param(
+            httpx.Response(302, headers={"Location": "/login"}),
+            RequestError,
+            "replied 302",
+            id="redirect",
+        ),
+    ],
+)
+def test_any_other_reply_is_an_error_that_shows_it(
+    response: httpx.Response, error: type[Exception], message: str, replying: Replying
+) -> None:
+    client, seen = replying(response)
+    with pytest.raises(error, match=message):
+        client.info()
+    assert len(seen) == 1
+
+
+def test_an_empty_classification_is_no_answer(replying: Replying) -> None:
+    client, _ = replying(httpx.Response(200, json=[]))
+    with pytest.raises(RequestError, match="not an answer of /text-classification"):
+        client.text_classification("a")
+
+
+def test_a_broken_remark_does_no_harm(replying: Replying) -> None:
+    for remark in ("{not json", "1", "null"):
+        headers = {schemas.WARNINGS_HEADER: remark}
+        client, _ = replying(httpx.Response(200, json={"in_order": 0.5}, headers=headers))
+        assert client.sentence_order({"text": "a", "text_pair": "b"}).in_order == 0.5
+
+
+def test_a_service_out_of_reach_is_tried_again(replying: Replying) -> None:
+    order = httpx.Response(200, json={"in_order": 0.5})
+    client, seen = replying(httpx.ConnectError("refused"), httpx.ReadError("reset"), order)
+    assert client.sentence_order({"text": "a", "text_pair": "b"}).in_order == 0.5
+    assert len(seen) == 3
+
+
+def test_who_wants_no_retries_gets_none(replying: Replying) -> None:
+    client, seen = replying(refusal(429, "overloaded", **{"Retry-After": "0"}), num_retries=0)
+    with pytest.raises(QueueFullError):
+        client.info()
+    assert len(seen) == 1
+    client, seen = replying(httpx.ConnectError(""), num_retries=0)
+    with pytest.raises(NotReadyError, match="ConnectError; is the service running"):
+        client.info()
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        pytest.param("Fri, 31 Dec 1999 23:59:59 GMT", 0.0, id="a date that has passed"),
+        pytest.param("90", 90.0, id="seconds"),
+        pytest.param("soon", 1.0, id="nonsense"),
+        pytest.param("Fri, 31 Dec 1999 23:59:59", 1.0, id="no time zone"),
+        pytest.param("9" * 500, float("inf"), id="never"),
+    ],
+)
+def test_when_to_come_back_is_seconds_or_a_date(
+    told: str, expected: float, replying: Replying
+) -> None:
+    client, _ = replying(refusal(429, "overloaded", **{"Retry-After": told}), num_retries=0)
+    with pytest.raises(QueueFullError) as caught:
+        client.info()
+    assert caught.value.retry_after_s == expected
+
+
+def test_a_date_in_the_future_is_waited_for(replying: Replying) -> None:
+    until = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
+    client, seen = replying(refusal(503, "not_ready", **{"Retry-After": until}))
+    with pytest.raises(NotReadyError):  # past the timeout, so it is not begun
+        client.info()
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("twin", ["sync", "async"])
+def test_the_timeout_holds_for_a_reply_that_never_ends(
+    twin: str, loop: asyncio.AbstractEventLoop
+) -> None:
+    """Each byte comes in time, so that no wait for a byte is too long."""
+    done = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=drip, args=(server, done))
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        client: Any = AlbertClient(url, timeout_s=0.5)
+        if twin == "async":
+            client = AsyncRunner(AsyncAlbertClient(url, timeout_s=0.5), loop)
+        with pytest.raises(DeadlineExceededError, match=r"within 0.5 s"):
+            client.info()
+        done.set()
+        thread.join()
+        getattr(client, "close" if twin == "sync" else "aclose")()
+
+
+def drip(server: socket.socket, done: threading.Event) -> None:
+    connection, _ = server.accept()
+    with connection, contextlib.suppress(OSError):
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+        while not done.wait(0.02):
+            connection.sendall(b" ")
+
+
+def limits(max_items: int, max_body_bytes: int = 10**6) -> httpx.Response:
+    told = {
+        "model_id": "m",
+        "version": "0",
+        "precision": "fp32",
+        "tasks": [],
+        "max_positions": 128,
+        "mask_token": "[MASK]",
+        "max_items": max_items,
+        "max_body_bytes": max_body_bytes,
+    }
+    return httpx.Response(200, json=told)
+
+
+def orders(*shares: float) -> httpx.Response:
+    return httpx.Response(200, json=[{"in_order": share} for share in shares])
+
+
+def pairs(num_pairs: int, length: int = 1) -> list[dict[str, str]]:
+    return [{"text": str(number), "text_pair": "b" * length} for number in range(num_pairs)]
+
+
+def sent(request: httpx.Request) -> list[int]:
+    """Which of `pairs` a request has."""
+    return [int(item["text"]) for item in json.loads(request.content)["inputs"]]
+
+
+def shares(found: list[Order]) -> list[float]:
+    return [one.in_order for one in found]
+
+
+def test_a_long_list_goes_in_parts_that_the_service_takes(replying: Replying) -> None:
+    client, seen = replying(limits(2), orders(0, 0.1), orders(0.2, 0.3), orders(0.4), orders(1, 1))
+    assert shares(client.sentence_order(pairs(5))) == [0, 0.1, 0.2, 0.3, 0.4]
+    assert [request.url.path for request in seen] == ["/info", *["/sentence-order"] * 3]
+    assert [sent(request) for request in seen[1:]] == [[0, 1], [2, 3], [4]]
+    client.sentence_order(pairs(2))
+    assert len(seen) == 5  # the limits are known now
+
+
+def test_parts_keep_to_the_limit_of_bytes(replying: Replying) -> None:
+    client, seen = replying(limits(100, 300), orders(0, 0), orders(0, 0), orders(0))
+    client.sentence_order(pairs(5, length=80), truncation="truncate")
+    assert [sent(request) for request in seen[1:]] == [[0, 1], [2, 3], [4]]
+    assert all(len(request.content) <= 300 for request in seen[1:])
+
+
+def test_an_item_over_the_limit_of_bytes_goes_alone(replying: Replying) -> None:
+    client, seen = replying(limits(100, 50), orders(0), refusal(413, "body_too_large"))
+    with pytest.raises(BodyTooLargeError, match=r"^inputs\[1\]: "):
+        client.sentence_order(pairs(2, length=80))
+    assert [sent(request) for request in seen[1:]] == [[0], [1]]
+
+
+def test_what_is_too_much_at_once_is_halved(replying: Replying) -> None:
+    too_much = refusal(422, "too_much_at_once")
+    client, seen = replying(
+        limits(100), too_much, too_much, orders(0.1), orders(0.2), orders(0.3, 0.4)
+    )
+    assert shares(client.sentence_order(pairs(4))) == [0.1, 0.2, 0.3, 0.4]
+    assert [sent(request) for request in seen[1:]] == [[0, 1, 2, 3], [0, 1], [0], [1], [2, 3]]
+
+
+def test_one_item_that_is_too_much_is_an_error(replying: Replying) -> None:
+    client, _ = replying(limits(100), *[refusal(422, "too_much_at_once")] * 2)
+    with pytest.raises(InvalidInputError, match=r"^inputs\[0\]: no$"):
+        client.sentence_order(pairs(2))
+
+
+def test_an_item_that_is_refused_has_its_number_in_the_whole_list(replying: Replying) -> None:
+    refused = httpx.Response(
+        422, json={"error": "inputs[1]: bad", "error_type": "no_mask", "request_id": "r7"}
+    )
+    client, _ = replying(limits(2), orders(0, 0), refused)
+    with pytest.raises(NoMaskError, match=r"^inputs\[3\]: bad$") as caught:
+        client.sentence_order(pairs(4))
+    assert caught.value.request_id == "r7"
+
+
+def test_a_list_may_be_longer_than_any_request(replying: Replying) -> None:
+    most = wire.MAX_ITEMS
+    client, seen = replying(limits(most, 1 << 30), orders(*[0] * most), orders(1, 1))
+    found = client.sentence_order(pairs(most + 2))
+    assert shares(found) == [0] * most + [1, 1]
+    assert [len(sent(request)) for request in seen[1:]] == [most, 2]
+    with pytest.raises(InvalidInputError, match=rf"^inputs\[{most + 1}\]\.text_pair"):
+        client.sentence_order([*pairs(most + 1), {"text": "a"}])
+
+
+def test_a_service_that_does_not_tell_its_limits_gets_the_whole_list(replying: Replying) -> None:
+    client, seen = replying(httpx.Response(404), orders(0, 0, 0))
+    assert len(client.sentence_order(pairs(3))) == 3
+    assert sent(seen[1]) == [0, 1, 2]
+
+
+def test_a_short_list_needs_no_limits(replying: Replying) -> None:
+    client, seen = replying(orders(0.5), httpx.Response(200, json=[]))
+    assert shares(client.sentence_order(pairs(1))) == [0.5]
+    assert [request.url.path for request in seen] == ["/sentence-order"]
+    with pytest.raises(InvalidInputError, match="must hold at least one item"):
+        client.sentence_order([])
+
+
+def test_long_lists_against_the_running_service(albert: Any) -> None:
+    texts = [f"The {'e ' * (number % 40)}[MASK] was born." for number in range(2 * MAX_ITEMS + 3)]
+    found = albert.fill_mask(texts, top_k=1)
+    assert len(found) == len(texts)
+    for number in (0, MAX_ITEMS - 1, MAX_ITEMS, 2 * MAX_ITEMS + 2):
+        [alone] = albert.fill_mask(texts[number], top_k=1)
+        assert found[number][0].token == alone.token
+    texts[MAX_ITEMS + 2] = "nothing"
+    with pytest.raises(NoMaskError, match=rf"^inputs\[{MAX_ITEMS + 2}\]: the text has no"):
+        albert.fill_mask(texts)
+    large = ["word " * (MAX_BODY_BYTES // 50)] * 12
+    assert len(albert.text_classification(large, truncation="truncate")) == 12
+
+
+def test_a_given_http_client_stays_open() -> None:
+    http = httpx.Client()
+    with AlbertClient(URL, http_client=http):
+        pass
+    assert not http.is_closed
+    http.close()
+
+
+def test_many_threads_share_a_client(service: Running) -> None:
+    with AlbertClient(service.url) as client:
+        found: list[Any] = []
+        threads = [
+            threading.Thread(target=lambda: found.append(client.fill_mask("a [MASK]")))
+            for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    # Which requests share a batch differs, and with it the last digit.
+    assert [[one.token for one in answer] for answer in found] == [
+        [one.token for one in found[0]]
+    ] * 8
+
+
+def public_methods(kind: type) -> dict[str, Callable[..., Any]]:
+    return {name: one for name, one in vars(kind).items() if not name.startswith("_")}
+
+
+def test_the_twins_have_the_same_methods_in_the_same_order() -> None:
+    sync, asynchronous = public_methods(AlbertClient), public_methods(AsyncAlbertClient)
+    assert [name.removeprefix("a") for name in asynchronous] == list(sync)
+    assert all(inspect.iscoroutinefunction(one) for one in asynchronous.values())
+    for one, twin in zip(sync.values(), asynchronous.values(), strict=True):
+        assert inspect.signature(one) == inspect.signature(twin)
+        assert one.__doc__ == twin.__doc__
+        assert [inspect.signature(given) for given in get_overloads(one)] == [
+            inspect.signature(given) for given in get_overloads(twin)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("options", "parameters", "implied"),
+    [
+        (requests.FillMaskOptions, schemas.FillMaskParameters, {"joint", "multi_token_targets"}),
+        (
+            requests.ScoreTargetsOptions,
+            schemas.FillMaskParameters,
+            {"joint", "multi_token_targets", "targets"},
+        ),
+        (requests.TextClassificationOptions, schemas.TextClassificationParameters, set()),
+        (requests.QuestionAnsweringOptions, schemas.QuestionAnsweringParameters, set()),
+        (requests.SentenceOrderOptions, schemas.SentenceOrderParameters, {"reorder"}),
+    ],
+)
+def test_the_options_are_the_parameters_that_the_method_leaves_open(
+    options: type, parameters: Any, implied: set[str]
+) -> None:
+    assert set(get_type_hints(options)) == set(parameters.model_fields) - implied

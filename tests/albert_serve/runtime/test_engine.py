@@ -1,0 +1,221 @@
+"""The engine's numbers against torch, any mix of tasks and lengths, and what it refuses."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from albert_serve.bundle.manifest import Bundle
+from albert_serve.bundle.weights import read_header
+from albert_serve.errors import (
+    BundleCorruptError,
+    EngineError,
+    InvalidInputError,
+    NotFoundError,
+)
+from albert_serve.runtime.engine import Engine, group_by_length
+from albert_serve.settings import RuntimeOptions
+from albert_serve.tasks import EncoderInput, Logits
+from tests.albert_serve.support import copy_with
+from training.model.albert import Batch
+from training.model.checkpoint import load_checkpoint
+from training.model.heads import AlbertForTasks, Task
+
+TASKS: tuple[Task, ...] = (
+    "fill-mask",
+    "sentence-order",
+    "text-classification",
+    "question-answering",
+)
+
+
+@pytest.fixture(scope="module")
+def engine(bundle_dir: Path) -> Engine:
+    return Engine.open(bundle_dir, RuntimeOptions(num_threads=1))
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint_dir: Path) -> AlbertForTasks:
+    return load_checkpoint(checkpoint_dir).eval()
+
+
+def make_input(
+    task: str, num_tokens: int, rows: list[int] | None = None, seed: int = 0
+) -> EncoderInput:
+    chance = random.Random(f"{task} {num_tokens} {seed}")
+    ids = [chance.randrange(1000) for _ in range(num_tokens)]
+    types = [int(position > num_tokens // 2) for position in range(num_tokens)]
+    return EncoderInput(ids=ids, types=types, task=task, rows=rows)
+
+
+def mixed_inputs() -> list[EncoderInput]:
+    """All tasks, lengths from 1 to the longest, rows of every kind, in no order."""
+    lengths = [1, 2, 3, 31, 32, 33, 60, 64, 100, 127, 128]
+    inputs = [
+        make_input(task, length, rows=rows, seed=seed)
+        for length in lengths
+        for seed, task in enumerate(TASKS)
+        for rows in ([0], [length - 1, 0], None, [])
+    ]
+    random.Random(0).shuffle(inputs)
+    return inputs
+
+
+def torch_logits(model: AlbertForTasks, item: EncoderInput, task: Task) -> Logits:
+    batch = Batch(ids=torch.tensor([item.ids]), types=torch.tensor([item.types]))
+    with torch.inference_mode():
+        hidden_SH = model(batch)[0]
+        rows = hidden_SH if item.rows is None else hidden_SH[item.rows]
+        logits: Logits = model.logits(task, rows).numpy()
+    return logits
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("num_tokens", [1, 17, 128])
+def test_logits_are_those_of_torch(
+    engine: Engine, model: AlbertForTasks, task: Task, num_tokens: int
+) -> None:
+    item = make_input(task, num_tokens)
+    expected = torch_logits(model, item, task)
+    (logits,) = engine.run([item])
+    assert logits.dtype == np.float32
+    assert np.ptp(expected) > 0.01  # logits that hardly differ would show nothing
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("max_batch_tokens", [1, 200, 100_000])
+def test_a_mixed_batch_equals_single_runs(engine: Engine, max_batch_tokens: int) -> None:
+    inputs = mixed_inputs()
+    singles = [engine.run([item])[0] for item in inputs]
+    batched = Engine(engine.config, engine._encoder, engine._heads)
+    batched.max_batch_tokens = max_batch_tokens
+    for item, single, logits in zip(inputs, singles, batched.run(inputs), strict=True):
+        num_rows = len(item.ids) if item.rows is None else len(item.rows)
+        assert logits.shape == (num_rows, 1000 if item.task == "fill-mask" else 2)
+        np.testing.assert_allclose(logits, single, rtol=0, atol=1e-5)
+
+
+def test_many_threads_get_what_one_gets(engine: Engine) -> None:
+    inputs = mixed_inputs()[:40]
+    singles = [engine.run([item])[0] for item in inputs]
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(lambda item: engine.run([item])[0], inputs))
+    for single, logits in zip(singles, together, strict=True):
+        np.testing.assert_array_equal(logits, single)
+
+
+def test_nothing_gives_nothing_and_warming_up_runs(engine: Engine) -> None:
+    assert engine.run([]) == []
+    engine.warm_up()
+    assert set(engine.tasks) == set(TASKS)
+
+
+@pytest.mark.parametrize(
+    ("item", "error", "message"),
+    [
+        pytest.param(
+            EncoderInput(ids=[2, 3], types=[0, 0], task="translation", rows=None),
+            NotFoundError,
+            "no task 'translation'; it has fill-mask, ",
+            id="task",
+        ),
+        pytest.param(
+            EncoderInput(ids=[2, 1000], types=[0, 0], task="fill-mask", rows=None),
+            InvalidInputError,
+            "id 1000 is out of range; allowed are 0 to 999",
+            id="id too large",
+        ),
+        pytest.param(
+            EncoderInput(ids=[2, -1], types=[0, 0], task="fill-mask", rows=None),
+            InvalidInputError,
+            "id -1 is out of range",
+            id="id negative",
+        ),
+        pytest.param(
+            EncoderInput(ids=[2, 3], types=[0, 2], task="fill-mask", rows=None),
+            InvalidInputError,
+            "token type 2 is out of range",
+            id="type",
+        ),
+        pytest.param(
+            EncoderInput(ids=[2, 3], types=[0], task="fill-mask", rows=None),
+            InvalidInputError,
+            "2 ids but 1 token types",
+            id="types too few",
+        ),
+        pytest.param(
+            EncoderInput(ids=[2, 3], types=[0, 0], task="fill-mask", rows=[2]),
+            InvalidInputError,
+            "row 2 is out of range",
+            id="row",
+        ),
+        pytest.param(
+            EncoderInput(ids=[5] * 129, types=[0] * 129, task="fill-mask", rows=[0]),
+            InvalidInputError,
+            "129 tokens; the model takes 1 to 128",
+            id="too long",
+        ),
+        pytest.param(
+            EncoderInput(ids=[], types=[], task="fill-mask", rows=None),
+            InvalidInputError,
+            "0 tokens",
+            id="empty",
+        ),
+    ],
+)
+def test_refusals_say_what_was_given_and_what_is_allowed(
+    engine: Engine, item: EncoderInput, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        engine.run([make_input("fill-mask", 5), item])
+
+
+def test_numbers_that_are_not_finite_are_an_error_of_their_task_alone(
+    bundle_dir: Path, tmp_path: Path
+) -> None:
+    weights = bytearray((bundle_dir / "model.safetensors").read_bytes())
+    bias = read_header(bundle_dir / "model.safetensors")["classifier.bias"]
+    weights[bias.offset : bias.offset + 4] = np.float32("nan").tobytes()
+    folder = copy_with(bundle_dir, tmp_path / "nan", "model.safetensors", bytes(weights))
+    engine = Engine.open(folder, RuntimeOptions(num_threads=1))
+    with pytest.raises(EngineError, match="not finite for text-classification"):
+        engine.run([make_input("text-classification", 5, rows=[0])])
+    assert len(engine.run([make_input("fill-mask", 5, rows=[0])])) == 1
+
+
+def test_a_graph_that_the_runtime_refuses_names_its_file(bundle_dir: Path, tmp_path: Path) -> None:
+    name = Bundle.open(bundle_dir).manifest.tasks["fill-mask"].graph
+    folder = copy_with(bundle_dir, tmp_path / "bad", name, b"no graph")
+    with pytest.raises(BundleCorruptError, match=f"{name} cannot be loaded"):
+        Engine.open(folder)
+
+
+def test_an_old_runtime_is_refused_before_it_copies_weights(
+    bundle_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnxruntime, "__version__", "1.30.9")
+    with pytest.raises(EngineError, match=r"onnxruntime 1\.30\.9 .*1\.31 or newer"):
+        Engine.open(bundle_dir)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 512), max_size=60), max_tokens=st.sampled_from([1, 600, 4096])
+)
+def test_groups_hold_every_index_once_within_the_budget_and_with_little_padding(
+    lengths: list[int], max_tokens: int
+) -> None:
+    groups = group_by_length(lengths, max_tokens)
+    assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
+    for group in groups:
+        members = [lengths[index] for index in group]
+        padded = len(members) * max(members)
+        assert padded <= max_tokens or len(members) == 1
+        assert padded - sum(members) <= 16

@@ -1,0 +1,296 @@
+"""Batch scoring: every row its result, in order, whatever the other rows are."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from albert_serve.api.schemas import FillMaskParameters, TextClassificationParameters
+from albert_serve.errors import EngineError, InvalidInputError, NotFoundError
+from albert_serve.scoring.score import score_file
+from albert_serve.tasks import EncoderInput, Logits, TaskSetup, open_task
+from tests.albert_serve.task_fixtures import Answerer, TorchEngine
+
+
+class Watched(TorchEngine):
+    """Notes the batches, and fails on any that holds the poisonous token."""
+
+    def __init__(self, engine: TorchEngine, poison: int | None = None) -> None:
+        super().__init__(engine.model, engine.max_batch_tokens)
+        self.poison = poison
+        self.batches: list[list[int]] = []
+
+    def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+        self.batches.append([len(given.ids) for given in inputs])
+        if any(self.poison in given.ids for given in inputs):
+            raise EngineError("poison")
+        return super().run(inputs)
+
+
+def write(file: Path, rows: Sequence[object]) -> Path:
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    file.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return file
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture
+def score(
+    engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
+) -> Callable[..., list[dict[str, Any]]]:
+    """Scores rows of a task, and gives the results."""
+
+    def run(task: str, rows: Sequence[object], **parameters: Any) -> list[dict[str, Any]]:
+        source, output = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+        score_file(engine, task, task_setup, source, output, parameters=parameters)
+        return read(output)
+
+    return run
+
+
+Score = Callable[..., list[dict[str, Any]]]
+
+
+def test_rows_keep_their_order_and_their_ids(
+    score: Score, answer: Answerer, task_setup: TaskSetup, sentences: list[str]
+) -> None:
+    rows = [{"id": f"n{i}", "text": text, "rating": 3} for i, text in enumerate(sentences)]
+    found = score("text-classification", rows)
+    task = open_task("text-classification", task_setup)
+    expected = [answer(task.prepare(text, TextClassificationParameters())) for text in sentences]
+    assert found == [
+        {"id": row["id"], "output": [label.model_dump() for label in labels]}
+        for row, labels in zip(rows, expected, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("task", "item", "fields"),
+    [
+        ("fill-mask", {"text": "a [MASK]"}, {"score", "token", "token_str", "sequence"}),
+        ("text-classification", {"text": "a", "text_pair": "b"}, {"label", "score"}),
+        ("question-answering", {"question": "q", "context": "c"}, {"answer", "score"}),
+        ("sentence-order", {"text": "a", "text_pair": "b"}, {"in_order"}),
+    ],
+)
+def test_bare_fields_and_inputs_are_the_same(
+    task: str, item: dict[str, str], fields: set[str], score: Score
+) -> None:
+    inputs: Any = item["text"] if task == "fill-mask" else item
+    bare, one, several = score(task, [item, {"inputs": inputs}, {"inputs": [inputs, inputs]}])
+    assert bare == one
+    assert several["output"] == [one["output"]] * 2
+    best = one["output"][0] if isinstance(one["output"], list) else one["output"]
+    assert set(best) >= fields
+
+
+def test_sentences_are_scored_bare_or_as_inputs(score: Score) -> None:
+    sentences = ["It rained.", "We stayed in.", "We played cards."]
+    bare, one, pair = score(
+        "sentence-order",
+        [
+            {"sentences": sentences},
+            {"inputs": {"sentences": sentences}},
+            {"text": "It rained.", "text_pair": "We stayed in."},
+        ],
+    )
+    assert bare == one
+    assert set(bare["output"]) == {"pairs", "coherence"}
+    assert pair["output"]["in_order"] == pytest.approx(bare["output"]["pairs"][0]["in_order"])
+    [both] = score("sentence-order", [{"text": "a", "text_pair": "b", "sentences": sentences}])
+    assert both["error_type"] == "invalid_input"
+
+
+def test_what_takes_several_rounds_is_what_it_is_alone(
+    score: Score, answer: Answerer, task_setup: TaskSetup
+) -> None:
+    texts = ["The [MASK] was [MASK] .", "a [MASK]", "[MASK] [MASK] [MASK] and a [MASK]"] * 3
+    found = score("fill-mask", [{"text": text} for text in texts], joint=True, top_k=2)
+    task = open_task("fill-mask", task_setup)
+    parameters = FillMaskParameters(joint=True, top_k=2)
+    expected = [answer(task.prepare(text, parameters)) for text in texts]
+    assert [row["output"] for row in found] == [
+        [filled.model_dump() for filled in answers] for answers in expected
+    ]
+
+
+def test_a_row_that_breaks_the_engine_in_a_later_round_fails_alone(
+    engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
+) -> None:
+    poison = task_setup.tokenizer.token_id("€")
+
+    class Faltering(TorchEngine):
+        """Fails at the poison once one of the two masks beside it has been filled."""
+
+        def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+            if any(poison in given.ids and len(given.rows or []) == 1 for given in inputs):
+                raise EngineError("faltered")
+            return super().run(inputs)
+
+    rows = [{"inputs": ["[MASK] € [MASK]", "a [MASK]"]}, {"inputs": "[MASK] [MASK]"}]
+    rows.append({"inputs": "one [MASK] and [MASK] of them"})
+    source, output = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    score_file(
+        Faltering(engine.model),
+        "fill-mask",
+        task_setup,
+        source,
+        output,
+        parameters={"joint": True},
+    )
+    assert ["error" in row for row in read(output)] == [True, False, False]
+
+
+def test_a_bad_row_fails_alone(score: Score) -> None:
+    found = score(
+        "fill-mask",
+        [
+            {"text": "a [MASK]"},
+            "{not json",
+            "",
+            "[1]",
+            "NaN",
+            {"id": 7, "text": "no mask"},
+            {"id": None, "other": 1},
+            {"text": 5},
+            {"text": "a [MASK]", "parameters": {"top_k": 0}},
+            {"inputs": ["a [MASK]", "none"]},
+            {"id": "\ud800", "text": "\ud800 [MASK]"},
+            {"text": "word " * 300 + "[MASK]"},
+            {"text": "b [MASK]"},
+        ],
+    )
+    assert [row.get("error_type", "fine") for row in found] == [
+        "fine",
+        *["malformed"] * 3,
+        "no_mask",
+        *["invalid_input"] * 3,
+        "no_mask",
+        "invalid_input",
+        "too_long",
+        "fine",
+    ]
+    assert found[1]["error"].startswith("line 2 is not JSON")
+    assert found[2]["error"] == "line 4 is not a JSON object"
+    assert found[4]["id"] == 7
+    assert found[5]["error"] == "the row has neither inputs nor text"
+    assert found[8]["error"].startswith("inputs[1]: ")
+    assert found[9]["id"] == "\ud800"
+
+
+def test_a_row_that_breaks_the_engine_fails_alone(
+    engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
+) -> None:
+    watched = Watched(engine, poison=task_setup.tokenizer.token_id("€"))
+    rows = [{"id": i, "text": "a €" if i == 5 else f"text {i}"} for i in range(20)]
+    source, output = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    summary = score_file(watched, "text-classification", task_setup, source, output)
+    found = read(output)
+    assert [row["id"] for row in found] == list(range(20))
+    assert [row["id"] for row in found if "error" in row] == [5]
+    assert found[5] == {"id": 5, "error": "poison", "error_type": "engine"}
+    assert (summary.num_rows, summary.num_errors) == (20, 1)
+    assert str(summary).startswith("20 rows, 1 with errors, in ")
+
+
+def test_rows_of_like_lengths_run_together_within_the_budget(
+    engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
+) -> None:
+    watched = Watched(engine)
+    rows = [{"text": "word " * (1 + (i * 37) % 100)} for i in range(60)]
+    source = write(tmp_path / "in.jsonl", rows)
+    parameters = {"truncation": "truncate"}
+    score_file(
+        watched, "text-classification", task_setup, source, tmp_path / "out", parameters=parameters
+    )
+    assert sum(map(len, watched.batches)) == 60
+    assert all(len(batch) * max(batch) <= 8 * 512 for batch in watched.batches)
+    in_order = [length for batch in watched.batches for length in batch]
+    assert in_order == sorted(in_order, reverse=True)
+    assert len(watched.batches) < 30
+
+
+def test_windows_of_rows_change_no_result(
+    engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path, sentences: list[str]
+) -> None:
+    rows = [{"question": "Who?", "context": " ".join(sentences[:i])} for i in range(1, 8)]
+    source = write(tmp_path / "in.jsonl", rows)
+    for num_window_rows in (1, 3, 100):
+        output = tmp_path / f"{num_window_rows}.jsonl"
+        score_file(
+            engine,
+            "question-answering",
+            task_setup,
+            source,
+            output,
+            num_window_rows=num_window_rows,
+        )
+    assert read(tmp_path / "1.jsonl") == read(tmp_path / "3.jsonl") == read(tmp_path / "100.jsonl")
+
+
+def test_parameters_of_the_row_come_before_those_of_the_job(score: Score) -> None:
+    rows = [{"text": "a [MASK]"}, {"text": "a [MASK]", "parameters": {"top_k": 3}}]
+    assert [len(row["output"]) for row in score("fill-mask", rows, top_k=2)] == [2, 3]
+
+
+def test_what_was_cut_or_replaced_is_told(score: Score) -> None:
+    [cut, replaced] = score(
+        "fill-mask",
+        [
+            {"text": "[MASK] " + "word " * 300, "parameters": {"truncation": "truncate"}},
+            {"text": "a [MASK]", "parameters": {"targets": "supervolcanoes"}},
+        ],
+    )
+    assert cut["truncated_tokens"] > 0
+    assert "its first piece" in replaced["warnings"][0]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+def test_compressed_files_are_read_and_written(
+    suffix: str, engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
+) -> None:
+    compressor: Any = {".gz": gzip, ".xz": lzma}[suffix]
+    source, output = tmp_path / f"in.jsonl{suffix}", tmp_path / f"out.jsonl{suffix}"
+    source.write_bytes(compressor.compress(b'{"text": "a [MASK]"}\n' * 3))
+    summary = score_file(engine, "fill-mask", task_setup, source, output)
+    rows = compressor.decompress(output.read_bytes()).decode().splitlines()
+    assert summary.num_rows == len(rows) == 3
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+def test_a_damaged_input_ends_the_job_and_leaves_no_output(
+    suffix: str, engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
+) -> None:
+    compressor: Any = {".gz": gzip, ".xz": lzma}[suffix]
+    source, output = tmp_path / f"in.jsonl{suffix}", tmp_path / "out.jsonl"
+    source.write_bytes(compressor.compress(b'{"text": "a [MASK]"}\n' * 9)[:-6])
+    output.write_text("the last job's\n")
+    with pytest.raises(InvalidInputError, match="damaged or incomplete"):
+        score_file(engine, "fill-mask", task_setup, source, output)
+    assert output.read_text() == "the last job's\n"
+
+
+def test_what_the_job_itself_has_wrong_is_refused_before_it_begins(
+    engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
+) -> None:
+    source, output = write(tmp_path / "in.jsonl", [{"text": "a [MASK]"}]), tmp_path / "out.jsonl"
+    with pytest.raises(InvalidInputError, match="'topk' is not known"):
+        score_file(engine, "fill-mask", task_setup, source, output, parameters={"topk": 1})
+    with pytest.raises(NotFoundError, match="there are fill-mask"):
+        score_file(engine, "fill-masks", task_setup, source, output)
+    with pytest.raises(InvalidInputError, match="also the input"):
+        score_file(engine, "fill-mask", task_setup, source, source)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_an_empty_input_gives_an_empty_output(score: Score) -> None:
+    assert score("fill-mask", []) == []

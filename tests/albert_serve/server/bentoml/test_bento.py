@@ -1,0 +1,123 @@
+"""A bento made by `bentoml build` holds all it needs, and no more."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from albert_serve.api.examples import EXAMPLES
+from tests.albert_serve.support import ROOT, running_service, service_environment
+
+
+def bentoml(*arguments: str, cwd: Path, environment: dict[str, str]) -> str:
+    """What the command prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bentoml", *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def checkout(bundle_dir: Path, tmp_path: Path) -> Path:
+    """What `bentoml build` runs in, with the small bundle as the one that ships."""
+    made = tmp_path / "checkout"
+    without = shutil.ignore_patterns("__pycache__")
+    for name in ("albert_serve", "scripts", "training", "tests"):
+        shutil.copytree(ROOT / name, made / name, ignore=without)
+    for name in ("bentofile.yaml", "bentofile.gpu.yaml"):
+        shutil.copy(ROOT / name, made)
+    shutil.copytree(bundle_dir, made / "models/tiny")
+    return made
+
+
+@pytest.fixture
+def environment(bundle_dir: Path, tmp_path: Path) -> dict[str, str]:
+    """Of a machine without the repository, and without settings."""
+    made = service_environment(bundle_dir, tmp_path / "home")
+    for name in ("PYTHONPATH", "ALBERT_SERVE_BUNDLE"):
+        del made[name]
+    return made
+
+
+def build(checkout: Path, bentofile: str, environment: dict[str, str]) -> tuple[str, Path]:
+    """The tag of a new bento, and its folder."""
+    printed = bentoml(
+        "build", "--bentofile", bentofile, "--output", "tag", cwd=checkout, environment=environment
+    )
+    tag = printed.strip().removeprefix("__tag__:")
+    return tag, Path(environment["BENTOML_HOME"], "bentos", *tag.split(":"))
+
+
+@pytest.mark.slow
+def test_a_bento_serves_its_own_bundle_on_another_machine(
+    checkout: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    tag, bento = build(checkout, "bentofile.yaml", environment)
+    held = {path.name for path in (bento / "src").iterdir()}
+    assert held - {"bentofile.yaml"} == {"albert_serve", "models"}  # that one BentoML puts there
+    archive, empty = str(tmp_path / "exported.bento"), tmp_path / "empty"
+    empty.mkdir()
+    bentoml("export", tag, archive, cwd=empty, environment=environment)
+    shutil.rmtree(checkout)
+    shutil.rmtree(environment["BENTOML_HOME"])
+
+    elsewhere = {**environment, "BENTOML_HOME": str(tmp_path / "elsewhere")}
+    bentoml("import", archive, cwd=empty, environment=elsewhere)
+    with running_service(elsewhere, empty, ("bentoml", "serve", tag)) as running:
+        assert httpx.get(f"{running.url}/info").json()["model_id"] == "tiny"
+        for path in ("/", "/web/app.js", "/docs", "/docs.json", "/metrics", "/livez"):
+            assert httpx.get(running.url + path).status_code == 200, path
+        for task, examples in EXAMPLES.items():
+            for example in examples:
+                reply = httpx.post(f"{running.url}/{task}", json=example.body)
+                assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bentofile", "runtime"),
+    [
+        ("bentofile.yaml", "onnxruntime==1.31.1"),
+        ("bentofile.gpu.yaml", "onnxruntime-gpu[cuda,cudnn]==1.31.1"),
+    ],
+)
+def test_an_image_has_its_runtime_and_a_user_without_rights(
+    bentofile: str, runtime: str, checkout: Path, environment: dict[str, str]
+) -> None:
+    _, bento = build(checkout, bentofile, environment)
+    requirements = (bento / "env/python/requirements.txt").read_text().splitlines()
+    assert [line for line in requirements if line.startswith("onnx")] == [runtime]
+    assert not [line for line in requirements if line.startswith("torch")]
+
+    steps = (bento / "env/docker/Dockerfile").read_text().splitlines()
+    last_to_run = max(n for n, step in enumerate(steps) if step.startswith("RUN "))
+    users = [(n, step) for n, step in enumerate(steps) if step.startswith("USER ")]
+    assert users == [(users[0][0], "USER bentoml")]
+    assert users[0][0] > last_to_run
+    assert "ARG BENTO_USER_UID=1034" in steps  # docs/operations.md has it
+    for variable in yaml.safe_load((ROOT / bentofile).read_text())["envs"]:
+        assert f"ENV {variable['name']}=${variable['name']}" in steps
+        assert [step.split("=")[0] for step in steps].count(f"ENV {variable['name']}") == 1
+    (script,) = (bento / "env/docker").glob("script__*")
+    assert script.read_bytes() == (ROOT / "scripts/image_setup.sh").read_bytes()
+    (run,) = [n for n, step in enumerate(steps) if script.name in step]
+    assert run > steps.index("# install python packages")
+
+
+def test_the_bentos_pins_are_the_tested_ones() -> None:
+    tested = set((ROOT / "constraints.txt").read_text().splitlines())
+    for name in ("bentofile.yaml", "bentofile.gpu.yaml"):
+        packages = yaml.safe_load((ROOT / name).read_text())["python"]["packages"]
+        assert {package.replace("[cuda,cudnn]", "") for package in packages} <= tested

@@ -1,0 +1,384 @@
+"""Keys, guarded surfaces, other origins: over HTTP to a service that has them, and alone."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from albert_serve.api.schemas import ErrorReply
+from albert_serve.errors import ConfigError
+from albert_serve.server.auth import MIN_KEY_CHARS, ApiKeys
+from albert_serve.server.surfaces import OTHER, label_of, surface_of
+from albert_serve.settings import Settings
+from tests.albert_serve.support import (
+    MAX_BODY_BYTES,
+    SERVICE,
+    Running,
+    free_port,
+    running_service,
+    service_environment,
+)
+
+KEY = "first-key-0123456789"
+FILE_KEY = "file-key-0123456789=="
+ORIGIN = "https://app.example.com"
+MASKED = {"inputs": "The [MASK] run."}
+HEALTH = ("/health", "/healthz", "/livez", "/readyz")
+GUARDED = (
+    "/info",
+    "/metrics",
+    "/docs",
+    "/docs.json",
+    "/schema.json",
+    "/static_content/swagger-ui.css",
+    "/nothing-here",
+)
+
+
+@pytest.fixture(scope="module")
+def keys_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("keys") / "keys.txt"
+    file.write_text(f"# for tests\n\n{FILE_KEY}\n")
+    return file
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    bundle_dir: Path, keys_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """A service with keys, a file of keys, and an origin that may call it."""
+    environment = {
+        **service_environment(bundle_dir, tmp_path_factory.mktemp("guarded-home")),
+        "ALBERT_SERVE_API_KEYS": f"{KEY}, other-key-0123456789",
+        "ALBERT_SERVE_API_KEYS_FILE": str(keys_file),
+        "ALBERT_SERVE_CORS_ORIGINS": ORIGIN,
+        "ALBERT_SERVE_LOG_FORMAT": "json",
+    }
+    with running_service(environment, tmp_path_factory.mktemp("guarded")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def stranger(guarded: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=guarded.url, timeout=30) as http:
+        yield http
+
+
+@pytest.fixture(scope="module")
+def friend(guarded: Running) -> Iterator[httpx.Client]:
+    headers = {"Authorization": f"Bearer {KEY}"}
+    with httpx.Client(base_url=guarded.url, timeout=30, headers=headers) as http:
+        yield http
+
+
+def test_without_a_key_only_health_is_open(stranger: httpx.Client) -> None:
+    for path in HEALTH:
+        assert stranger.get(path).status_code == 200, path
+    for path in GUARDED:
+        assert_unauthorized(stranger.get(path))
+    assert_unauthorized(stranger.post("/fill-mask", json=MASKED))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        f"Bearer {KEY}x",
+        f"Bearer {KEY[:-1]}",
+        f"Bearer {KEY.upper()}",
+        "Bearer",
+        KEY,
+        f"Basic {KEY}",
+        f"Bearer {KEY} {KEY}",
+        f"Bearer {KEY},other-key-0123456789",
+        "Bearer " + "é" * 20,
+        "Bearer # for tests",
+        "Bearer " + "a" * 10_000,
+    ],
+)
+def test_a_wrong_key_is_refused_and_not_repeated(stranger: httpx.Client, header: str) -> None:
+    raw = [(b"authorization", header.encode("latin-1"))]
+    reply = stranger.get("/info", headers=raw)
+    assert_unauthorized(reply)
+    assert 'error="invalid_token"' in reply.headers["WWW-Authenticate"]
+    assert KEY not in reply.text
+
+
+@pytest.mark.parametrize("key", [KEY, "other-key-0123456789", FILE_KEY])
+def test_each_key_opens_everything(stranger: httpx.Client, key: str) -> None:
+    headers = {"Authorization": f"bearer {key}"}  # the scheme in any case
+    assert stranger.post("/fill-mask", json=MASKED, headers=headers).status_code == 200
+    for path in (path for path in GUARDED if path not in ("/nothing-here", "//info")):
+        assert stranger.get(path, headers=headers).status_code == 200, path
+    assert stranger.get("/nothing-here", headers=headers).status_code == 404
+
+
+def test_info_says_that_a_key_is_needed(friend: httpx.Client, client: httpx.Client) -> None:
+    assert friend.get("/info").json()["needs_key"] is True
+    assert client.get("/info").json()["needs_key"] is False
+
+
+def test_a_changed_file_changes_the_keys_at_once(stranger: httpx.Client, keys_file: Path) -> None:
+    def status(key: str) -> int:
+        return stranger.get("/info", headers={"Authorization": f"Bearer {key}"}).status_code
+
+    former = keys_file.read_text()
+    new = "rotated-key-0123456789"
+    try:
+        keys_file.write_text(f"{FILE_KEY}\n{new}\n")
+        assert (status(FILE_KEY), status(new)) == (200, 200)
+        replaced = keys_file.with_name("next")
+        replaced.write_text(f"{new}\n")
+        replaced.replace(keys_file)
+        assert (status(FILE_KEY), status(new), status(KEY)) == (401, 200, 200)
+        keys_file.unlink()
+        assert status(new) == 200
+        keys_file.write_text("short\n")
+        assert (status(new), status("short")) == (200, 401)
+    finally:
+        keys_file.write_text(former)
+    assert (status(FILE_KEY), status(new)) == (200, 401)
+
+
+def test_no_key_is_in_the_log(guarded: Running, friend: httpx.Client) -> None:
+    assert friend.get("/info", headers={"X-Request-ID": "no-key"}).status_code == 200
+    give_up_s = time.monotonic() + 20
+    while "no-key" not in guarded.log:  # it is logged when the reply has been sent
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
+    for key in (KEY, FILE_KEY, "rotated-key"):
+        assert key not in guarded.log
+
+
+def test_a_body_without_a_key_is_refused_before_it_is_read(stranger: httpx.Client) -> None:
+    num_chunks = 0
+
+    def chunks() -> Iterator[bytes]:
+        nonlocal num_chunks
+        while num_chunks < 1000:
+            num_chunks += 1
+            yield b" " * MAX_BODY_BYTES
+
+    try:
+        assert_unauthorized(stranger.post("/fill-mask", content=chunks()))
+    except httpx.WriteError:  # the server has closed the connection meanwhile
+        assert num_chunks < 1000
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("POST", "/fill-mask", 401), ("GET", "/nothing", 401), ("GET", "/health", 200)],
+)
+def test_pages_of_the_origin_can_read_every_reply(
+    stranger: httpx.Client, method: str, path: str, status: int
+) -> None:
+    reply = stranger.request(method, path, headers={"Origin": ORIGIN})
+    assert reply.status_code == status
+    assert reply.headers["Access-Control-Allow-Origin"] == ORIGIN
+    assert "X-Request-ID" in reply.headers["Access-Control-Expose-Headers"]
+    assert "Origin" in reply.headers["Vary"]
+
+
+def test_pages_of_the_origin_can_read_refusals_too(friend: httpx.Client) -> None:
+    origin = {"Origin": ORIGIN}
+    for reply in (
+        friend.get("/nothing", headers=origin),
+        friend.get("/fill-mask", headers=origin),
+        friend.post("/fill-mask", json={}, headers=origin),
+    ):
+        assert reply.status_code in (404, 405, 422)
+        assert reply.headers["Access-Control-Allow-Origin"] == ORIGIN
+        assert ErrorReply.model_validate_json(reply.content).error
+
+
+def preflight(http: httpx.Client, origin: str, path: str = "/fill-mask") -> httpx.Response:
+    asked = {
+        "Origin": origin,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type,x-priority,x-request-id",
+    }
+    return http.options(path, headers=asked)
+
+
+def test_preflight_passes_without_a_key_for_the_origin_alone(stranger: httpx.Client) -> None:
+    allowed = preflight(stranger, ORIGIN)
+    assert allowed.status_code == 200
+    assert allowed.headers["Access-Control-Allow-Origin"] == ORIGIN
+    assert "Authorization" in allowed.headers["Access-Control-Allow-Headers"]
+    assert "Access-Control-Allow-Credentials" not in allowed.headers
+    refused = preflight(stranger, "https://elsewhere.example.com")
+    assert refused.status_code == 400
+    assert "Access-Control-Allow-Origin" not in refused.headers
+    assert ErrorReply.model_validate_json(refused.content).error_type == "malformed"
+
+
+def test_without_the_setting_no_origin_is_allowed(client: httpx.Client) -> None:
+    assert "Access-Control-Allow-Origin" not in preflight(client, ORIGIN).headers
+    reply = client.get("/health", headers={"Origin": ORIGIN})
+    assert not [name for name in reply.headers if name.lower().startswith("access-control")]
+
+
+class Bomb:
+    """Leaves a mark where it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.mark),)
+
+
+def test_nothing_is_ever_unpickled(client: httpx.Client, tmp_path: Path) -> None:
+    content = pickle.dumps(Bomb(tmp_path / "unpickled"))
+    documented = client.get("/docs.json").json()["paths"]
+    for path in {*documented, *GUARDED, *HEALTH, "/__metadata__", "/is_ready"}:
+        for media in ("application/vnd.bentoml+pickle", "application/pickle"):
+            headers = {"Content-Type": media, "Payload-Container": "DefaultContainer"}
+            reply = client.post(path, content=content, headers=headers)
+            assert reply.status_code in (404, 405, 415), path
+    assert client.post("/fill-mask", content=content, headers=headers).status_code == 415
+    assert not (tmp_path / "unpickled").exists()
+    pickle.loads(content)
+    assert (tmp_path / "unpickled").exists()
+
+
+def test_errors_name_no_file_of_the_machine(client: httpx.Client, bundle_dir: Path) -> None:
+    replies = [client.get(path) for path in ("/none", "/static_content/..%2f..%2fapp.py")]
+    replies += [
+        client.post("/fill-mask", content=body, headers={"Content-Type": "application/json"})
+        for body in (b"", b"{", b'{"inputs": 3}', b"\xff", b"[" * 10_000)
+    ]
+    for reply in replies:
+        assert reply.status_code >= 400
+        for folder in (str(bundle_dir.parent), sys.prefix, str(Path(__file__).parents[3])):
+            assert folder not in reply.text
+
+
+def test_metrics_have_one_label_for_all_paths_that_there_are_not(client: httpx.Client) -> None:
+    for number in range(20):
+        assert client.get(f"/made-up-{number}").status_code == 404
+        assert client.get(f"/web/made-up-{number}.js").status_code == 404
+    metrics = client.get("/metrics").text
+    assert "made-up" not in metrics
+    assert f'endpoint="{OTHER}",http_response_code="404"' in metrics
+    told = client.get("/made-up-1").json()["error"]
+    assert told.startswith("there is nothing at /made-up-1;")
+
+
+@given(st.text())
+def test_every_path_has_a_guarded_surface_but_health(path: str) -> None:
+    assert (surface_of(path) is None) == (path in HEALTH)
+    assert label_of(label_of(path)) == label_of(path)
+
+
+@given(
+    st.lists(st.from_regex(r"[A-Za-z0-9._~+/-]{16,40}=?", fullmatch=True), min_size=1), st.text()
+)
+def test_exactly_the_given_keys_are_held(keys: list[str], other: str) -> None:
+    held = ApiKeys(keys)
+    assert all(held.hold(key) for key in keys)
+    assert held.hold(other) == (other in keys)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read"),
+        (b"", "holds none"),
+        (b"# nothing\n\n", "holds none"),
+        (b"short-secret\n", f"key 1 has 12 characters; it must have {MIN_KEY_CHARS} or more"),
+        (b"a-good-key-0123456789\nwith some spaces in it\n", "key 2 has characters that no key"),
+        (b"\xff\xfe\x00", "cannot be read"),
+        (b"#" * ((1 << 20) + 1), "is over 1048576 characters"),
+    ],
+)
+def test_a_file_that_cannot_be_is_told_without_its_keys(
+    tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        ApiKeys(file=file)
+    assert message in str(caught.value)
+    assert "short-secret" not in str(caught.value)
+    assert "with some" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"ALBERT_SERVE_GUARD": "api"}, "ALBERT_SERVE_GUARD is set, but there is no key"),
+        (
+            {"ALBERT_SERVE_GUARD": "api,doc", "ALBERT_SERVE_API_KEYS": KEY},
+            "ALBERT_SERVE_GUARD is 'doc'; allowed are api, metrics, docs",
+        ),
+        ({"ALBERT_SERVE_CORS_ORIGINS": "app.example.com"}, "an origin is like https://"),
+        ({"ALBERT_SERVE_CORS_ORIGINS": "https://app.example.com/"}, "without a path"),
+    ],
+)
+def test_settings_of_access_are_checked(variables: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Settings.from_environment({"ALBERT_SERVE_BUNDLE": "model", **variables})
+
+
+def test_settings_of_access_are_handed_on_and_not_shown(tmp_path: Path) -> None:
+    chosen = Settings(
+        bundle=tmp_path,
+        cache_folder=tmp_path,
+        api_keys=(KEY, FILE_KEY),
+        api_keys_file=tmp_path / "keys",
+        guard=("metrics",),
+        cors_origins=(ORIGIN, "*"),
+    )
+    assert Settings.from_environment(chosen.environment()) == chosen
+    assert KEY not in repr(chosen)
+
+
+def test_a_service_with_a_bad_key_does_not_start(bundle_dir: Path, tmp_path: Path) -> None:
+    environment = service_environment(bundle_dir, tmp_path / "home")
+    ended = subprocess.run(
+        [sys.executable, "-m", "bentoml", "serve", SERVICE, "--port", str(free_port())],
+        env={**environment, "ALBERT_SERVE_API_KEYS": "secret"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert ended.returncode == 1
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert line.startswith("error: ALBERT_SERVE_API_KEYS: key 1 has 6 characters")
+    assert "Traceback" not in ended.stderr + ended.stdout
+
+
+def test_only_what_the_guard_names_needs_a_key(bundle_dir: Path, tmp_path: Path) -> None:
+    environment = {
+        **service_environment(bundle_dir, tmp_path / "home"),
+        "ALBERT_SERVE_API_KEYS": KEY,
+        "ALBERT_SERVE_GUARD": "metrics",
+    }
+    with running_service(environment, tmp_path) as running:
+        assert_unauthorized(httpx.get(f"{running.url}/metrics"))
+        for path in ("/info", "/docs", "/", "/web/app.js"):
+            assert httpx.get(f"{running.url}{path}").status_code == 200
+        assert httpx.post(f"{running.url}/fill-mask", json=MASKED).status_code == 200
+        assert httpx.get(f"{running.url}/info").json()["needs_key"] is False
+
+
+def assert_unauthorized(reply: httpx.Response) -> None:
+    assert reply.status_code == 401, reply.text
+    assert reply.headers["WWW-Authenticate"].startswith('Bearer realm="albert_serve"')
+    told = ErrorReply.model_validate_json(reply.content)
+    assert told.error_type == "unauthorized"
+    assert told.request_id == reply.headers["X-Request-ID"]

@@ -1,0 +1,250 @@
+"""Metrics and the log, as Prometheus and a log collector get them; the dashboard asks for no other.
+
+Prometheus' own parser reads what the service writes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from grafana_foundation_sdk.cog import plugins
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from albert_serve.batching.events import BatchReport
+from albert_serve.server.logging import JsonFormatter
+from albert_serve.server.metrics import Metrics
+from tests.albert_serve.support import (
+    ROOT,
+    Running,
+    running_service,
+    service_environment,
+    wait_until_logged,
+)
+
+NUM_REQUESTS = 24
+DASHBOARD = ROOT / "examples/grafana-dashboard.json"
+_METRIC = re.compile(r"\b(?:albert_serve|bentoml_service)_\w+(?=[\[{,)]|$)")
+
+
+@pytest.fixture(scope="module")
+def workers(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Two processes behind one port that have answered requests, and refused one."""
+    environment = {
+        **service_environment(bundle_dir, tmp_path_factory.mktemp("metrics-home")),
+        "ALBERT_SERVE_WORKERS": "2",
+        "ALBERT_SERVE_MAX_QUEUE_TOKENS": "400",
+        "ALBERT_SERVE_LOG_FORMAT": "json",
+    }
+    with running_service(environment, tmp_path_factory.mktemp("metrics")) as started:
+        with ThreadPoolExecutor(4) as threads:
+            replies = list(threads.map(ask, [started.url] * NUM_REQUESTS, range(NUM_REQUESTS)))
+        assert replies == [200] * NUM_REQUESTS
+        yield started
+
+
+def ask(url: str, number: int) -> int:
+    body = {"inputs": "The [MASK] run. " + "run " * (number % 5)}
+    headers = {"X-Request-ID": f"metrics-{number}"}
+    return httpx.post(f"{url}/fill-mask", json=body, headers=headers, timeout=30).status_code
+
+
+def samples(url: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    families = text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=30).text)
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def total(url: str, name: str, **labels: str) -> float:
+    """The sum of a metric over all its other labels; there is one at least."""
+    found = [
+        value
+        for (metric, own), value in samples(url).items()
+        if metric == name and labels.items() <= own
+    ]
+    assert found, (name, labels)
+    return sum(found)
+
+
+def test_every_request_is_counted_once_whichever_process_answers(workers: Running) -> None:
+    for _ in range(4):  # one process or the other
+        url = workers.url
+        assert total(url, "albert_serve_requests_total", task="fill-mask") == NUM_REQUESTS
+        assert total(url, "albert_serve_queue_delay_seconds_count") == NUM_REQUESTS
+        assert total(url, "albert_serve_batch_inputs_sum") == NUM_REQUESTS
+        tokens = total(url, "albert_serve_request_tokens_total")
+        assert total(url, "albert_serve_batch_tokens_sum") == tokens > NUM_REQUESTS
+        num_batches = total(url, "albert_serve_engine_seconds_count")
+        assert num_batches == total(url, "albert_serve_batch_tokens_count") <= NUM_REQUESTS
+        assert total(url, "albert_serve_padding_tokens_total") < tokens
+
+
+def test_what_did_not_happen_is_there_at_0(workers: Running) -> None:
+    for reason in ("shed", "expired", "cancelled"):
+        for task in ("question-answering", "sentence-order"):
+            labels = {"reason": reason, "task": task}
+            assert total(workers.url, "albert_serve_requests_given_up_total", **labels) == 0
+    assert total(workers.url, "albert_serve_model", model="tiny", precision="fp32") == 1
+
+
+def test_what_is_shed_is_counted(workers: Running) -> None:
+    many = {"inputs": ["run " * 60] * 6}
+
+    def send(_: int) -> int:
+        url = f"{workers.url}/text-classification"
+        return httpx.post(url, json=many, timeout=30).status_code
+
+    statuses: list[int] = []
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(20):
+            statuses += threads.map(send, range(8))
+            if 429 in statuses:
+                break
+    assert set(statuses) == {200, 429}
+    shed = {"reason": "shed", "task": "text-classification"}
+    counted = total(workers.url, "albert_serve_requests_given_up_total", **shed)
+    assert counted == statuses.count(429)
+
+
+def test_the_dashboard_asks_for_metrics_that_exist_with_labels_that_they_have(
+    workers: Running,
+) -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
+    labels: dict[str, set[str]] = {}
+    for name, own in samples(workers.url):
+        labels.setdefault(name, {"instance"}).update(label for label, _ in own)
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    assert len(expressions) > len(dashboard["panels"]) > 5
+    for expression in expressions:
+        assert balanced(expression)
+        names = _METRIC.findall(expression)
+        assert names
+        for name in names:
+            assert name in labels, expression
+        known = set.union(*(labels[name] for name in names))
+        grouped = re.findall(r"by \(([^)]*)\)", expression)
+        matched = re.findall(r"[{,]\s*(\w+)(?:=~|!~|!=|=)\"", expression)
+        used = {label.strip() for group in grouped for label in group.split(",")} | set(matched)
+        assert used <= known, expression
+    for variable in dashboard["templating"]["list"]:
+        assert set(_METRIC.findall(variable["query"])) <= set(labels)
+
+
+def test_grafanas_own_types_read_all_of_the_dashboard() -> None:
+    content = json.loads(DASHBOARD.read_text())
+    plugins.register_default_plugins()
+    read = json.loads(JSONEncoder().encode(Dashboard.from_json(content)))
+    assert list(lost(content, read)) == []
+
+
+def lost(given: Any, read: Any, place: str = "") -> Iterator[str]:
+    """Where what was read lacks, or has otherwise, what was given."""
+    if isinstance(given, dict) and isinstance(read, dict):
+        for name, value in given.items():
+            yield from lost(value, read.get(name), f"{place}.{name}")
+    elif isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
+        for number, (one, other) in enumerate(zip(given, read, strict=True)):
+            yield from lost(one, other, f"{place}[{number}]")
+    elif given != read:
+        yield place
+
+
+def test_the_dashboards_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [
+        (x, y)
+        for place in (panel["gridPos"] for panel in panels)
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24
+
+
+def balanced(expression: str) -> bool:
+    without_text = re.sub(r'"[^"]*"', "", expression)
+    return all(without_text.count(a) == without_text.count(b) for a, b in ("()", "{}", "[]"))
+
+
+def test_every_line_of_the_log_is_json_and_requests_have_their_ids(workers: Running) -> None:
+    made = httpx.get(f"{workers.url}/info").headers["X-Request-ID"]
+    httpx.get(f"{workers.url}/a%0a%7B%22forged%22:1%7D")
+    httpx.get(f"{workers.url}/livez")
+    wait_until_logged(workers, "forged")
+    wait_until_logged(workers, made)
+    lines = [json.loads(line) for line in workers.log.splitlines()]
+    by_id = {line["request_id"]: line for line in lines if "request_id" in line}
+    assert {f"metrics-{number}" for number in range(NUM_REQUESTS)} <= by_id.keys()
+    one = by_id["metrics-3"]
+    assert (one["method"], one["path"], one["status"]) == ("POST", "/fill-mask", 200)
+    assert one["duration_ms"] > 0
+    assert by_id[made]["path"] == "/info"
+    paths = {line["path"] for line in lines if "path" in line}
+    assert "/a%0A%7B%22forged%22%3A1%7D" in paths
+    assert paths.isdisjoint({"/livez", "/readyz", "/metrics"})
+
+
+def test_a_line_of_the_text_log_has_the_requests_id(service: Running, client: httpx.Client) -> None:
+    client.get("/info", headers={"X-Request-ID": "text-1"})
+    wait_until_logged(service, "text-1")
+    (line,) = [line for line in service.log.splitlines() if "text-1" in line]
+    assert re.search(r"GET /info 200 \d+\.\d ms \(request text-1\)", line)
+
+
+@given(st.text(), st.text(min_size=1))
+def test_a_record_is_one_line_of_json(message: str, reason: str) -> None:
+    record = logging.makeLogRecord({"msg": "%s", "args": (message,), "name": "x"})
+    try:
+        raise ValueError(reason)
+    except ValueError as error:
+        record.exc_info = (ValueError, error, error.__traceback__)
+    line = JsonFormatter().format(record)
+    assert len(line.splitlines()) == 1
+    told: dict[str, Any] = json.loads(line)
+    assert told["message"] == message
+    assert reason in told["exception"]
+
+
+def test_a_report_of_mixed_tasks_goes_to_each() -> None:
+    registry = CollectorRegistry()
+    observer = Metrics(registry).observer("tiny", "int8", ["fill-mask", "sentence-order"])
+    observer.queued("fill-mask", 12)
+    observer.batch(
+        BatchReport(
+            num_inputs=3,
+            num_tokens=20,
+            num_padded_tokens=24,
+            engine_s=0.02,
+            queue_delays_s={"fill-mask": [0.5, 1.5], "sentence-order": [4.0]},
+        )
+    )
+    observer.expired("fill-mask")
+    observer.cancelled("sentence-order")
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"albert_serve_{name}", {"model": "tiny", **labels})
+
+    assert value("queue_delay_seconds_sum", task="fill-mask") == 2.0
+    assert value("queue_delay_seconds_count", task="sentence-order") == 1.0
+    assert value("padding_tokens_total") == 4.0
+    assert value("engine_seconds_sum") == 0.02
+    assert value("request_tokens_total", task="fill-mask") == 12.0
+    assert value("requests_given_up_total", task="fill-mask", reason="expired") == 1.0
+    assert value("requests_given_up_total", task="sentence-order", reason="cancelled") == 1.0
+    assert value("model", precision="int8") == 1.0

@@ -1,0 +1,110 @@
+"""The API document against the running service: what it shows works, and what it says is so."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import TypeAdapter
+
+from albert_serve.api.examples import EXAMPLES, Example
+from albert_serve.api.schemas import (
+    MODEL_PATH,
+    FillMaskReply,
+    QuestionAnsweringReply,
+    SentenceOrderReply,
+    TextClassificationReply,
+)
+from albert_serve.tasks import TASKS
+
+REPLIES: dict[str, TypeAdapter[Any]] = {
+    "fill-mask": TypeAdapter(FillMaskReply),
+    "text-classification": TypeAdapter(TextClassificationReply),
+    "question-answering": TypeAdapter(QuestionAnsweringReply),
+    "sentence-order": TypeAdapter(SentenceOrderReply),
+}
+ALL = [
+    pytest.param(task, example, id=f"{task}: {example.summary}")
+    for task, examples in EXAMPLES.items()
+    for example in examples
+]
+
+
+@pytest.fixture(scope="module")
+def document(client: httpx.Client) -> dict[str, Any]:
+    found: dict[str, Any] = client.get("/docs.json").json()
+    return found
+
+
+def content(part: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = part["content"]["application/json"]
+    return found
+
+
+@pytest.mark.parametrize(("task", "example"), ALL)
+def test_every_example_is_answered(task: str, example: Example, client: httpx.Client) -> None:
+    reply = client.post(f"/{task}", json=example.body)
+    assert reply.status_code == 200, reply.text
+    REPLIES[task].validate_json(reply.content)
+    if isinstance(example.body["inputs"], list):
+        assert len(reply.json()) == len(example.body["inputs"])
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_shows_its_examples(task: str, document: dict[str, Any]) -> None:
+    shown = content(document["paths"][f"/{task}"]["post"]["requestBody"])["examples"]
+    assert [(one["summary"], one["value"]) for one in shown.values()] == [
+        (example.summary, example.body) for example in EXAMPLES[task]
+    ]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_parameter_is_in_an_example(task: str) -> None:
+    used = {name for example in EXAMPLES[task] for name in example.body.get("parameters", {})}
+    assert used == set(TASKS[task].parameters.model_fields)
+
+
+def test_every_operation_without_a_body_answers_as_it_is(
+    document: dict[str, Any], client: httpx.Client
+) -> None:
+    name = client.get("/info").json()["model_id"]
+    gets = [path for path, operations in document["paths"].items() if "get" in operations]
+    assert {"/info", "/health", "/livez", "/readyz", "/metrics"} <= set(gets)
+    for path in gets:
+        assert client.get(path.format(model=name)).status_code == 200, path
+    posts = {path for path, operations in document["paths"].items() if "post" in operations}
+    assert posts == {f"{prefix}/{task}" for task in TASKS for prefix in ("", MODEL_PATH)}
+
+
+def test_every_reference_resolves(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    for reference in references(document):
+        assert reference.removeprefix("#/components/schemas/") in schemas
+
+
+def references(value: Any) -> list[str]:
+    if isinstance(value, list):
+        return [found for inner in value for found in references(inner)]
+    if not isinstance(value, dict):
+        return []
+    own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
+    return own + [found for inner in value.values() for found in references(inner)]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_refusal_is_one_that_the_document_knows(
+    task: str, document: dict[str, Any], client: httpx.Client
+) -> None:
+    told = document["paths"][f"/{task}"]["post"]["responses"]
+    for body, headers in [
+        (b"{", {"content-type": "application/json"}),
+        (b"{}", {"content-type": "application/json"}),
+        (b"{}", {"content-type": "text/plain"}),
+        (json.dumps({"inputs": "x" * 100_000}).encode(), {"content-type": "application/json"}),
+    ]:
+        reply = client.post(f"/{task}", content=body, headers=headers)
+        assert reply.status_code >= 400
+        assert str(reply.status_code) in told
+        assert content(told[str(reply.status_code)])["schema"]["$ref"].endswith("/ErrorReply")

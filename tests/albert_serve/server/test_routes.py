@@ -1,0 +1,311 @@
+"""What the routes answer when the engine is slow, fails, or lacks a task; and when a caller goes.
+
+The application is the real one with the middleware around it, called in this process, over an
+engine that waits until it is told to go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+from starlette.types import Message
+
+from albert_serve.batching.batcher import Batcher
+from albert_serve.bundle.manifest import Bundle
+from albert_serve.errors import EngineError
+from albert_serve.runtime.engine import Engine
+from albert_serve.server.error_replies import Envelope
+from albert_serve.server.hosted_model import ServedModel
+from albert_serve.server.metrics import Metrics
+from albert_serve.server.registry import Models
+from albert_serve.server.routes import make_app
+from albert_serve.settings import RuntimeOptions, Settings
+from albert_serve.tasks import EncoderInput, Logits
+from albert_serve.tasks.load import load_tasks
+
+REQUEST = {"inputs": "The [MASK] run."}
+
+
+class SlowEngine:
+    """The real engine behind a gate; raises `failure` instead, where there is one."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.max_batch_tokens = engine.max_batch_tokens
+        self.failure: Exception | None = None
+        self.gate = threading.Event()
+        self.num_inputs = 0
+        self._engine = engine
+
+    def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+        self.num_inputs += len(inputs)
+        assert self.gate.wait(timeout=20)
+        if self.failure is not None:
+            raise self.failure
+        return self._engine.run(inputs)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Service:
+    """The application, a client of it, and what stands behind it."""
+
+    app: Envelope
+    http: httpx.AsyncClient
+    engine: SlowEngine
+    models: Models
+
+    @property
+    def batcher(self) -> Batcher:
+        return self.models.default.batcher
+
+    async def post(
+        self, task: str = "fill-mask", headers: dict[str, str] | None = None
+    ) -> httpx.Response:
+        return await self.http.post(f"/{task}", json=REQUEST, headers=headers)
+
+    async def started(self) -> asyncio.Task[httpx.Response]:
+        """A request that the engine is busy with."""
+        task = asyncio.create_task(self.post())
+        while not self.engine.num_inputs:
+            await asyncio.sleep(0.001)
+        return task
+
+
+@pytest.fixture(scope="module")
+def engine(bundle_dir: Path) -> Engine:
+    return Engine.open(bundle_dir, RuntimeOptions(num_threads=1))
+
+
+@asynccontextmanager
+async def serving(
+    engine: Engine, bundle_dir: Path, deadline_s: float = 20.0, max_queue_tokens: int = 1000
+) -> AsyncIterator[Service]:
+    bundle = Bundle.open(bundle_dir)
+    slow = SlowEngine(engine)
+    tasks = load_tasks(bundle)
+    del tasks["sentence-order"]
+    settings = Settings(bundle=bundle_dir, deadline_s=deadline_s)
+    models = Models(settings, Metrics(CollectorRegistry()))
+    models._default = "tiny"
+    models._served["tiny"] = ServedModel(
+        name="tiny",
+        settings=settings,
+        bundle=bundle,
+        tasks=tasks,
+        batcher=Batcher(slow, max_queue_tokens=max_queue_tokens),
+    )
+    app = make_app(dict)
+    app.state.models = models
+    wrapped = Envelope(app)
+    transport = httpx.ASGITransport(wrapped, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        yield Service(app=wrapped, http=http, engine=slow, models=models)
+        slow.gate.set()
+        await models.close()
+
+
+def test_a_task_that_the_bundle_lacks_is_404_and_names_those_it_has(
+    engine: Engine, bundle_dir: Path
+) -> None:
+    async def check() -> None:
+        async with serving(engine, bundle_dir) as service:
+            reply = await service.post("sentence-order")
+        assert_error(reply, 404, "not_found")
+        assert "no sentence-order; it has fill-mask, " in reply.json()["error"]
+
+    asyncio.run(check())
+
+
+def test_a_full_queue_is_429_with_retry_after_and_recovers(
+    engine: Engine, bundle_dir: Path
+) -> None:
+    async def check() -> None:
+        async with serving(engine, bundle_dir, max_queue_tokens=10) as service:
+            running = await service.started()
+            queued = [asyncio.create_task(service.post()) for _ in range(5)]
+            refused, _ = await asyncio.wait(queued, return_when=asyncio.FIRST_COMPLETED)
+            service.engine.gate.set()
+            replies = await asyncio.gather(running, *queued)
+            again = await service.post()
+        for reply in refused:
+            assert_error(reply.result(), 429, "overloaded")
+            assert int(reply.result().headers["Retry-After"]) >= 1
+        assert {reply.status_code for reply in replies} == {200, 429}
+        assert again.status_code == 200
+
+    asyncio.run(check())
+
+
+def test_a_batch_job_says_so_in_a_header_and_leaves_room_for_others(
+    engine: Engine, bundle_dir: Path
+) -> None:
+    async def check() -> None:
+        async with serving(engine, bundle_dir, max_queue_tokens=20) as service:
+            batch = {"X-Priority": " Batch "}
+            running = await service.started()
+            queued = [asyncio.create_task(service.post(headers=batch)) for _ in range(4)]
+            refused, _ = await asyncio.wait(queued, return_when=asyncio.FIRST_COMPLETED)
+            interactive = asyncio.create_task(service.post())
+            await asyncio.sleep(0.05)
+            assert not interactive.done()
+            service.engine.gate.set()
+            assert (await interactive).status_code == 200
+            await asyncio.gather(running, *queued)
+        for reply in refused:
+            assert_error(reply.result(), 429, "overloaded")
+            assert "batch requests may add" in reply.result().json()["error"]
+
+    asyncio.run(check())
+
+
+def test_a_priority_that_there_is_not_is_422_and_names_those_there_are(
+    engine: Engine, bundle_dir: Path
+) -> None:
+    async def check() -> None:
+        async with serving(engine, bundle_dir) as service:
+            reply = await service.post(headers={"X-Priority": "urgent"})
+        assert_error(reply, 422, "invalid_input")
+        assert "'urgent'; allowed are interactive and batch" in reply.json()["error"]
+
+    asyncio.run(check())
+
+
+def test_no_answer_in_time_is_504(engine: Engine, bundle_dir: Path) -> None:
+    async def check() -> None:
+        async with serving(engine, bundle_dir, deadline_s=0.05) as service:
+            assert_error(await service.post(), 504, "deadline")
+
+    asyncio.run(check())
+
+
+def test_a_body_that_does_not_arrive_is_504(engine: Engine, bundle_dir: Path) -> None:
+    async def trickle() -> AsyncIterator[bytes]:
+        yield b'{"inputs": '
+        await asyncio.sleep(20)
+
+    async def check() -> None:
+        async with serving(engine, bundle_dir, deadline_s=0.05) as service:
+            headers = {"content-type": "application/json"}
+            reply = await service.http.post("/fill-mask", content=trickle(), headers=headers)
+            assert_error(reply, 504, "deadline")
+            assert "the body did not arrive" in reply.json()["error"]
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("failure", "error_type", "told"),
+    [
+        pytest.param(EngineError("/secret/file"), "engine", "the model failed", id="engine"),
+        pytest.param(KeyError("secret"), "internal", "an unexpected error", id="bug"),
+    ],
+)
+def test_a_failure_is_500_and_says_no_more_than_it_should(
+    engine: Engine,
+    bundle_dir: Path,
+    failure: Exception,
+    error_type: str,
+    told: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def check() -> None:
+        async with serving(engine, bundle_dir) as service:
+            service.engine.failure = failure
+            service.engine.gate.set()
+            reply = await service.post()
+            assert_error(reply, 500, error_type)
+            (logged,) = [record for record in caplog.records if record.levelname == "ERROR"]
+            assert reply.json()["request_id"] in logged.getMessage()
+            assert "secret" in str(logged.exc_info)
+            assert told in reply.json()["error"]
+            assert "secret" not in reply.text
+            service.engine.failure = None
+            assert (await service.post()).status_code == 200
+
+    asyncio.run(check())
+
+
+def test_draining_refuses_new_requests_with_503_and_finishes_old_ones(
+    engine: Engine, bundle_dir: Path
+) -> None:
+    async def check() -> None:
+        async with serving(engine, bundle_dir) as service:
+            running = await service.started()
+            service.models.accepting = False
+            closing = asyncio.create_task(service.batcher.close())
+            await asyncio.sleep(0)
+            assert_error(await service.post(), 503, "not_ready")
+            assert_error(await service.http.get("/health"), 503, "not_ready")
+            service.engine.gate.set()
+            assert (await running).status_code == 200
+            await closing
+
+    asyncio.run(check())
+
+
+def test_before_it_is_started_everything_is_503() -> None:
+    async def check() -> None:
+        transport = httpx.ASGITransport(Envelope(make_app(dict)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            assert_error(await http.post("/fill-mask", json=REQUEST), 503, "not_ready")
+            assert_error(await http.get("/info"), 503, "not_ready")
+
+    asyncio.run(check())
+
+
+def test_work_of_a_caller_who_has_gone_leaves_the_queue(engine: Engine, bundle_dir: Path) -> None:
+    async def check() -> None:
+        async with serving(engine, bundle_dir) as service:
+            running = await service.started()
+            sent: list[Message] = []
+            gone = asyncio.Event()
+            leaving = asyncio.create_task(call_and_leave(service.app, gone, sent))
+            while not service.batcher.num_queued_tokens:
+                await asyncio.sleep(0.001)
+            gone.set()
+            await leaving
+            assert service.batcher.num_queued_tokens == 0
+            service.engine.gate.set()
+            await running
+        assert service.engine.num_inputs == 1
+
+    asyncio.run(check())
+
+
+async def call_and_leave(app: Envelope, gone: asyncio.Event, sent: list[Message]) -> None:
+    """A request whose connection closes once `gone` is set."""
+    body = b'{"inputs": "The [MASK] run."}'
+    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def receive() -> Message:
+        for message in messages:
+            return message
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "POST",
+        "path": "/fill-mask",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+    await app(scope, receive, send)
+
+
+def assert_error(reply: httpx.Response, status: int, error_type: str) -> None:
+    assert reply.status_code == status, reply.text
+    assert set(reply.json()) == {"error", "error_type", "request_id"}
+    assert reply.json()["error_type"] == error_type
+    assert reply.json()["request_id"] == reply.headers["X-Request-ID"]

@@ -1,0 +1,236 @@
+"""Fill-mask against `transformers`' pipeline, and what the pipeline does not do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+
+from albert_serve.api.schemas import MAX_MASKS, FilledToken, FillMaskParameters, FillMaskRequest
+from albert_serve.errors import (
+    EngineError,
+    InvalidInputError,
+    NoMaskError,
+    TextTooLongError,
+    TooMuchAtOnceError,
+)
+from albert_serve.tasks import FillMask, Round, prepare_request
+from albert_serve.tokenizer import AlbertTokenizer, Encoding
+from tests.albert_serve.task_fixtures import Answerer, TorchEngine
+
+DEFAULT = FillMaskParameters()
+
+
+class CountingTokenizer(AlbertTokenizer):
+    """Counts how often a text is encoded."""
+
+    num_encoded = 0
+
+    def encode_plain(self, text: str) -> Encoding:
+        self.num_encoded += 1
+        return super().encode_plain(text)
+
+
+@pytest.fixture(scope="module")
+def oracle(checkpoint_dir: Path) -> Any:
+    return transformers.pipeline("fill-mask", model=str(checkpoint_dir), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def task(tokenizer: AlbertTokenizer) -> FillMask:
+    return FillMask(tokenizer=tokenizer, max_positions=128)
+
+
+def assert_same_tokens(found: list[FilledToken], expected: list[dict[str, Any]]) -> None:
+    assert [given.model_dump(exclude={"score"}) for given in found] == [
+        {name: value for name, value in given.items() if name != "score"} for given in expected
+    ]
+    scores = [given.score for given in found]
+    np.testing.assert_allclose(scores, [given["score"] for given in expected], atol=1e-5)
+
+
+def test_one_mask_equals_the_pipeline(
+    task: FillMask, answer: Answerer, oracle: Any, sentences: list[str]
+) -> None:
+    for sentence in sentences:
+        words = sentence.split()
+        text = " ".join([*words[:3], "[MASK]", *words[4:]])
+        assert_same_tokens(answer(task.prepare(text, DEFAULT)), oracle(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("[MASK]", id="alone"),
+        pytest.param("Café über [MASK].", id="accents"),
+        pytest.param("a<pad> [MASK] b", id="pad in the text"),
+        pytest.param("  spaces   before [MASK]  and after ", id="spaces"),
+        pytest.param("[CLS] odd [SEP] [MASK]", id="special tokens in the text"),
+        pytest.param("😀 東京 [MASK]", id="unknown characters"),
+    ],
+)
+def test_odd_texts_equal_the_pipeline(
+    text: str, task: FillMask, answer: Answerer, oracle: Any
+) -> None:
+    parameters = FillMaskParameters(top_k=3)
+    assert_same_tokens(answer(task.prepare(text, parameters)), oracle(text, top_k=3))
+
+
+def test_each_mask_of_several_has_a_list(task: FillMask, answer: Answerer, oracle: Any) -> None:
+    text = "The [MASK] of the [MASK] was [MASK]."
+    found = answer(task.prepare(text, FillMaskParameters(top_k=4)))
+    expected = oracle(text, top_k=4)
+    assert len(found) == 3
+    for tokens, expected_tokens in zip(found, expected, strict=True):
+        assert_same_tokens(tokens, expected_tokens)
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        pytest.param("▁the", id="one"),
+        pytest.param(["▁of", "▁the", "▁of"], id="twice the same"),
+        pytest.param(["e", "supervolcanoes"], id="by its first piece"),
+        pytest.param(["☃", "▁the", "", "東京", "Café"], id="unknown, empty, to be normalised"),
+        pytest.param(["[MASK]", "▁", "<unk>"], id="special"),
+    ],
+)
+def test_targets_equal_the_pipeline(
+    targets: str | list[str], task: FillMask, answer: Answerer, oracle: Any
+) -> None:
+    parameters = FillMaskParameters(targets=targets)
+    text = "One [MASK] and no more."
+    assert_same_tokens(answer(task.prepare(text, parameters)), oracle(text, targets=targets))
+
+
+def test_a_target_of_several_pieces_is_told(task: FillMask, tokenizer: AlbertTokenizer) -> None:
+    first = tokenizer.token(tokenizer.encode_plain("supervolcanoes").ids[0])
+    prepared = task.prepare("a [MASK]", FillMaskParameters(targets=["▁the", "supervolcanoes"]))
+    [told] = prepared.warnings
+    assert "'supervolcanoes' is not in the vocabulary" in told
+    assert told.endswith(f"its first piece {first!r} was scored")
+
+
+def test_what_is_told_of_many_long_targets_fits_a_header(task: FillMask) -> None:
+    targets = [f"the{'x' * 200}{number}" for number in range(900)]
+    told = task.prepare("a [MASK]", FillMaskParameters(targets=targets)).warnings
+    assert told[-1] == "and so for 880 further targets"
+    assert sum(map(len, told)) < 4000
+
+
+def test_a_target_that_says_nothing_is_told(task: FillMask) -> None:
+    unknown, empty = task.prepare("a [MASK]", FillMaskParameters(targets=["☃", " "])).warnings
+    assert unknown.endswith("its first piece '▁' was scored, which says nothing of it")
+    assert empty.startswith("the target ' ' is not in the vocabulary and stands for nothing")
+
+
+@pytest.mark.parametrize("targets", ["", [" ", "\u0301"]])
+def test_targets_that_all_stand_for_nothing_are_refused(
+    targets: str | list[str], task: FillMask
+) -> None:
+    with pytest.raises(InvalidInputError, match="none of the targets stands for any token"):
+        task.prepare("a [MASK]", FillMaskParameters(targets=targets))
+
+
+@pytest.mark.parametrize("text", ["a [MASK]", "a [MASK] b [MASK]"])
+def test_the_whole_vocabulary_equals_the_pipeline(
+    text: str, task: FillMask, answer: Answerer, oracle: Any
+) -> None:
+    found = answer(task.prepare(text, FillMaskParameters(top_k=1000)))
+    expected = oracle(text, top_k=1000)
+    if isinstance(found[0], FilledToken):
+        found, expected = [found], [expected]
+    for tokens, expected_tokens in zip(found, expected, strict=True):
+        # Scores that differ by less than rounding may change places.
+        assert_same_tokens(
+            sorted(tokens, key=lambda one: one.token),
+            sorted(expected_tokens, key=lambda one: one["token"]),
+        )
+        assert sum(one.score for one in tokens) == pytest.approx(1.0)
+
+
+def test_only_mask_rows_are_asked_for(task: FillMask, tokenizer: AlbertTokenizer) -> None:
+    [given] = task.prepare("a [MASK] b [MASK]", DEFAULT).inputs
+    assert given.rows is not None
+    assert [given.ids[row] for row in given.rows] == [tokenizer.mask_id] * 2
+
+
+def test_a_text_is_encoded_once(checkpoint_dir: Path, engine: TorchEngine) -> None:
+    counting = CountingTokenizer.from_file(checkpoint_dir / "tokenizer.json")
+    assert isinstance(counting, CountingTokenizer)
+    prepared = FillMask(tokenizer=counting, max_positions=128).prepare("a [MASK]", DEFAULT)
+    prepared.finish(engine.run(prepared.inputs))
+    assert counting.num_encoded == 1
+
+
+def test_no_mask_tells_the_mask(task: FillMask) -> None:
+    with pytest.raises(NoMaskError, match=r"write \[MASK\]"):
+        task.prepare("nothing to fill", DEFAULT)
+
+
+def test_too_long_a_text_is_refused_with_both_numbers(
+    task: FillMask, tokenizer: AlbertTokenizer
+) -> None:
+    text = "[MASK] " + "word " * 200
+    num_tokens = len(tokenizer.encode(text))
+    with pytest.raises(TextTooLongError, match=rf"{num_tokens} tokens.*at most 128.*truncation"):
+        task.prepare(text, DEFAULT)
+
+
+def test_truncation_equals_the_pipeline(task: FillMask, answer: Answerer, oracle: Any) -> None:
+    text = "[MASK] " + "word " * 200
+    prepared = task.prepare(text, FillMaskParameters(truncation="truncate"))
+    expected = oracle(text, tokenizer_kwargs={"truncation": True, "max_length": 128})
+    assert_same_tokens(answer(prepared), expected)
+    assert prepared.num_tokens == 128
+    assert prepared.num_truncated > 0
+
+
+def test_a_mask_that_is_cut_off_is_missed(task: FillMask) -> None:
+    with pytest.raises(NoMaskError, match="were cut off"):
+        task.prepare("word " * 200 + "[MASK]", FillMaskParameters(truncation="truncate"))
+
+
+def test_damaged_logits_are_no_answer(task: FillMask) -> None:
+    prepared = task.prepare("a [MASK]", DEFAULT)
+    with pytest.raises(EngineError, match="not finite"):
+        prepared.finish([np.full((1, 1000), np.nan, np.float32)])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "num_masks"),
+    [
+        pytest.param({}, 13, id="each by itself"),
+        pytest.param({"joint": True, "top_k": 16}, 5, id="together"),
+        pytest.param({"targets": ["encyclopedic"], "multi_token_targets": True}, 5, id="whole"),
+    ],
+)
+def test_a_request_of_very_many_masks_is_refused(
+    parameters: dict[str, Any], num_masks: int, task: FillMask
+) -> None:
+    """Each mask's logits are as wide as the vocabulary, and all are held until the answer."""
+    inputs = ["[MASK] " * num_masks] * 80
+    request = FillMaskRequest(inputs=inputs, parameters=FillMaskParameters(**parameters))
+    with pytest.raises(TooMuchAtOnceError, match=f"at most {MAX_MASKS} are read at once"):
+        prepare_request(task, request)
+    few = FillMaskRequest(inputs=inputs[:3], parameters=FillMaskParameters(**parameters))
+    assert len(prepare_request(task, few)) == 3
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{}, {"joint": True}, {"targets": ["encyclopedic"], "multi_token_targets": True}],
+    ids=["each by itself", "together", "whole"],
+)
+def test_no_round_has_more_rows_than_was_said(
+    parameters: dict[str, Any], task: FillMask, engine: TorchEngine
+) -> None:
+    prepared = task.prepare("[MASK] [MASK] e [MASK]", FillMaskParameters(**parameters))
+    stage: Any = prepared
+    while isinstance(stage, Round):
+        logits = engine.run(stage.inputs)
+        assert sum(map(len, logits)) <= prepared.num_wide_rows
+        stage = stage.finish(logits)

@@ -1,0 +1,175 @@
+"""Masks filled together: against every filling that there is, scored with `transformers`' model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import permutations, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from albert_serve.api.schemas import MAX_JOINT_TOP_K, FilledMasks, FillMaskParameters
+from albert_serve.errors import EngineError, InvalidInputError
+from albert_serve.tasks import EncoderInput, FillMask, Logits, Round
+from albert_serve.tasks.fill_mask.joint import MAX_MASKS
+from albert_serve.tokenizer import AlbertTokenizer
+from tests.albert_serve.task_fixtures import Answerer
+
+JOINT = FillMaskParameters(joint=True)
+TARGETS = ["▁the", "▁of", "▁in", "▁was", "▁and"]
+
+# The probabilities of the vocabulary at a place of a text, by the model of transformers.
+Shares = Callable[[Sequence[int], int], Any]
+
+
+@pytest.fixture(scope="module")
+def task(tokenizer: AlbertTokenizer) -> FillMask:
+    return FillMask(tokenizer=tokenizer, max_positions=128)
+
+
+@pytest.fixture(scope="module")
+def shares(checkpoint_dir: Path) -> Shares:
+    model = transformers.AlbertForMaskedLM.from_pretrained(checkpoint_dir)
+
+    @torch.inference_mode()
+    def read(ids: Sequence[int], place: int) -> Any:
+        logits = model(torch.tensor([list(ids)])).logits[0, place]
+        return logits.double().softmax(-1).numpy()
+
+    return read
+
+
+def fill(ids: Sequence[int], place: int, token: int) -> list[int]:
+    return [*ids[:place], token, *ids[place + 1 :]]
+
+
+def on_the_surest_path(
+    shares: Shares, ids: list[int], masks: Sequence[int], tokens: dict[int, int], allowed: list[int]
+) -> float:
+    """The score of one filling, filled in as the documentation says."""
+    left, score = list(masks), 1.0
+    while left:
+        read = {place: shares(ids, place) for place in left}
+        surest = max(left, key=lambda place: read[place][allowed].max())
+        score *= read[surest][tokens[surest]]
+        ids = fill(ids, surest, tokens[surest])
+        left.remove(surest)
+    return score
+
+
+@pytest.mark.parametrize("num_masks", [2, 3])
+def test_the_best_of_all_fillings_are_found(
+    num_masks: int, task: FillMask, answer: Answerer, shares: Shares
+) -> None:
+    text = " ".join(["[MASK] it"] * (num_masks - 1) + ["is [MASK]"])
+    targets = TARGETS[: 5 if num_masks == 2 else 2]  # no more than the beam is wide
+    found = answer(
+        task.prepare(text, FillMaskParameters(joint=True, targets=targets, top_k=MAX_JOINT_TOP_K))
+    )
+    ids = task.tokenizer.encode(text).ids
+    masks = [i for i, token in enumerate(ids) if token == task.tokenizer.mask_id]
+    allowed = [token for target in targets if (token := task.tokenizer.token_id(target))]
+    scores = {
+        tokens: on_the_surest_path(
+            shares, ids, masks, dict(zip(masks, tokens, strict=True)), allowed
+        )
+        for tokens in product(allowed, repeat=num_masks)
+    }
+    best = sorted(scores, key=lambda tokens: -scores[tokens])[:MAX_JOINT_TOP_K]
+    assert [tuple(one.tokens) for one in found] == best
+    assert [one.score for one in found] == pytest.approx([scores[tokens] for tokens in best], 1e-4)
+
+
+def test_a_score_is_the_product_along_some_order(
+    task: FillMask, answer: Answerer, shares: Shares
+) -> None:
+    text = "The [MASK] of the [MASK] was [MASK]."
+    ids = task.tokenizer.encode(text).ids
+    masks = [i for i, token in enumerate(ids) if token == task.tokenizer.mask_id]
+    for one in answer(task.prepare(text, JOINT)):
+        products = []
+        for order in permutations(range(3)):
+            now, score = ids, 1.0
+            for number in order:
+                score *= shares(now, masks[number])[one.tokens[number]]
+                now = fill(now, masks[number], one.tokens[number])
+            products.append(score)
+        assert any(math.isclose(one.score, score, rel_tol=1e-4) for score in products)
+        assert one.sequence == task.tokenizer.decode(now, keep_special=False)
+        assert one.token_strs == [
+            task.tokenizer.decode([token], keep_special=True) for token in one.tokens
+        ]
+
+
+def test_one_mask_is_filled_as_without_joint(task: FillMask, answer: Answerer) -> None:
+    joint = answer(task.prepare("The [MASK] was born.", JOINT))
+    plain = answer(task.prepare("The [MASK] was born.", FillMaskParameters()))
+    assert [one.tokens for one in joint] == [[one.token] for one in plain]
+    assert [one.score for one in joint] == pytest.approx([one.score for one in plain])
+    assert [one.sequence for one in joint] == [one.sequence for one in plain]
+
+
+def read_by_hand(given: EncoderInput, first: int, second: int, third: int, fourth: int) -> Logits:
+    """A model that knows "first second" and "third fourth", and is surer of the second word."""
+    rows = given.rows or []
+    logits: Logits = np.full((len(rows), 1000), -20.0, np.float32)
+    for number, place in enumerate(rows):
+        if given.ids[place + 1] == fourth:
+            logits[number, third] = 5.0
+        elif given.ids[place + 1] == second:
+            logits[number, first] = 5.0
+        elif place == 1:  # knows nothing of the other yet
+            logits[number, [first, third]] = [0.1, 0.0]
+        else:
+            logits[number, [second, fourth]] = [1.0, 3.0]
+    return logits
+
+
+def test_masks_that_belong_together_get_what_belongs_together(task: FillMask) -> None:
+    names = [task.tokenizer.token_id(target) for target in TARGETS[:4]]
+    first, second, third, fourth = (token for token in names if token is not None)
+    for parameters, expected in [
+        (FillMaskParameters(joint=True, top_k=1), [third, fourth]),
+        (FillMaskParameters(top_k=1), [first, fourth]),
+    ]:
+        stage: Any = task.prepare("[MASK] [MASK]", parameters)
+        while isinstance(stage, Round):
+            stage = stage.finish(
+                [read_by_hand(given, first, second, third, fourth) for given in stage.inputs]
+            )
+        if isinstance(stage[0], FilledMasks):
+            assert stage[0].tokens == expected
+        else:
+            assert [one[0].token for one in stage] == expected
+
+
+def test_there_is_a_round_for_each_mask_and_the_beam_stays_narrow(
+    task: FillMask, engine: Any
+) -> None:
+    stage: Any = task.prepare("[MASK] is [MASK] and [MASK] .", JOINT)
+    widths = []
+    while isinstance(stage, Round):
+        widths.append(len(stage.inputs))
+        stage = stage.finish(engine.run(stage.inputs))
+    assert widths == [1, 8, 8]
+    assert len(stage) == 5
+    assert len({tuple(one.tokens) for one in stage}) == 5
+
+
+def test_what_cannot_be_filled_together_says_why(task: FillMask) -> None:
+    task.prepare("[MASK] " * MAX_MASKS, JOINT)
+    with pytest.raises(InvalidInputError, match=f"17 masks; joint fills at most {MAX_MASKS}"):
+        task.prepare("[MASK] " * (MAX_MASKS + 1), JOINT)
+
+
+def test_damaged_logits_are_no_answer_in_any_round(task: FillMask, engine: Any) -> None:
+    first = task.prepare("[MASK] [MASK]", JOINT)
+    second: Any = first.finish(engine.run(first.inputs))
+    logits = [np.full((1, 1000), np.nan, np.float32) for _ in second.inputs]
+    with pytest.raises(EngineError, match="not finite"):
+        second.finish(logits)

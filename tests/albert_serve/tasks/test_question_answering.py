@@ -1,0 +1,324 @@
+"""Question answering: against a brute-force reading of `transformers` 4.57's algorithm on one
+window, and the properties that hold over many windows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from albert_serve.api.schemas import Answer, QuestionAnsweringParameters, QuestionContext
+from albert_serve.errors import InvalidInputError, TextTooLongError
+from albert_serve.tasks import EncoderInput, Logits, QuestionAnswering, TaskSetup
+from albert_serve.tasks.question_answering.spans import align, find_spans, strip
+from albert_serve.tasks.question_answering.windows import lay_windows
+from tests.albert_serve.task_fixtures import Answerer
+
+CONTEXT = (
+    "Marcel Proust was a French novelist, born in Auteuil on 10 July 1871. His father, "
+    "Adrien Proust, was a doctor; he studied cholera (in Europe and in Asia)."
+)
+QUESTION = "Who was Marcel Proust's father?"
+DEFAULT = QuestionAnsweringParameters()
+MANY = QuestionAnsweringParameters(top_k=1000, handle_impossible_answer=True)
+ODD_TEXT = st.text(
+    st.sampled_from("ab -.,'\"(\n\t½ﬁé\u0301\u0300ßİ€–東京😀👩‍🚀\u200b\u00a0\u0bcd\u0e33[MASK]")
+    | st.characters(exclude_categories=["Cs"]),
+    max_size=60,
+)
+
+
+@pytest.fixture(scope="module")
+def task(task_setup: TaskSetup) -> QuestionAnswering:
+    return QuestionAnswering(tokenizer=task_setup.tokenizer, max_positions=task_setup.max_positions)
+
+
+@pytest.fixture(scope="module")
+def oracle(checkpoint_dir: Path) -> tuple[Any, Any]:
+    model = transformers.AlbertForQuestionAnswering.from_pretrained(checkpoint_dir)
+    return model, transformers.AutoTokenizer.from_pretrained(checkpoint_dir)
+
+
+def ask(context: str, question: str = QUESTION) -> QuestionContext:
+    return QuestionContext(question=question, context=context)
+
+
+def brute_force(
+    oracle: tuple[Any, Any], question: str, context: str, max_answer_len: int
+) -> tuple[dict[tuple[int, int], float], float]:
+    """The score of every range of characters, and that of no answer.
+
+    As `select_starts_ends` and `decode_spans` have it: softmaxes over [CLS] and the context. A
+    "▁" alone has the characters of the next token, so that a range may be several spans.
+    """
+    model, tokenizer = oracle
+    encoded = tokenizer(
+        question,
+        context,
+        return_tensors="pt",
+        return_offsets_mapping=True,
+        return_token_type_ids=True,
+    )
+    offsets = encoded.pop("offset_mapping")[0].tolist()
+    with torch.inference_mode():
+        logits = model(**encoded)
+    seen = [i for i, segment in enumerate(encoded.sequence_ids(0)) if segment == 1]
+    start = torch.exp(logits.start_logits[0].double())
+    end = torch.exp(logits.end_logits[0].double())
+    start, end = start / start[[0, *seen]].sum(), end / end[[0, *seen]].sum()
+    ranges: dict[tuple[int, int], float] = {}
+    for i in seen:
+        for j in seen:
+            if i <= j < i + max_answer_len:
+                place = (offsets[i][0], offsets[j][1])
+                ranges[place] = ranges.get(place, 0.0) + float(start[i] * end[j])
+    return ranges, float(start[0] * end[0])
+
+
+@pytest.mark.parametrize("max_answer_len", [1, 7, 15])
+def test_one_window_equals_the_brute_force(
+    max_answer_len: int, task: QuestionAnswering, answer: Answerer, oracle: tuple[Any, Any]
+) -> None:
+    parameters = QuestionAnsweringParameters(
+        align_to_words=False, top_k=1000, max_answer_len=max_answer_len
+    )
+    found = answer(task.prepare(ask(CONTEXT), parameters))
+    expected, _ = brute_force(oracle, QUESTION, CONTEXT, max_answer_len)
+    best = sorted(expected, key=lambda place: -expected[place])[: len(found)]
+    assert [(one.start, one.end) for one in found] == best
+    assert len(found) == min(1000, len(expected))
+    np.testing.assert_allclose(
+        [one.score for one in found], [expected[place] for place in best], atol=1e-6
+    )
+
+
+def test_no_answer_equals_the_brute_force(
+    task: QuestionAnswering, answer: Answerer, oracle: tuple[Any, Any]
+) -> None:
+    [none] = [one for one in answer(task.prepare(ask(CONTEXT), MANY)) if one.answer == ""]
+    _, expected = brute_force(oracle, QUESTION, CONTEXT, 15)
+    assert (none.start, none.end) == (0, 0)
+    assert none.score == pytest.approx(expected, abs=1e-6)
+
+
+def test_words_gather_the_scores_of_their_tokens(
+    task: QuestionAnswering, answer: Answerer, oracle: tuple[Any, Any]
+) -> None:
+    found = answer(task.prepare(ask(CONTEXT), QuestionAnsweringParameters(top_k=1000)))
+    expected: dict[tuple[int, int], float] = {}
+    for (start, end), score in brute_force(oracle, QUESTION, CONTEXT, 15)[0].items():
+        while start > 0 and CONTEXT[start - 1 : start + 1].isalnum():
+            start -= 1
+        while end < len(CONTEXT) and CONTEXT[end - 1 : end + 1].isalnum():
+            end += 1
+        expected[start, end] = expected.get((start, end), 0.0) + score
+    assert {(one.start, one.end): pytest.approx(one.score, abs=1e-6) for one in found} == expected
+
+
+def test_top_k_decides_the_shape(task: QuestionAnswering, answer: Answerer) -> None:
+    best = answer(task.prepare(ask(CONTEXT), DEFAULT))
+    several = answer(task.prepare(ask(CONTEXT), QuestionAnsweringParameters(top_k=3)))
+    assert isinstance(best, Answer)
+    assert len(several) == 3
+    assert several[0] == best
+    one_word = answer(task.prepare(ask("a"), QuestionAnsweringParameters(top_k=2)))
+    assert isinstance(one_word, list)
+
+
+@given(context=ODD_TEXT, question=ODD_TEXT, align_to_words=st.booleans())
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_an_answer_is_always_that_part_of_the_context(
+    context: str, question: str, align_to_words: bool, task: QuestionAnswering, answer: Answerer
+) -> None:
+    parameters = QuestionAnsweringParameters(
+        top_k=1000,
+        align_to_words=align_to_words,
+        handle_impossible_answer=True,
+        max_seq_len=64,
+        doc_stride=4,
+        max_question_len=20,
+    )
+    try:
+        prepared = task.prepare(ask(context, question), parameters)
+    except InvalidInputError:
+        assert "" in (context.strip(), question.strip()) or not (
+            task.tokenizer.encode_plain(context).ids and task.tokenizer.encode_plain(question).ids
+        )
+        return
+    found = answer(prepared)
+    for one in found:
+        assert context[one.start : one.end] == one.answer
+        assert one.answer == one.answer.strip()
+        assert 0.0 <= one.score <= 1.0
+    assert sum(one.score for one in found) <= 1.0 + 1e-9
+    assert len({(one.start, one.end) for one in found}) == len(found)
+    assert sorted(found, key=lambda one: -one.score) == found
+
+
+@given(
+    num_tokens=st.integers(1, 300),
+    room=st.integers(1, 60),
+    data=st.data(),
+)
+def test_windows_cover_all_and_every_token_has_its_best_window(
+    num_tokens: int, room: int, data: st.DataObject
+) -> None:
+    overlap = data.draw(st.integers(0, room - 1))
+    windows = lay_windows(num_tokens, room, overlap, num_before=2)
+    assert windows.ranges[0][0] == 0
+    assert windows.ranges[-1][1] == num_tokens
+    for (_, end), (start, _) in zip(windows.ranges, windows.ranges[1:], strict=False):
+        assert end - start == overlap
+    assert all(0 < end - start <= room for start, end in windows.ranges)
+    for token, owner in enumerate(windows.owners()):
+        poorer_sides = [
+            min(token - start, end - 1 - token) if start <= token < end else -1
+            for start, end in windows.ranges
+        ]
+        assert poorer_sides[owner] == max(poorer_sides)
+
+
+@given(data=st.data(), num_tokens=st.integers(1, 80), room=st.integers(2, 20))
+def test_windows_of_agreeing_logits_change_nothing(
+    data: st.DataObject, num_tokens: int, room: int
+) -> None:
+    """No token counts twice: if the windows agree about a token, they are one document."""
+    windows = lay_windows(num_tokens, room, data.draw(st.integers(0, room - 1)), num_before=1)
+    seed = data.draw(st.integers(0, 1000))
+    whole: Logits = np.random.default_rng(seed).normal(size=(1 + num_tokens, 2)).astype(np.float32)
+    parts = [np.concatenate([whole[:1], whole[1 + s : 1 + e]]) for s, e in windows.ranges]
+    np.testing.assert_array_equal(windows.stitch(parts), whole)
+
+
+def test_the_window_that_doubts_no_answer_most_decides() -> None:
+    windows = lay_windows(4, room=2, overlap=0, num_before=1)
+    sure: Logits = np.array([[9, 9], [0, 0], [0, 0]], np.float32)
+    doubting: Logits = np.array([[1, -1], [5, 0], [0, 5]], np.float32)
+    assert windows.stitch([sure, doubting])[0].tolist() == [1, -1]
+
+
+def test_one_token_in_two_windows_is_found_once(task: QuestionAnswering, answer: Answerer) -> None:
+    parameters = QuestionAnsweringParameters(
+        top_k=1000, max_seq_len=48, doc_stride=20, handle_impossible_answer=True
+    )
+    context = " ".join([CONTEXT] * 4)
+    prepared = task.prepare(ask(context), parameters)
+    assert len(prepared.inputs) > 4
+    assert all(len(given.ids) <= 48 for given in prepared.inputs)
+    found = answer(prepared)
+    assert len({(one.start, one.end) for one in found}) == len(found)
+    assert sum(one.score for one in found) <= 1.0
+
+
+def run_by_text(inputs: Sequence[EncoderInput], wanted: int) -> list[Logits]:
+    """Logits that want the token `wanted`, wherever it is, as start and end."""
+    return [
+        np.array([[10.0, 10.0] if one == wanted else [0.0, 0.0] for one in given.ids], np.float32)
+        for given in inputs
+    ]
+
+
+def test_an_answer_far_into_a_long_context_is_found(task: QuestionAnswering) -> None:
+    wanted = task.tokenizer.token_id("€")
+    assert wanted is not None
+    context = "so it went on and on, " * 100 + "until € came" + " and on" * 30
+    prepared = task.prepare(ask(context), DEFAULT)
+    assert len(prepared.inputs) > 5
+    found = prepared.finish(run_by_text(prepared.inputs, wanted))
+    assert isinstance(found, Answer)
+    assert (found.answer, found.start) == ("€", context.index("€"))
+    assert found.score > 0.9
+
+
+def test_the_question_comes_first(task: QuestionAnswering) -> None:
+    [given] = task.prepare(ask("a context", "a question"), DEFAULT).inputs
+    expected = task.tokenizer.encode("a question", "a context")
+    assert (given.ids, given.types, given.rows) == (expected.ids, expected.types, None)
+
+
+def test_max_question_len_cuts_and_tells(task: QuestionAnswering) -> None:
+    question = "why " * 40
+    prepared = task.prepare(ask("a", question), QuestionAnsweringParameters(max_question_len=5))
+    num_tokens = len(task.tokenizer.encode_plain(question))
+    assert prepared.inputs[0].ids.index(task.tokenizer.sep_id) == 6
+    assert prepared.num_truncated == num_tokens - 5
+
+
+def test_a_question_that_leaves_no_room_is_refused(task: QuestionAnswering) -> None:
+    num_tokens = len(task.tokenizer.encode_plain("why " * 200))
+    with pytest.raises(TextTooLongError, match=f"is {num_tokens} tokens, which leaves no room"):
+        task.prepare(ask("a", "why " * 200), DEFAULT)
+    prepared = task.prepare(
+        ask("a", "why " * 200), QuestionAnsweringParameters(truncation="truncate")
+    )
+    assert prepared.inputs[0].ids.index(task.tokenizer.sep_id) == 65
+
+
+@pytest.mark.parametrize(
+    ("question", "context", "parameters", "message"),
+    [
+        pytest.param("", "a", {}, "^question is empty", id="no question"),
+        pytest.param("a", " \n", {}, "^context is empty", id="no context"),
+        pytest.param("a", "\u0301", {}, "^context is empty", id="nothing after normalisation"),
+        pytest.param("a", "b", {"max_seq_len": 129}, "at most 128", id="long sequence"),
+        pytest.param("a", "b " * 200, {"doc_stride": 124}, "choose at most", id="long stride"),
+        pytest.param("a", "b " * 999, {"doc_stride": 120}, "windows of 128", id="many windows"),
+    ],
+)
+def test_what_cannot_be_answered_says_why(
+    question: str,
+    context: str,
+    parameters: dict[str, Any],
+    message: str,
+    task: QuestionAnswering,
+) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        task.prepare(ask(context, question), QuestionAnsweringParameters(**parameters))
+
+
+def test_a_stride_is_of_no_matter_to_a_short_context(task: QuestionAnswering) -> None:
+    assert len(task.prepare(ask("b"), QuestionAnsweringParameters(doc_stride=500)).inputs) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "end", "expected"),
+    [
+        pytest.param("in Berkeley, now", 6, 8, "Berkeley", id="punctuation stays out"),
+        pytest.param("e\u0301te\u0301 la", 0, 1, "e\u0301te\u0301", id="accents stay in"),
+        pytest.param("a (b) c", 2, 3, "(", id="no word"),
+        pytest.param("हिन्दी है", 1, 2, "हिन्दी", id="vowel signs"),
+    ],
+)
+def test_words(text: str, start: int, end: int, expected: str) -> None:
+    [(first, last)] = align([(start, end)], text)
+    assert text[first:last] == expected
+
+
+def test_empty_spans_are_no_answers() -> None:
+    shares: NDArray[np.float32] = np.zeros((3, 2), np.float32)
+    assert find_spans(shares, [(0, 0), (0, 0)], max_answer_len=2, top_k=5).best == []
+
+
+def test_no_answer_ends_with_white_space() -> None:
+    logits: NDArray[np.float32] = np.zeros((4, 2), np.float32)
+    offsets = strip([(0, 1), (1, 2), (2, 3)], "0 0")
+    found = find_spans(logits, offsets, max_answer_len=3, top_k=5).best
+    assert sorted((one.start, one.end) for one in found) == [(0, 1), (0, 3), (2, 3)]
+
+
+def test_an_odd_space_before_a_word_is_no_part_of_it(
+    task: QuestionAnswering, answer: Answerer
+) -> None:
+    parameters = QuestionAnsweringParameters(top_k=10, align_to_words=False)
+    found = answer(task.prepare(ask("\x1f0 0", "0"), parameters))
+    assert all(one.answer == one.answer.strip() for one in found)

@@ -1,0 +1,201 @@
+"""Sentence order against the head that `transformers` reads from the same checkpoint, and
+coherence and order against their definitions."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise, permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from albert_serve.api.schemas import MAX_REORDERED, SentenceOrderParameters, Sentences, TextPair
+from albert_serve.errors import EngineError, InvalidInputError, TextTooLongError
+from albert_serve.tasks import SentenceOrder, TaskSetup
+from albert_serve.tasks.probability import log_softmax
+from albert_serve.tasks.sentence_order.ordering import MAX_EXACT, find_best_order, weigh
+from tests.albert_serve.task_fixtures import Answerer
+
+DEFAULT = SentenceOrderParameters()
+REORDER = SentenceOrderParameters(reorder=True)
+
+
+@pytest.fixture(scope="module")
+def task(task_setup: TaskSetup) -> SentenceOrder:
+    return SentenceOrder(tokenizer=task_setup.tokenizer, max_positions=task_setup.max_positions)
+
+
+@pytest.fixture(scope="module")
+def texts(sentences: list[str]) -> list[str]:
+    """Short enough that any two fit together."""
+    return [sentence[:50] for sentence in sentences[:5]]
+
+
+def in_order(task: SentenceOrder, answer: Answerer, first: str, second: str) -> float:
+    share: float = answer(task.prepare(TextPair(text=first, text_pair=second), DEFAULT)).in_order
+    return share
+
+
+def test_the_probability_is_that_of_label_0(
+    task: SentenceOrder, answer: Answerer, checkpoint_dir: Path, sentences: list[str]
+) -> None:
+    model = transformers.AlbertForPreTraining.from_pretrained(checkpoint_dir)
+    oracle = transformers.AutoTokenizer.from_pretrained(checkpoint_dir)
+    for first, second in zip(sentences[:4], sentences[4:8], strict=True):
+        texts = (first[:60], second[:60])
+        with torch.inference_mode():
+            encoded = oracle(*texts, return_tensors="pt", return_token_type_ids=True)
+            logits = model(**encoded).sop_logits[0]
+        found = in_order(task, answer, *texts)
+        assert found == pytest.approx(logits.softmax(-1)[0].item(), abs=1e-5)
+
+
+def test_coherence_is_the_geometric_mean_of_the_neighbours(
+    task: SentenceOrder, answer: Answerer, texts: list[str]
+) -> None:
+    found = answer(task.prepare(Sentences(sentences=texts), DEFAULT))
+    expected = [in_order(task, answer, *pair) for pair in pairwise(texts)]
+    assert [(pair.first, pair.second) for pair in found.pairs] == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert [pair.in_order for pair in found.pairs] == pytest.approx(expected)
+    assert found.coherence == pytest.approx(math.prod(expected) ** (1 / 4))
+    assert set(found.model_dump()) == {"pairs", "coherence"}
+
+
+def test_two_sentences_are_a_pair(task: SentenceOrder, answer: Answerer, texts: list[str]) -> None:
+    found = answer(task.prepare(Sentences(sentences=texts[:2]), DEFAULT))
+    assert found.coherence == pytest.approx(in_order(task, answer, *texts[:2]))
+
+
+def test_the_best_order_is_the_best_of_all_and_every_pair_is_told(
+    task: SentenceOrder, answer: Answerer, texts: list[str]
+) -> None:
+    found = answer(task.prepare(Sentences(sentences=texts), REORDER))
+    told = {(pair.first, pair.second): pair.in_order for pair in found.pairs}
+    assert told == {
+        (i, j): pytest.approx(in_order(task, answer, texts[i], texts[j]))
+        for i in range(5)
+        for j in range(5)
+        if i != j
+    }
+    by_order = {
+        order: math.prod(told[pair] for pair in pairwise(order)) ** (1 / 4)
+        for order in permutations(range(5))
+    }
+    best = max(by_order, key=lambda order: by_order[order])
+    assert tuple(found.best_order) == best
+    assert found.best_coherence == pytest.approx(by_order[best])
+    given = answer(task.prepare(Sentences(sentences=texts), DEFAULT))
+    assert found.coherence == pytest.approx(given.coherence)
+
+
+def test_an_order_found_needs_no_reordering(
+    task: SentenceOrder, answer: Answerer, texts: list[str]
+) -> None:
+    first = answer(task.prepare(Sentences(sentences=texts), REORDER))
+    reordered = [texts[i] for i in first.best_order]
+    again = answer(task.prepare(Sentences(sentences=reordered), REORDER))
+    assert again.best_order == [0, 1, 2, 3, 4]
+    assert again.coherence == again.best_coherence == pytest.approx(first.best_coherence)
+
+
+def random_weights(num_sentences: int, seed: int) -> Any:
+    logits = np.random.default_rng(seed).normal(scale=3, size=(num_sentences, num_sentences, 2))
+    return log_softmax(logits.astype(np.float32))[..., 0]
+
+
+@given(num_sentences=st.integers(2, 6), seed=st.integers(0, 10_000))
+def test_a_short_list_has_its_best_order(num_sentences: int, seed: int) -> None:
+    weights = random_weights(num_sentences, seed)
+    found = find_best_order(weights)
+    best = max(weigh(weights, order) for order in permutations(range(num_sentences)))
+    assert sorted(found) == list(range(num_sentences))
+    assert weigh(weights, found) == pytest.approx(best)
+
+
+@given(num_sentences=st.integers(2, MAX_REORDERED), seed=st.integers(0, 10_000))
+@settings(max_examples=30, deadline=None)
+def test_any_list_has_an_order_no_worse_than_its_own(num_sentences: int, seed: int) -> None:
+    weights = random_weights(num_sentences, seed)
+    found = find_best_order(weights)
+    assert sorted(found) == list(range(num_sentences))
+    assert weigh(weights, found) >= weigh(weights, range(num_sentences))
+
+
+@given(num_sentences=st.sampled_from([MAX_EXACT, MAX_EXACT + 1, MAX_REORDERED]), data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_an_order_without_doubt_is_found_at_any_length(
+    num_sentences: int, data: st.DataObject
+) -> None:
+    hidden = data.draw(st.permutations(range(num_sentences)))
+    weights = np.full((num_sentences, num_sentences), -2.0)
+    weights[hidden[:-1], hidden[1:]] = -0.1
+    assert find_best_order(weights) == hidden
+
+
+def test_where_all_orders_are_alike_the_given_one_stays() -> None:
+    for num_sentences in (2, 5, MAX_EXACT + 1):
+        weights = np.full((num_sentences, num_sentences), math.log(0.5))
+        assert find_best_order(weights) == list(range(num_sentences))
+
+
+def test_hopeless_neighbours_leave_a_coherence_of_zero(task: SentenceOrder) -> None:
+    prepared = task.prepare(Sentences(sentences=["a", "b", "c"]), REORDER)
+    found: Any = prepared.finish([np.array([[-3e4, 3e4]], np.float32)] * 6)
+    assert found.coherence == found.best_coherence == 0.0
+    assert found.best_order == [0, 1, 2]
+
+
+def test_damaged_logits_are_no_answer(task: SentenceOrder) -> None:
+    prepared = task.prepare(Sentences(sentences=["a", "b"]), DEFAULT)
+    with pytest.raises(EngineError, match="not finite"):
+        prepared.finish([np.array([[float("inf"), 0.0]], np.float32)])
+
+
+@pytest.mark.parametrize(("name", "pair"), [("text", ("  ", "b")), ("text_pair", ("a", ""))])
+def test_an_empty_text_is_refused_by_name(
+    name: str, pair: tuple[str, str], task: SentenceOrder
+) -> None:
+    with pytest.raises(InvalidInputError, match=f"^{name} is empty"):
+        task.prepare(TextPair(text=pair[0], text_pair=pair[1]), DEFAULT)
+
+
+@pytest.mark.parametrize("empty", ["", " \n", "\u0301"])
+def test_an_empty_sentence_is_refused_by_its_place(empty: str, task: SentenceOrder) -> None:
+    with pytest.raises(InvalidInputError, match=r"^sentences\[1\] is empty"):
+        task.prepare(Sentences(sentences=["a", empty, "b"]), DEFAULT)
+
+
+def test_what_cannot_be_reordered_says_why(task: SentenceOrder) -> None:
+    with pytest.raises(InvalidInputError, match="send the two texts as sentences"):
+        task.prepare(TextPair(text="a", text_pair="b"), REORDER)
+    many = Sentences(sentences=["a"] * (MAX_REORDERED + 1))
+    assert len(task.prepare(many, DEFAULT).inputs) == MAX_REORDERED
+    with pytest.raises(InvalidInputError, match=f"more than the {MAX_REORDERED}"):
+        task.prepare(many, REORDER)
+
+
+def test_a_long_pair_is_refused_or_truncated(task: SentenceOrder, answer: Answerer) -> None:
+    pair = TextPair(text="a " * 100, text_pair="b " * 100)
+    with pytest.raises(TextTooLongError):
+        task.prepare(pair, DEFAULT)
+    prepared = task.prepare(pair, SentenceOrderParameters(truncation="truncate"))
+    assert prepared.num_tokens == 128
+    assert 0 < answer(prepared).in_order < 1
+
+
+def test_long_sentences_are_refused_by_their_places_or_truncated(
+    task: SentenceOrder, answer: Answerer
+) -> None:
+    sentences = Sentences(sentences=["a", "b " * 30, "c " * 45])
+    with pytest.raises(TextTooLongError, match=r"^sentences\[1\] and sentences\[2\] together"):
+        task.prepare(sentences, DEFAULT)
+    prepared = task.prepare(sentences, SentenceOrderParameters(truncation="truncate"))
+    num_tokens = [len(task.tokenizer.encode_plain(text)) for text in ("b " * 30, "c " * 45)]
+    assert prepared.num_truncated == sum(num_tokens) + 3 - 128
+    assert 0 < answer(prepared).coherence < 1

@@ -1,0 +1,155 @@
+"""Targets of several pieces: against the product of conditional probabilities, piece by piece, by
+the model of `transformers`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from albert_serve.api.schemas import FilledTarget, FillMaskParameters
+from albert_serve.errors import InvalidInputError, NoMaskError, TextTooLongError
+from albert_serve.tasks import FillMask
+from albert_serve.tokenizer import AlbertTokenizer
+from tests.albert_serve.task_fixtures import Answerer
+
+WORDS = ["encyclopedic", "▁the", "Wittgenstein", "was"]
+
+
+@pytest.fixture(scope="module")
+def task(tokenizer: AlbertTokenizer) -> FillMask:
+    return FillMask(tokenizer=tokenizer, max_positions=128)
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint_dir: Path) -> transformers.AlbertForMaskedLM:
+    return transformers.AlbertForMaskedLM.from_pretrained(checkpoint_dir)
+
+
+def whole(*targets: str, top_k: int = 5, truncation: str = "error") -> FillMaskParameters:
+    return FillMaskParameters.model_validate(
+        {
+            "targets": list(targets),
+            "multi_token_targets": True,
+            "top_k": top_k,
+            "truncation": truncation,
+        }
+    )
+
+
+def pieces_of(task: FillMask, target: str) -> list[int]:
+    token = task.tokenizer.token_id(target)
+    return task.tokenizer.encode_plain(target).ids if token is None else [token]
+
+
+@torch.inference_mode()
+def product(
+    model: transformers.AlbertForMaskedLM,
+    ids: list[int],
+    mask: int,
+    pieces: list[int],
+    mask_id: int,
+) -> float:
+    """P(first | masks) P(second | first, masks) ..., with as many masks as pieces."""
+    score = 1.0
+    for number, piece in enumerate(pieces):
+        middle = [*pieces[:number], *[mask_id] * (len(pieces) - number)]
+        read = torch.tensor([[*ids[:mask], *middle, *ids[mask + 1 :]]])
+        score *= float(model(read).logits[0, mask + number].softmax(-1)[piece])
+    return score
+
+
+@pytest.mark.parametrize("text", ["The [MASK] erupted.", "A [MASK] in [MASK] ."])
+def test_a_score_is_the_product_over_the_pieces(
+    text: str, task: FillMask, answer: Answerer, model: transformers.AlbertForMaskedLM
+) -> None:
+    found = answer(task.prepare(text, whole(*WORDS)))
+    ids = task.tokenizer.encode(text).ids
+    masks = [i for i, token in enumerate(ids) if token == task.tokenizer.mask_id]
+    by_mask: list[list[FilledTarget]] = [found] if len(masks) == 1 else found
+    assert max(len(pieces_of(task, word)) for word in WORDS) > 2
+    for mask, targets in zip(masks, by_mask, strict=True):
+        scores = {tuple(one.tokens): one.score for one in targets}
+        assert scores == {
+            tuple(pieces): pytest.approx(
+                product(model, ids, mask, pieces, task.tokenizer.mask_id), rel=1e-4
+            )
+            for pieces in (pieces_of(task, word) for word in WORDS)
+        }
+        assert sorted(scores.values(), reverse=True) == list(scores.values())
+
+
+def test_the_text_is_told_with_the_whole_target(task: FillMask, answer: Answerer) -> None:
+    [one] = answer(task.prepare("A [MASK] it is.", whole("Encyclopedic")))
+    assert one.token_str == "encyclopedic"
+    assert one.sequence == "a encyclopedic it is."
+    assert one.token == one.tokens[0]
+    assert one.tokens == task.tokenizer.encode_plain("encyclopedic").ids
+    [several, _] = answer(task.prepare("[MASK] or [MASK]", whole("Encyclopedic")))
+    assert several[0].sequence == "[CLS] encyclopedic or[MASK][SEP]"
+
+
+def test_targets_of_one_piece_have_the_scores_of_a_plain_request(
+    task: FillMask, answer: Answerer
+) -> None:
+    targets = ["▁the", "▁of", "e"]
+    for text in ("a [MASK]", "[MASK] a [MASK]"):
+        plain = answer(task.prepare(text, FillMaskParameters(targets=targets)))
+        found = answer(task.prepare(text, whole(*targets)))
+        if isinstance(found[0], FilledTarget):
+            plain, found = [plain], [found]
+        for ones, expected in zip(found, plain, strict=True):
+            assert [one.model_dump(exclude={"tokens"}) for one in ones] == [
+                {**one.model_dump(), "score": pytest.approx(one.score)} for one in expected
+            ]
+
+
+def test_top_k_and_doubles(task: FillMask, answer: Answerer) -> None:
+    every = answer(task.prepare("a [MASK]", whole(*WORDS, *WORDS)))
+    assert len(every) == len(WORDS)
+    assert answer(task.prepare("a [MASK]", whole(*WORDS, top_k=2))) == every[:2]
+
+
+def test_no_text_is_read_twice(task: FillMask) -> None:
+    words = ["encyclopedic", "encyclopedic", "encyclopedias"]
+    inputs = task.prepare("a [MASK]", whole(*words)).inputs
+    read = {(tuple(given.ids), tuple(given.rows or [])) for given in inputs}
+    assert len(read) == len(inputs) < sum(len(pieces_of(task, word)) for word in words)
+
+
+def test_a_longer_target_needs_room(task: FillMask, answer: Answerer) -> None:
+    num_pieces = len(pieces_of(task, "encyclopedic"))
+    text = "[MASK] " + "e " * 100
+    while len(task.tokenizer.encode(text)) > 128:
+        text = text[:-2]
+    with pytest.raises(TextTooLongError, match=f"of {num_pieces} pieces.*at most 128"):
+        task.prepare(text, whole("encyclopedic"))
+    prepared = task.prepare(text, whole("encyclopedic", truncation="truncate"))
+    assert max(len(given.ids) for given in prepared.inputs) == 128
+    assert prepared.num_truncated > 0
+    assert answer(prepared)[0].sequence.startswith("encyclopedic e")
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "error", "message"),
+    [
+        pytest.param("a [MASK]", "☃", InvalidInputError, "does not know", id="unknown"),
+        pytest.param("a [MASK]", "a ☃", InvalidInputError, "does not know", id="partly unknown"),
+        pytest.param("a [MASK]", " ", InvalidInputError, "stands for nothing", id="empty"),
+        pytest.param("a", "b", NoMaskError, "has no", id="no mask"),
+        pytest.param("[MASK]", "e " * 200, TextTooLongError, "shorten either", id="long target"),
+        pytest.param(
+            "[MASK]" * 90, "jukebox", InvalidInputError, "over 256 readings", id="much work"
+        ),
+    ],
+)
+def test_what_cannot_be_scored_says_why(
+    text: str, target: str, error: type[Exception], message: str, task: FillMask
+) -> None:
+    targets = [target, *WORDS, "photographs", "kilowatt"]
+    if error is InvalidInputError and "256" not in message:
+        targets = [target]
+    with pytest.raises(error, match=message):
+        task.prepare(text, whole(*targets, truncation="truncate"))

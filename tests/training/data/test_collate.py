@@ -1,0 +1,349 @@
+"""A batch is what BERT reads, several sequences in a row, and the same however it is made."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from itertools import islice, pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from albert_serve.tokenizer import AlbertTokenizer
+from tests.training.support import make_part, make_shards
+from training.data.collate import Collator, PretrainBatch, Slicing, load_steps
+from training.data.examples import IGNORED, Example, ExampleSettings, SentenceTask
+from training.data.masking import NgramMasking, word_starts
+from training.data.packing import MAX_IN_ROW, Plan, PlannedStep, Position
+from training.data.shards import Shards
+from training.errors import TrainingError
+from training.model.albert import Batch, Packing
+
+LENGTH = 64
+VOCAB_SIZE = 800
+EVERY_TOKEN = NgramMasking(word_starts=np.ones(VOCAB_SIZE, bool))
+# With one CPU torch warns of two workers.
+ON_ANY_NUMBER_OF_CPUS = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+corpora = st.lists(
+    st.lists(st.integers(1, 12) | st.integers(1, 90), min_size=1, max_size=12),
+    min_size=1,
+    max_size=8,
+)
+
+
+@pytest.fixture(scope="module")
+def collator(shards: Shards, tokenizer: AlbertTokenizer) -> Collator:
+    masking = NgramMasking(word_starts=word_starts(tokenizer))
+    return Collator(shards=shards, masking=masking, length=LENGTH, seed=3)
+
+
+@pytest.fixture(scope="module")
+def plan(shards: Shards) -> Plan:
+    return Plan(shards=shards, settings=ExampleSettings(length=LENGTH), seed=3)
+
+
+def some_rows(plan: Plan, num_rows: int) -> list[list[Example]]:
+    return next(plan.steps(num_rows, Position())).rows
+
+
+def packing_of(batch: PretrainBatch) -> Packing:
+    assert batch.tokens.packing is not None
+    return batch.tokens.packing
+
+
+def restored(batch: PretrainBatch) -> Tensor:
+    """The ids as they were before they were masked, flattened."""
+    ids = batch.tokens.ids.flatten().clone()
+    ids[batch.rows[: batch.num_masked]] = batch.targets[: batch.num_masked]
+    return ids
+
+
+def as_bert(example: Example, shards: Shards) -> tuple[list[int], list[int]]:
+    """Ids and types of [CLS] A [SEP] B [SEP], or of [CLS] A [SEP]."""
+    tokens = shards.parts[example.part].tokens
+    a, b, c, d = example.bounds
+    ids, types = [2, *tokens[a:b].tolist(), 3], [0] * (b - a + 2)
+    if c < d:
+        ids, types = [*ids, *tokens[c:d].tolist(), 3], types + [1] * (d - c + 1)
+    return ids, types
+
+
+def assert_is_bert_s(
+    batch: PretrainBatch, rows: Sequence[Sequence[Example]], shards: Shards
+) -> None:
+    """Every tensor of a batch against these rows of examples."""
+    ids: list[int] = []
+    types: list[int] = []
+    positions: list[int] = []
+    sequences: list[int] = []
+    begins: list[int] = []
+    labels: list[int] = []
+    for row in rows:
+        first = len(ids)
+        for number, example in enumerate(row):
+            begins.append(len(ids))
+            labels.append(example.label)
+            one_ids, one_types = as_bert(example, shards)
+            ids += one_ids
+            types += one_types
+            positions += range(len(one_ids))
+            sequences += [number] * len(one_ids)
+        num_padded = LENGTH - (len(ids) - first)
+        for values, filler in ((ids, 0), (types, 0), (positions, 0), (sequences, -1)):
+            values += [filler] * num_padded
+    packing = packing_of(batch)
+    assert restored(batch).tolist() == ids
+    assert batch.tokens.types.flatten().tolist() == types
+    assert packing.positions.flatten().tolist() == positions
+    assert packing.sequences.flatten().tolist() == sequences
+    assert batch.firsts[: len(begins)].tolist() == begins
+    assert batch.labels[: len(labels)].tolist() == labels
+    assert batch.num_tokens == sum(number >= 0 for number in sequences)
+    assert batch.num_pairs == sum(label != IGNORED for label in labels)
+    assert batch.tokens.lengths is None
+
+
+def assert_bounds_cover(batch: PretrainBatch) -> None:
+    """As cu_seqlens: every sequence and all padding of a row is one span of its own."""
+    packing = packing_of(batch)
+    shape = batch.tokens.ids.shape
+    bounds = packing.bounds.tolist()
+    assert packing.bounds.dtype == torch.int32
+    assert len(bounds) == MAX_IN_ROW * shape[0] + 1
+    assert (bounds[0], bounds[-1]) == (0, shape.numel())
+    assert bounds == sorted(bounds)
+    row = torch.arange(shape[0])[:, None].expand(shape)
+    own: list[int] = (row * (shape[1] + 1) + packing.sequences).flatten().tolist()
+    spans = [set(own[begin:end]) for begin, end in pairwise(bounds) if begin < end]
+    assert all(len(found) == 1 for found in spans)
+    assert len(set.union(*spans)) == len(spans) == len(set(own))
+
+
+def assert_is_padded(values: Tensor, num_real: int, filler: int) -> None:
+    """A multiple of 64 long, and no longer than it has to be."""
+    assert values.dtype == torch.int64
+    assert len(values) % 64 == 0
+    assert 0 <= len(values) - num_real < 64
+    assert (values[num_real:] == filler).all()
+
+
+def assert_same(one: object, other: object) -> None:
+    """Two batches, field by field."""
+    for field in fields(one):  # type: ignore[arg-type]
+        values = getattr(one, field.name), getattr(other, field.name)
+        if isinstance(values[0], Tensor):
+            assert torch.equal(*values), field.name
+        elif isinstance(values[0], Batch | Packing):
+            assert_same(*values)
+        else:
+            assert values[0] == values[1], field.name
+
+
+def test_rows_of_articles_are_bert_s(collator: Collator, plan: Plan, shards: Shards) -> None:
+    rows = some_rows(plan, 40)
+    batch = collator(rows)
+    assert any(len(row) > 1 for row in rows)
+    assert {0, 1} <= set(batch.labels.tolist())
+    assert_is_bert_s(batch, rows, shards)
+    assert_bounds_cover(batch)
+
+
+@pytest.mark.parametrize("task", ["sop", "nsp", "none"])
+@settings(deadline=None, max_examples=25)
+@given(corpora, st.integers(1, 12), st.integers(0, 2**40))
+def test_rows_of_any_corpus_are_bert_s(
+    task: SentenceTask, documents: list[list[int]], num_rows: int, seed: int
+) -> None:
+    shards = make_shards(make_part(documents, VOCAB_SIZE))
+    chosen = ExampleSettings(length=LENGTH, sentence_task=task)
+    rows = some_rows(Plan(shards=shards, settings=chosen, seed=seed), num_rows)
+    batch = Collator(shards=shards, masking=EVERY_TOKEN, length=LENGTH, seed=seed)(rows)
+    assert_is_bert_s(batch, rows, shards)
+    assert_bounds_cover(batch)
+    num_sequences = sum(map(len, rows))
+    assert_is_padded(batch.rows, batch.num_masked, 0)
+    assert_is_padded(batch.targets, batch.num_masked, IGNORED)
+    assert_is_padded(batch.firsts, num_sequences, 0)
+    assert_is_padded(batch.labels, num_sequences, IGNORED)
+    # Each sequence is masked by itself: at least one token, 15 % of them at most.
+    sizes = [len(as_bert(example, shards)[0]) for row in rows for example in row]
+    least = sum(max(1, round(0.15 * size)) for size in sizes)
+    assert num_sequences <= batch.num_masked == least
+
+
+def test_a_batch_by_hand() -> None:
+    shards = make_shards(make_part([[3, 2], [4]], VOCAB_SIZE))
+    rows = [
+        [Example(0, 0, 0, (0, 3, 3, 5), 0), Example(0, 0, 1, (5, 9, 9, 9), IGNORED)],
+        [Example(0, 0, 2, (3, 5, 0, 3), 1)],
+    ]
+    batch = Collator(shards=shards, masking=EVERY_TOKEN, length=16, seed=0)(rows)
+    packing = packing_of(batch)
+    assert restored(batch).tolist() == [
+        *(2, 5, 6, 7, 3, 8, 9, 3),
+        *(2, 10, 11, 12, 13, 3),
+        *(0, 0),
+        *(2, 8, 9, 3, 5, 6, 7, 3),
+        *[0] * 8,
+    ]
+    assert batch.tokens.types.tolist() == [
+        [0] * 5 + [1] * 3 + [0] * 8,
+        [0] * 4 + [1] * 4 + [0] * 8,
+    ]
+    assert packing.positions.tolist() == [
+        [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 0, 0],
+        [0, 1, 2, 3, 4, 5, 6, 7] + [0] * 8,
+    ]
+    assert packing.sequences.tolist() == [[0] * 8 + [1] * 6 + [-1] * 2, [0] * 8 + [-1] * 8]
+    assert packing.bounds.tolist() == [0, 8, 14, 16, 24] + [32] * (2 * MAX_IN_ROW - 4)
+    assert batch.firsts[:3].tolist() == [0, 8, 16]
+    assert batch.labels[:3].tolist() == [0, IGNORED, 1]
+    assert (batch.num_tokens, batch.num_masked, batch.num_pairs) == (22, 3, 2)
+
+
+def test_a_row_that_is_full_has_no_padding() -> None:
+    shards = make_shards(make_part([[3, 2]], VOCAB_SIZE))
+    collator = Collator(shards=shards, masking=EVERY_TOKEN, length=8, seed=0)
+    batch = collator([[Example(0, 0, 0, (0, 3, 3, 5), 0)]] * 2)
+    assert packing_of(batch).bounds.tolist() == [0, 8] + [16] * (2 * MAX_IN_ROW - 1)
+    assert batch.tokens.real_BS.all()
+
+
+def test_masked_tokens_are_those_of_the_rows(collator: Collator, plan: Plan) -> None:
+    batch = collator(some_rows(plan, 40))
+    assert len(set(batch.rows[: batch.num_masked].tolist())) == batch.num_masked
+    seen = batch.tokens.ids.flatten()[batch.rows[: batch.num_masked]]
+    assert 0.75 < float((seen == 4).float().mean()) < 0.85
+    assert (batch.targets[: batch.num_masked] >= 5).all()
+    others = np.setdiff1d(np.arange(batch.tokens.ids.numel()), batch.rows.numpy())
+    assert not (batch.tokens.ids.flatten()[others] == 4).any()
+    assert 0.13 < batch.num_masked / batch.num_tokens < 0.16
+
+
+def test_masks_do_not_depend_on_what_an_example_is_packed_with(
+    collator: Collator, plan: Plan
+) -> None:
+    """They follow from the seed, the epoch and the example."""
+    rows = some_rows(plan, 12)
+    together = collator(rows).tokens.ids
+    assert torch.equal(collator(rows).tokens.ids, together)
+    for line, row in enumerate(rows):
+        alone = [collator([[example]]) for example in row]
+        ids = [one.tokens.ids[0, : one.num_tokens] for one in alone]
+        assert torch.equal(torch.cat(ids), together[line, : sum(map(len, ids))])
+    assert not torch.equal(replace(collator, seed=4)(rows).tokens.ids, together)
+    later = [[example._replace(epoch=1) for example in row] for row in rows]
+    batch = collator(later)
+    assert torch.equal(restored(batch), restored(collator(rows)))
+    assert not torch.equal(batch.tokens.ids, together)
+
+
+def test_epochs_have_other_masks(collator: Collator, plan: Plan) -> None:
+    """Of a token that is seen in two epochs the masks are as unlike as of any two."""
+    masked: list[set[int]] = []
+    for epoch in range(2):
+        rows = list(plan.epoch(epoch))
+        batch = collator(rows)
+        places: list[int] = []
+        for row in rows:
+            for example in row:
+                a, b, c, d = example.bounds
+                places += [-1, *range(a, b), -1] + ([*range(c, d), -1] if c < d else [])
+        real = batch.tokens.real_BS.flatten().nonzero().flatten()
+        place_of = dict(zip(real.tolist(), places, strict=True))
+        masked.append({place_of[row] for row in batch.rows[: batch.num_masked].tolist()})
+    shared = len(masked[0] & masked[1]) / len(masked[0])
+    assert 0.1 < shared < 0.22
+
+
+def test_a_batch_moves_whole(collator: Collator, plan: Plan) -> None:
+    moved = collator(some_rows(plan, 2)).to(torch.device("meta"))
+    packing = packing_of(moved)
+    tensors = [moved.tokens.ids, moved.tokens.types, moved.rows, moved.targets, moved.firsts]
+    tensors += [moved.labels, packing.positions, packing.sequences, packing.bounds]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+
+
+def taken(
+    plan: Plan, collator: Collator, slicing: Slicing, num_steps: int, *, workers: int = 0
+) -> list[tuple[list[PretrainBatch], Position]]:
+    steps = load_steps(plan, collator, slicing, Position(), num_workers=workers)
+    return list(islice(steps, num_steps))
+
+
+def planned(plan: Plan, num_rows: int, num_steps: int) -> list[PlannedStep]:
+    return list(islice(plan.steps(num_rows, Position()), num_steps))
+
+
+def test_a_step_is_cut_into_batches_of_its_rows(collator: Collator, plan: Plan) -> None:
+    slicing = Slicing(num_rows=12, rows_a_batch=4)
+    for (batches, after), step in zip(
+        taken(plan, collator, slicing, 5), planned(plan, 12, 5), strict=True
+    ):
+        assert after == step.next
+        assert len(batches) == slicing.num_batches == 3
+        for number, batch in enumerate(batches):
+            assert_same(batch, collator(step.rows[4 * number : 4 * number + 4]))
+
+
+@ON_ANY_NUMBER_OF_CPUS
+def test_workers_make_the_same_batches(collator: Collator, plan: Plan) -> None:
+    """In the same order, over more than an epoch."""
+    slicing = Slicing(num_rows=100, rows_a_batch=50)
+    one = taken(plan, collator, slicing, 8)
+    other = taken(plan, collator, slicing, 8, workers=2)
+    assert [after for _, after in one] == [after for _, after in other]
+    assert one[-1][1].epoch > 0
+    for (batches, _), (made, _) in zip(one, other, strict=True):
+        for batch, same in zip(batches, made, strict=True):
+            assert_same(batch, same)
+
+
+@ON_ANY_NUMBER_OF_CPUS
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_go_on_from_a_position(collator: Collator, plan: Plan, num_workers: int) -> None:
+    slicing = Slicing(num_rows=60, rows_a_batch=20)
+    whole = taken(plan, collator, slicing, 6)
+    rest = load_steps(plan, collator, slicing, whole[2][1], num_workers=num_workers)
+    for (batches, after), (again, same) in zip(whole[3:], rest, strict=False):
+        assert after == same
+        for batch, other in zip(batches, again, strict=True):
+            assert_same(batch, other)
+
+
+@pytest.mark.parametrize(("world_size", "rows_a_batch"), [(2, 6), (2, 2), (3, 4), (4, 1)])
+def test_processes_share_the_rows_of_one(
+    collator: Collator, plan: Plan, world_size: int, rows_a_batch: int
+) -> None:
+    """Every row of a step goes to one of them, and all stand at the same place afterwards."""
+    slicing = Slicing(num_rows=12, rows_a_batch=rows_a_batch, world_size=world_size)
+    ranks = [taken(plan, collator, replace(slicing, rank=rank), 4) for rank in range(world_size)]
+    for number, step in enumerate(planned(plan, 12, 4)):
+        expected = Counter(tuple(collator([row]).tokens.ids[0].tolist()) for row in step.rows)
+        found: Counter[tuple[int, ...]] = Counter()
+        for rank in ranks:
+            batches, after = rank[number]
+            assert after == step.next
+            assert len(batches) == slicing.num_batches == 12 // (rows_a_batch * world_size)
+            found.update(tuple(row) for batch in batches for row in batch.tokens.ids.tolist())
+        assert found == expected
+
+
+def test_no_example_at_all() -> None:
+    shards = make_shards(make_part([]))
+    plan = Plan(shards=shards, settings=ExampleSettings(length=32), seed=0)
+    collator = Collator(shards=shards, masking=EVERY_TOKEN, length=32, seed=0)
+    for num_workers in (0, 1):
+        slicing = Slicing(num_rows=2, rows_a_batch=2)
+        with pytest.raises(TrainingError, match="the corpus gives no example"):
+            next(load_steps(plan, collator, slicing, Position(), num_workers=num_workers))
+
+
+def test_rows_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(TrainingError, match="10 rows do not divide into batches of 2 in 2 proc"):
+        Slicing(num_rows=10, rows_a_batch=2, world_size=2)

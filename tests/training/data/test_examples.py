@@ -1,0 +1,392 @@
+"""Examples are the original code's: consecutive sentences, a second segment, a label."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.training.support import make_part
+from training.data.examples import (
+    IGNORED,
+    Example,
+    Examples,
+    ExampleSettings,
+    SentenceTask,
+    build_examples,
+)
+from training.data.shards import Part, Shards
+
+TASKS: tuple[SentenceTask, ...] = ("sop", "nsp", "none")
+each_task = pytest.mark.parametrize("task", TASKS)
+# Documents by the lengths of their sentences: single sentences, and some longer than any example.
+corpora = st.lists(
+    st.lists(st.integers(1, 12) | st.integers(1, 90), min_size=1, max_size=12),
+    min_size=1,
+    max_size=8,
+)
+Row = tuple[int, int, int, int]
+
+
+def build(
+    documents: Sequence[Sequence[int]], task: SentenceTask, length: int, *, seed: int = 0
+) -> Examples:
+    """Examples of full length of a corpus of these sentences."""
+    chosen = ExampleSettings(length=length, sentence_task=task, short_rate=0.0)
+    return build_examples(make_part(documents), chosen, seed=seed, epoch=0)
+
+
+def rows(examples: Examples) -> Iterator[tuple[Row, int]]:
+    """Bounds and label of each."""
+    for bounds, label in zip(examples.bounds.tolist(), examples.labels.tolist(), strict=True):
+        yield tuple(bounds), label
+
+
+def in_corpus_order(examples: Examples) -> list[Row]:
+    """The bounds with the pairs of label 1 swapped back."""
+    return [(c, d, a, b) if label == 1 else (a, b, c, d) for (a, b, c, d), label in rows(examples)]
+
+
+def truncated(first: int, second: int, room: int) -> tuple[int, int]:
+    """The sizes that truncate_seq_pair of create_pretraining_data.py leaves."""
+    while first + second > room:
+        if first > second:
+            first -= 1
+        else:
+            second -= 1
+    return first, second
+
+
+def chunk_end(bounds: Sequence[int], first: int, target: int) -> int:
+    """Which sentence ends the chunk that begins at one: the original's loop."""
+    last = first
+    while last < len(bounds) - 1:
+        last += 1
+        if bounds[last] - bounds[first] >= target:
+            break
+    return last
+
+
+def lies_within(segment: tuple[int, int], begin: int, end: int, size: int) -> bool:
+    """Whether a segment is what truncation to `size` can leave of begin to end."""
+    return begin <= segment[0] and segment[1] <= end and segment[1] - segment[0] == size
+
+
+def document_bounds(documents: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The bounds of each document's sentences, in tokens of the corpus."""
+    begins = [0, *accumulate(map(sum, documents))]
+    return [
+        [begin, *(begin + end for end in accumulate(lengths))]
+        for begin, lengths in zip(begins, documents, strict=False)
+    ]
+
+
+@pytest.fixture(scope="module")
+def part(shards: Shards) -> Part:
+    return shards.parts[0]
+
+
+@settings(deadline=None, max_examples=80)
+@given(corpora, st.integers(8, 70), st.integers(0, 2**40))
+def test_order_is_cut_from_the_original_s_chunks(
+    documents: list[list[int]], length: int, seed: int
+) -> None:
+    """Each example is of its chunk, cut at a sentence's end, truncated as there."""
+    room = length - 3
+    found = rows(build(documents, "sop", length, seed=seed))
+    for bounds in document_bounds(documents):
+        first = 0
+        while first < len(bounds) - 1:
+            last = chunk_end(bounds, first, room)
+            begin, end = bounds[first], bounds[last]
+            (a, b, c, d), label = next(found)
+            if last - first == 1:
+                assert label == IGNORED
+                assert lies_within((a, b), begin, end, min(end - begin, room))
+                assert c == d
+            else:
+                assert label in (0, 1)
+                cuts = [(begin, cut, cut, end) for cut in bounds[first + 1 : last]]
+                assert any(
+                    lies_within((a, b), w, x, sizes[0]) and lies_within((c, d), y, z, sizes[1])
+                    for p, q, r, s in cuts
+                    for w, x, y, z in [(r, s, p, q) if label == 1 else (p, q, r, s)]
+                    for sizes in [truncated(x - w, z - y, room)]
+                )
+            first = last
+    assert next(found, None) is None
+
+
+@settings(deadline=None, max_examples=80)
+@given(corpora, st.integers(8, 70), st.integers(0, 2**40))
+def test_without_a_sentence_task_each_chunk_is_one_segment(
+    documents: list[list[int]], length: int, seed: int
+) -> None:
+    room = length - 2
+    examples = build(documents, "none", length, seed=seed)
+    found = rows(examples)
+    for bounds in document_bounds(documents):
+        first = 0
+        while first < len(bounds) - 1:
+            last = chunk_end(bounds, first, room)
+            (a, b, c, d), label = next(found)
+            size = bounds[last] - bounds[first]
+            assert lies_within((a, b), bounds[first], bounds[last], min(size, room))
+            assert (c == d, label) == (True, IGNORED)
+            first = last
+    assert next(found, None) is None
+    assert (examples.sizes <= length).all()
+
+
+@settings(deadline=None, max_examples=80)
+@given(corpora, st.integers(8, 70), st.integers(0, 2**40))
+def test_what_a_random_segment_displaced_begins_the_next_chunk(
+    documents: list[list[int]], length: int, seed: int
+) -> None:
+    """From the corpus alone it is not told where a truncated one ended: all places are kept."""
+    room = length - 3
+    all_bounds = document_bounds(documents)
+    examples = list(rows(build(documents, "nsp", length, seed=seed)))
+    begins = [bounds[0] for bounds in all_bounds] + [all_bounds[-1][-1]]
+    for bounds, begin, end in zip(all_bounds, begins, begins[1:], strict=False):
+        places = {0}
+        for (a, b, c, d), label in examples:
+            if begin <= a < end:
+                places = {
+                    goal
+                    for place in places
+                    for goal in next_places(bounds, place, (a, b, c, d), label, room)
+                }
+                assert places
+                if label == 1:
+                    assert d <= begin or end <= c
+                else:
+                    assert b <= c <= d <= end
+        assert len(bounds) - 1 in places
+    if len(documents) == 1:
+        assert {label for _, label in examples} == {IGNORED}
+    else:
+        assert {label for _, label in examples} <= {0, 1}
+
+
+def next_places(
+    bounds: Sequence[int], first: int, row: Row, label: int, room: int
+) -> Iterator[int]:
+    """The sentences that the next chunk may begin with after this example."""
+    if first == len(bounds) - 1:
+        return
+    a, b, c, d = row
+    last = chunk_end(bounds, first, room)
+    begin, end = bounds[first], bounds[last]
+    if label == IGNORED and lies_within((a, b), begin, end, min(room, end - begin)):
+        yield last
+    for cut in range(first + 1, last):
+        sizes = truncated(bounds[cut] - begin, end - bounds[cut], room)
+        if (
+            label == 0
+            and lies_within((a, b), begin, bounds[cut], sizes[0])
+            and lies_within((c, d), bounds[cut], end, sizes[1])
+        ):
+            yield last
+    for cut in range(first + 1, max(last, first + 2)):
+        is_whole = b - a == bounds[cut] - begin or b - a + d - c == room
+        if label == 1 and begin <= a < b <= bounds[cut] and is_whole:
+            yield cut
+
+
+@each_task
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(1, 30), min_size=2, max_size=9), st.integers(0, 2**40))
+def test_nothing_of_the_corpus_is_lost(task: SentenceTask, sizes: list[int], seed: int) -> None:
+    """Sentences of four tokens, of which full examples hold a whole number."""
+    documents = [[4] * size for size in sizes]
+    examples = build(documents, task, 4 * 5 + (2 if task == "none" else 3), seed=seed)
+    seen = np.zeros(4 * sum(sizes), int)
+    for (a, b, c, d), label in rows(examples):
+        seen[a:b] += 1
+        if task == "sop" or label != 1:
+            seen[c:d] += 1
+    assert (seen == 1).all()
+
+
+@each_task
+@settings(deadline=None, max_examples=40)
+@given(corpora, st.integers(8, 300), st.integers(0, 2**70), st.integers(0, 9))
+def test_no_example_is_over_its_length(
+    task: SentenceTask, documents: list[list[int]], length: int, seed: int, epoch: int
+) -> None:
+    part = make_part(documents)
+    chosen = ExampleSettings(length=length, sentence_task=task, short_rate=0.5)
+    examples = build_examples(part, chosen, seed=seed, epoch=epoch)
+    assert len(examples) >= len(documents)
+    sizes = examples.bounds[:, 1::2] - examples.bounds[:, ::2]
+    assert (sizes[:, 0] > 0).all()
+    assert ((sizes[:, 1] > 0) == (examples.labels != IGNORED)).all()
+    assert (examples.sizes <= length).all()
+    for number, (bounds, label) in enumerate(rows(examples)):
+        tokens, _ = Example(0, epoch, number, bounds, label).tokens(part)
+        assert len(tokens) == examples.sizes[number]
+
+
+@each_task
+def test_segments_are_of_one_document_each(part: Part, task: SentenceTask) -> None:
+    """Real sentences; with a random second segment the two are never of the same one."""
+    examples = build_examples(part, ExampleSettings(length=64, sentence_task=task), seed=3, epoch=0)
+    begins = part.sentences[part.documents]
+    of_begin = np.searchsorted(begins, examples.bounds[:, ::2], "right")
+    of_end = np.searchsorted(begins, examples.bounds[:, 1::2], "left")
+    is_pair = examples.labels != IGNORED
+    assert is_pair.any() == (task != "none")
+    assert (of_begin == of_end)[:, 0].all()
+    assert (of_begin == of_end)[is_pair, 1].all()
+    is_random = is_pair & (examples.labels == 1) if task == "nsp" else np.zeros(len(is_pair), bool)
+    assert ((of_begin[:, 0] == of_begin[:, 1]) == ~is_random)[is_pair].all()
+
+
+def test_half_of_the_pairs_are_swapped(part: Part) -> None:
+    examples = build_examples(part, ExampleSettings(length=64), seed=3, epoch=0)
+    pairs = examples.labels[examples.labels != IGNORED]
+    assert len(pairs) > 300
+    assert abs(pairs.mean() - 0.5) < 0.08
+    for (_, b, c, _), label in rows(examples):
+        assert label == IGNORED or (label == 1) == (c < b)
+
+
+def test_half_of_the_chunks_get_a_random_next_segment() -> None:
+    """A draw is made for each chunk that could be cut; those of one sentence have no choice."""
+    documents = [[3] * 12] * 300
+    last_sentences = {bounds[-2] for bounds in document_bounds(documents)}
+    found = rows(build(documents, "nsp", 15))
+    labels = [label for (begin, *_), label in found if begin not in last_sentences]
+    assert len(labels) > 1000
+    assert abs(np.mean(labels) - 0.5) < 0.05
+
+
+def test_chunks_of_one_sentence_always_get_a_random_next_segment() -> None:
+    examples = build([[9], [40], [12]], "nsp", 20)
+    assert examples.labels.tolist() == [1, 1, 1]
+    assert examples.bounds[0, :2].tolist() == [0, 9]
+
+
+def test_random_segments_begin_at_any_sentence_of_any_other_document() -> None:
+    """Documents of 1, 2 and 4 sentences are alike often taken, and each of their sentences."""
+    documents = [[5], [5] * 2, [5] * 4, [200] * 900]
+    examples = build(documents, "nsp", 203)
+    of_last = examples.bounds[(examples.bounds[:, 0] >= 35) & (examples.labels == 1)]
+    begins = of_last[:, 2]
+    assert len(begins) > 800
+    counts = np.bincount(begins // 5, minlength=7)
+    expected = np.array([1 / 3, 1 / 6, 1 / 6, *[1 / 12] * 4]) * len(begins)
+    assert ((counts - expected) ** 2 / expected).sum() < 22.5  # p = 0.001 at six degrees
+
+
+def test_a_random_segment_is_as_long_as_the_room_left() -> None:
+    """Sentences are gathered up to the target that the first segment leaves."""
+    documents = [[4] * 5, [1] * 300]
+    for (a, b, c, d), label in rows(build(documents, "nsp", 23)):
+        if label == 1 and a < 20 and c < 300:
+            assert (b - a) + (d - c) == 20
+
+
+def test_truncation_takes_from_both_ends_of_the_longer_segment() -> None:
+    """A document of a long and a short sentence: the short one stays whole."""
+    fronts = []
+    for seed in range(40):
+        begin, end, next_begin, next_end = in_corpus_order(
+            build([[10, 990]], "sop", 103, seed=seed)
+        )[0]
+        assert (begin, end) == (0, 10)
+        assert next_end - next_begin == 90
+        fronts.append(next_begin - 10)
+    assert abs(np.mean(fronts) - 450) < 15
+
+
+def test_short_targets_are_drawn_for_a_tenth_of_the_documents() -> None:
+    num_documents = 4000
+    part = make_part([[10] * 10] * num_documents)
+    full = build_examples(part, ExampleSettings(length=103, short_rate=0.0), seed=0, epoch=0)
+    some = build_examples(part, ExampleSettings(length=103), seed=0, epoch=0)
+    assert len(full) == num_documents
+    starts = np.array(in_corpus_order(some))[:, 0] // 100
+    num_short = (np.bincount(starts) > 1).sum()
+    # A target over 90 tokens still takes the whole document.
+    assert abs(num_short / num_documents - 0.1 * 89 / 99) < 0.02
+
+
+def test_short_targets_are_alike_likely() -> None:
+    """The first chunk of a document of tokens is as long as its target, from 2 to all."""
+    part = make_part([[1] * 60] * 6000)
+    chosen = ExampleSettings(length=22, sentence_task="none", short_rate=1.0)
+    examples = build_examples(part, chosen, seed=0, epoch=0)
+    first = examples.bounds[examples.bounds[:, 0] % 60 == 0]
+    counts = np.bincount(first[:, 1] - first[:, 0], minlength=21)
+    assert counts[:2].tolist() == [0, 0]
+    expected = 6000 / 19
+    assert ((counts[2:] - expected) ** 2 / expected).sum() < 42.3  # p = 0.001 at 18 degrees
+
+
+@pytest.mark.parametrize("task", ["sop", "nsp"])
+def test_the_cut_is_at_any_sentence(task: SentenceTask) -> None:
+    examples = build([[10] * 4] * 1000, task, 103)
+    row_of_document = {a: (a, b) for a, b, *_ in reversed(in_corpus_order(examples))}
+    if task == "nsp":
+        row_of_document = {a: (a, b) for (a, b, *_), _ in rows(examples)}
+    cuts = [(b - a) // 10 for a, b in row_of_document.values() if a % 40 == 0]
+    counts = np.bincount(cuts, minlength=5)
+    assert (counts[0], counts[4]) == (0, 0)
+    assert counts[1:4].min() > 280
+
+
+@each_task
+def test_an_epoch_of_a_part_is_the_same_each_time_and_unlike_others(
+    part: Part, task: SentenceTask
+) -> None:
+    chosen = ExampleSettings(length=64, sentence_task=task, short_rate=0.5)
+
+    def key(seed: int, epoch: int, number: int) -> bytes:
+        np.random.seed(len(keys))  # the draws of others
+        built = build_examples(part, chosen, seed=seed, epoch=epoch, number=number)
+        return built.bounds.tobytes() + built.labels.tobytes()
+
+    keys: list[bytes] = []
+    for seed, epoch, number in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)):
+        keys.append(key(seed, epoch, number))
+        assert key(seed, epoch, number) == keys[-1]
+    assert len(set(keys)) == 4
+
+
+def test_masks_are_drawn_for_each_example_in_each_epoch() -> None:
+    first = Example(part=1, epoch=2, number=3, bounds=(0, 1, 1, 2), label=0)
+    others = [replace_one(first, name) for name in ("part", "epoch", "number")]
+    draws = [example.mask_rng(seed=4).random() for example in (first, *others)]
+    draws += [first.mask_rng(seed=5).random()]
+    assert len(set(draws)) == 5
+    assert first._replace(bounds=(5, 6, 6, 7)).mask_rng(seed=4).random() == draws[0]
+
+
+def replace_one(example: Example, name: str) -> Example:
+    values = example._asdict()
+    values[name] += 1
+    return Example(**values)
+
+
+def test_tokens_are_bert_s() -> None:
+    part = make_part([[3, 2], [4]])
+    ids, second = Example(0, 0, 0, (0, 3, 3, 5), 0).tokens(part)
+    assert (ids.tolist(), second) == ([2, 5, 6, 7, 3, 8, 9, 3], 5)
+    assert ids.dtype == np.int64
+    ids, second = Example(0, 0, 0, (6, 9, 0, 2), 1).tokens(part)
+    assert (ids.tolist(), second) == ([2, 11, 12, 13, 3, 5, 6, 3], 5)
+    ids, second = Example(0, 0, 0, (5, 9, 9, 9), IGNORED).tokens(part)
+    assert (ids.tolist(), second) == ([2, 10, 11, 12, 13, 3], 6)
+
+
+def test_room_is_what_special_tokens_leave() -> None:
+    pair = ExampleSettings(length=512)
+    assert (pair.sentence_task, pair.short_rate, pair.room) == ("sop", 0.1, 509)
+    assert replace(pair, sentence_task="none").room == 510

@@ -1,0 +1,251 @@
+"""Masks are spans of whole words, distributed as the paper says, and never special tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from albert_serve.tokenizer import AlbertTokenizer
+from training.data.masking import NUM_SPECIAL, NgramMasking, word_bounds, word_starts
+
+VOCAB_SIZE = 100
+# Pieces of odd ids begin a word.
+STARTS: NDArray[np.bool_] = np.arange(VOCAB_SIZE) % 2 == 1
+MASKING = NgramMasking(word_starts=STARTS)
+Ids = NDArray[np.int64]
+sequences = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=60).map(
+    lambda ids: np.array([2, *ids, 3], np.int64)
+)
+
+
+def spans(chosen: Ids, begins: Ids, ends: Ids) -> list[int]:
+    """The number of words of each run of chosen positions."""
+    taken = set(chosen.tolist())
+    lengths: list[int] = []
+    last_end = -1
+    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        if begin in taken:
+            if begin == last_end:
+                lengths[-1] += 1
+            else:
+                lengths.append(1)
+            last_end = end
+    return lengths
+
+
+@settings(deadline=None, max_examples=200)
+@given(sequences, st.integers(0, 1000), st.sampled_from([0.0, 0.15, 0.5, 1.0]))
+def test_what_every_mask_keeps_to(ids: Ids, seed: int, rate: float) -> None:
+    masking = NgramMasking(word_starts=STARTS, rate=rate)
+    before = ids.copy()
+    masked, chosen = masking(ids, np.random.default_rng(seed))
+    assert np.array_equal(ids, before)
+    assert masked.shape == ids.shape
+    assert (np.diff(chosen) > 0).all()
+    assert len(chosen) <= max(1, round(rate * len(ids)))
+    assert (ids[chosen] >= NUM_SPECIAL).all()
+    others = np.setdiff1d(np.arange(len(ids)), chosen)
+    assert np.array_equal(masked[others], ids[others])
+    assert ((masked[chosen] == 4) | (masked[chosen] >= NUM_SPECIAL)).all()
+    taken = np.isin(np.arange(len(ids)), chosen)
+    begins, ends = word_bounds(ids, STARTS)
+    for begin, end in zip(begins, ends, strict=True):
+        assert taken[begin:end].all() or not taken[begin:end].any()
+
+
+@settings(deadline=None)
+@given(sequences, st.integers(0, 1000))
+def test_the_same_generator_gives_the_same_mask(ids: Ids, seed: int) -> None:
+    first = MASKING(ids, np.random.default_rng(seed))
+    second = MASKING(ids, np.random.default_rng(seed))
+    assert np.array_equal(first[0], second[0])
+    assert np.array_equal(first[1], second[1])
+
+
+@settings(deadline=None)
+@given(sequences)
+def test_words_lie_one_after_the_other_and_hold_every_token_but_special_ones(ids: Ids) -> None:
+    begins, ends = word_bounds(ids, STARTS)
+    covered = [i for b, e in zip(begins, ends, strict=True) for i in range(b, e)]
+    assert covered == np.flatnonzero(ids >= NUM_SPECIAL).tolist()
+    assert not STARTS[ids[[i for i in covered if i not in set(begins.tolist())]]].any()
+
+
+def test_bounds_of_words() -> None:
+    #              CLS  word    word  SEP  rest of a word, word
+    ids = np.array([2, 11, 10, 12, 13, 3, 14, 16, 15, 3], np.int64)
+    begins, ends = word_bounds(ids, STARTS)
+    assert list(zip(begins.tolist(), ends.tolist(), strict=True)) == [
+        (1, 4),
+        (4, 5),
+        (6, 8),
+        (8, 9),
+    ]
+
+
+def draw(num_draws: int, ids: Ids, **options: Any) -> tuple[Ids, list[Ids]]:
+    masking = NgramMasking(word_starts=STARTS, **options)
+    rng = np.random.default_rng(0)
+    results = [masking(ids, rng) for _ in range(num_draws)]
+    return np.stack([masked for masked, _ in results]), [chosen for _, chosen in results]
+
+
+def test_the_rate_is_that_of_all_tokens() -> None:
+    ids = np.array([2, *[11, 13, 15, 10] * 30, 3], np.int64)  # 122 tokens: 18 predicted
+    _, chosen = draw(300, ids)
+    sizes = np.array([len(one) for one in chosen])
+    assert sizes.max() == round(0.15 * 122) == 18
+    assert sizes.mean() > 17.5
+
+
+def test_spans_of_n_words_are_drawn_by_one_over_n() -> None:
+    """A budget of three words, each of two tokens, in a text where spans never meet.
+
+    p(3) = 2/11; 2 and 1 come from 2 first (3/11), and from 1 first, then 2 or a 3 that is cut
+    to 2 (6/11 * 5/11).
+    """
+    ids = np.array([2, *[11, 10] * 1500, 3], np.int64)
+    _, chosen = draw(3000, ids, rate=6 / 3002)
+    begins, ends = word_bounds(ids, STARTS)
+    drawn = Counter(tuple(sorted(spans(one, begins, ends))) for one in chosen)
+    expected = {(3,): 2 / 11, (1, 2): 3 / 11 + 30 / 121, (1, 1, 1): 36 / 121}
+    assert drawn.keys() == expected.keys()
+    chi_square = sum((drawn[k] - 3000 * p) ** 2 / (3000 * p) for k, p in expected.items())
+    assert chi_square < 13.8  # p = 0.001 at two degrees of freedom
+
+
+def mask_as_the_original(ids: Ids, rate: float, rng: np.random.Generator) -> Ids:
+    """create_masked_lm_predictions of create_pretraining_data.py, for ids without a [SEP] inside.
+
+    A span over the budget is tried shorter, down to a word; one that meets another is left out.
+    """
+    begins, ends = word_bounds(ids, STARTS)
+    words = [range(begin, end) for begin, end in zip(begins, ends, strict=True)]
+    num_to_predict = max(1, round(rate * len(ids)))
+    covered: set[int] = set()
+    for first in rng.permutation(len(words)).tolist():
+        num_words = int(rng.choice([1, 2, 3], p=[6 / 11, 3 / 11, 2 / 11]))
+        spans = [list(chain(*words[first : first + n])) for n in range(num_words, 0, -1)]
+        span = next((s for s in spans if len(covered) + len(s) <= num_to_predict), None)
+        if span is not None and not covered.intersection(span):
+            covered.update(span)
+    return np.array(sorted(covered))
+
+
+@pytest.mark.parametrize("rate", [0.15, 0.5])
+def test_masks_are_distributed_as_the_original_s(rate: float) -> None:
+    """By the lengths of what is masked in one piece, and by where it is.
+
+    Of half the tokens many spans meet another.
+    """
+    masking = NgramMasking(word_starts=STARTS, rate=rate)
+    rng = np.random.default_rng(0)
+    is_start = rng.random((1500, 70)) < 0.7
+    texts = [np.array([2, *np.where(line, 11, 10).tolist(), 3], np.int64) for line in is_start]
+    ours = [masking(ids, rng)[1] for ids in texts]
+    theirs = [mask_as_the_original(ids, rate, rng) for ids in texts]
+    by_length = [
+        np.bincount(
+            [
+                min(length, 5)
+                for ids, chosen in zip(texts, each, strict=True)
+                for length in spans(chosen, *word_bounds(ids, STARTS))
+            ],
+            minlength=6,
+        )[1:]
+        for each in (ours, theirs)
+    ]
+    assert homogeneity(*by_length) < 18.5  # p = 0.001 at four degrees of freedom
+    by_place = [np.bincount(np.concatenate(each) // 10, minlength=8) for each in (ours, theirs)]
+    assert homogeneity(*by_place) < 24.3  # p = 0.001 at seven degrees of freedom
+
+
+def homogeneity(one: Ids, other: Ids) -> float:
+    """Chi-square of two counts being of the same distribution."""
+    both = one + other
+    expected = [both * each.sum() / both.sum() for each in (one, other)]
+    return float(
+        sum(
+            ((found - wanted) ** 2 / wanted).sum()
+            for found, wanted in zip((one, other), expected, strict=True)
+        )
+    )
+
+
+def test_of_the_chosen_80_percent_are_masked_10_random_10_kept() -> None:
+    ids = np.array([2, *[11] * 120, 3], np.int64)
+    masked, chosen = draw(500, ids)
+    fates = np.concatenate([line[one] for line, one in zip(masked, chosen, strict=True)])
+    num_masked, num_kept = (fates == 4).sum(), (fates == 11).sum()
+    num_random = len(fates) - num_masked - num_kept
+    expected = np.array([0.8, 0.1 * 94 / 95, 0.1 + 0.1 / 95]) * len(fates)
+    chi_square = ((np.array([num_masked, num_random, num_kept]) - expected) ** 2 / expected).sum()
+    assert chi_square < 13.8  # p = 0.001 at two degrees of freedom
+    random = fates[(fates != 4) & (fates != 11)]
+    counts = np.bincount(random, minlength=VOCAB_SIZE)
+    assert counts[:NUM_SPECIAL].sum() == 0
+    assert np.delete(counts[NUM_SPECIAL:], 6).min() > 0
+
+
+def test_every_word_is_chosen_equally_often() -> None:
+    ids = np.array([2, *[11] * 40, 3], np.int64)
+    _, chosen = draw(3000, ids)
+    counts = np.bincount(np.concatenate(chosen), minlength=42)[1:41]
+    inner = counts[3:-3]  # spans are cut at the ends
+    assert abs(inner / inner.mean() - 1).max() < 0.2
+    assert counts.min() > 0.4 * inner.mean()
+
+
+def test_nothing_to_mask() -> None:
+    masked, chosen = MASKING(np.array([2, 3, 3], np.int64), np.random.default_rng(0))
+    assert masked.tolist() == [2, 3, 3]
+    assert chosen.tolist() == []
+
+
+def test_a_word_longer_than_the_budget_is_left_alone() -> None:
+    ids = np.array([2, 11, 10, 10, 10, 10, 10, 3], np.int64)
+    assert MASKING(ids, np.random.default_rng(0))[1].tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("piece", "starts"),
+    [("▁the", True), (".", True), ("(", True), ("é", True), ("5", True), ("ing", False)],
+)
+def test_pieces_that_begin_words(tokenizer: AlbertTokenizer, piece: str, starts: bool) -> None:
+    found = word_starts(tokenizer)
+    assert found.shape == (800,)
+    token_id = tokenizer.token_id(piece)
+    if token_id is not None:
+        assert found[token_id] == starts
+    assert tokenizer.token_id("ing") is not None
+    assert tokenizer.token_id("(") is not None
+
+
+@pytest.mark.parametrize(
+    ("piece", "starts"),
+    [
+        *(("▁", True), ("▁the", True), ("<x", True), ("<unk>", True)),
+        *((".", True), ("(", True), ("!", True), ("€", True), ("£", True), ("–", True)),
+        *(("é", True), ("naïve", True), ("5", True), ("a1", True), ("の", True)),
+        *(("ing", False), ("n't", False), ("--", False), ("...", False), ("a-", False)),
+    ],
+)
+def test_the_original_s_rule_of_words(piece: str, starts: bool) -> None:
+    """_is_start_piece_sp of create_pretraining_data.py: several marks in one piece begin none."""
+    vocabulary = cast("AlbertTokenizer", Vocabulary([piece]))
+    assert word_starts(vocabulary).tolist() == [starts]
+
+
+class Vocabulary:
+    """What `word_starts` reads of a tokenizer."""
+
+    def __init__(self, pieces: list[str]) -> None:
+        self.token = pieces.__getitem__
+        self.vocab_size = len(pieces)

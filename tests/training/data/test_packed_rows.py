@@ -1,0 +1,263 @@
+"""Sequences that share a row are computed as if each were alone, by every kind of attention."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.utils.rnn import pad_sequence
+
+import training.model.albert
+from albert_serve.config import AlbertConfig, Sharing
+from tests.training.support import (
+    CONFIGS,
+    ROWS,
+    TINY,
+    assert_close,
+    copies,
+    gradients,
+    hf_load,
+    our_model,
+    packed,
+    weighed,
+)
+from training.model.albert import Albert, Batch, Bounds
+from training.model.checkpoint import expand_for_hf, save_checkpoint
+from training.model.heads import AlbertForTasks
+
+each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+each_sharing = pytest.mark.parametrize("sharing", get_args(Sharing))
+
+
+def as_double(config: AlbertConfig) -> AlbertForTasks:
+    return our_model(config, ("fill-mask",)).double()
+
+
+@pytest.fixture(scope="module")
+def double_model() -> AlbertForTasks:
+    return as_double(TINY)
+
+
+@each_config
+@each_sharing
+@torch.no_grad()
+def test_a_packed_sequence_is_as_it_is_alone(config: AlbertConfig, sharing: Sharing) -> None:
+    model = as_double(replace(config, sharing=sharing))
+    batch, alone = packed(ROWS, 16)
+    hidden = model(batch).flatten(0, 1)
+    for place, one in alone:
+        assert (hidden[place] - model(one)[0]).abs().max() < 1e-10
+
+
+@each_config
+@each_sharing
+def test_packed_gradients_are_those_of_each_sequence_alone(
+    config: AlbertConfig, sharing: Sharing
+) -> None:
+    """And those of the same sequences, padded; in training, without dropout."""
+    batch, alone = packed(ROWS, 16)
+    lengths = torch.tensor([one.ids.shape[1] for _, one in alone])
+    padded = Batch(
+        ids=pad_sequence([one.ids[0] for _, one in alone], batch_first=True),
+        types=pad_sequence([one.types[0] for _, one in alone], batch_first=True),
+        lengths=lengths,
+    )
+    places: list[tuple[Batch, list[slice]]] = [
+        (batch, [place for place, _ in alone]),
+        (padded, [slice(16 * n, 16 * n + int(size)) for n, size in enumerate(lengths)]),
+    ]
+    found = []
+    for together, rows in places:
+        model = as_double(replace(config, sharing=sharing)).train()
+        hidden = model(together).flatten(0, 1)
+        sum(weighed(hidden[row]) for row in rows).backward()  # type: ignore[union-attr]
+        found.append(gradients(model))
+    model = as_double(replace(config, sharing=sharing)).train()
+    for _, one in alone:
+        weighed(model(one)[0]).backward()  # type: ignore[no-untyped-call]
+    scale = max(float(gradient.abs().max()) for gradient in found[0].values())
+    for each in found:
+        assert_close(each, gradients(model), limit=1e-10 * max(scale, 1))
+
+
+@each_config
+@torch.no_grad()
+def test_packed_sequences_are_those_of_transformers(config: AlbertConfig) -> None:
+    ours, theirs = copies(config, "AlbertForMaskedLM")
+    batch, alone = packed(ROWS, 16)
+    hidden = ours(batch).flatten(0, 1)
+    for place, one in alone:
+        expected = theirs.albert(input_ids=one.ids, token_type_ids=one.types).last_hidden_state[0]
+        assert (hidden[place] - expected).abs().max() < 1e-10
+
+
+@each_sharing
+@torch.no_grad()
+def test_packed_sequences_of_any_sharing_are_those_of_transformers(
+    tmp_path: Path, sharing: Sharing
+) -> None:
+    """What they cannot share is written out for them."""
+    config = replace(TINY, sharing=sharing, num_groups=2, num_inner_layers=2)
+    ours = our_model(config, ("fill-mask",))
+    save_checkpoint(ours, tmp_path / "ours")
+    expand_for_hf(tmp_path / "ours", tmp_path / "theirs")
+    theirs = hf_load("AlbertForMaskedLM", tmp_path / "theirs").double()
+    batch, alone = packed(ROWS, 16)
+    hidden = ours.double()(batch).flatten(0, 1)
+    for place, one in alone:
+        expected = theirs.albert(input_ids=one.ids, token_type_ids=one.types).last_hidden_state[0]
+        assert (hidden[place] - expected).abs().max() < 1e-10
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(
+        st.lists(st.integers(1, 16), min_size=1, max_size=7).filter(lambda row: sum(row) <= 16),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(0, 99),
+)
+@torch.no_grad()
+def test_rows_may_be_packed_in_any_way(
+    double_model: AlbertForTasks, rows: list[list[int]], seed: int
+) -> None:
+    batch, alone = packed(rows, 16, seed)
+    hidden = double_model(batch).flatten(0, 1)
+    assert hidden.isfinite().all()
+    for place, one in alone:
+        assert (hidden[place] - double_model(one)[0]).abs().max() < 1e-12
+
+
+@each_config
+@each_sharing
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_tokens_that_are_read_are_those_of_all(
+    config: AlbertConfig, sharing: Sharing, recomputes: bool
+) -> None:
+    """In any order and more than once; so are the gradients that they give."""
+    batch, _ = packed(ROWS, 16)
+    read = torch.tensor([70, 0, 17, 17, 31, 5, 0])
+    found = []
+    for is_cut in (False, True):
+        model = as_double(replace(config, sharing=sharing)).train()
+        model.albert.encoder.recomputes = recomputes and is_cut
+        hidden = model(batch, read) if is_cut else model(batch).flatten(0, 1)[read]
+        weighed(hidden).backward()  # type: ignore[no-untyped-call]
+        found.append({**gradients(model), "hidden": hidden.detach()})
+    scale = max(float(tensor.abs().max()) for tensor in found[0].values())
+    assert_close(found[0], found[1], limit=1e-10 * max(scale, 1))
+
+
+@torch.no_grad()
+def test_the_last_layer_is_applied_to_tokens_that_are_read() -> None:
+    model = our_model(TINY, ())
+    shapes: list[tuple[int, ...]] = []
+    model.albert.encoder.ffns[0].register_forward_hook(
+        lambda _, given, out: shapes.append((*given[0].shape, *out.shape))
+    )
+    assert model(packed(ROWS, 16)[0], torch.tensor([3, 1])).shape == (2, 24)
+    assert shapes == [(5, 16, 24) * 2] * 3 + [(2, 24) * 2]
+
+
+def test_nothing_may_be_read() -> None:
+    assert our_model(TINY, ())(packed(ROWS, 16)[0], torch.zeros(0).long()).shape == (0, 24)
+
+
+def attend_within(
+    query_tnd: Tensor,
+    key_tnd: Tensor,
+    value_tnd: Tensor,
+    query_bounds: Tensor,
+    key_bounds: Tensor,
+    query_longest: int,
+    key_longest: int,
+) -> Tensor:
+    """What `varlen_attn` is defined to be: attention within each span of the bounds."""
+    assert torch.equal(query_bounds, key_bounds)
+    assert query_bounds.dtype == torch.int32
+    bounds: list[int] = query_bounds.tolist()
+    assert (bounds[0], bounds[-1]) == (0, len(query_tnd))
+    parts = []
+    for begin, end in pairwise(bounds):
+        assert 0 <= end - begin <= min(query_longest, key_longest)
+        query, key, value = (x[begin:end].transpose(0, 1) for x in (query_tnd, key_tnd, value_tnd))
+        scores = query @ key.transpose(1, 2) / math.sqrt(query.shape[-1])
+        parts.append((scores.softmax(-1) @ value).transpose(0, 1))
+    return torch.cat(parts)
+
+
+@each_config
+@each_sharing
+def test_attention_within_bounds_is_that_of_the_mask(
+    config: AlbertConfig, sharing: Sharing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel itself runs on a GPU alone; here its definition stands in its place."""
+    batch, alone = packed(ROWS, 16)
+    real = torch.cat([torch.arange(place.start, place.stop) for place, _ in alone])
+    found = []
+    for is_forced in (False, True):
+        if is_forced:
+            monkeypatch.setattr(training.model.albert, "varlen_attn", attend_within)
+            monkeypatch.setattr(Albert, "_seen", bounds_of)
+        model = as_double(replace(config, sharing=sharing)).train()
+        hidden = model(batch).flatten(0, 1)[real]
+        weighed(hidden).backward()  # type: ignore[no-untyped-call]
+        found.append({**gradients(model), "hidden": hidden.detach()})
+    scale = max(float(tensor.abs().max()) for tensor in found[0].values())
+    assert_close(found[0], found[1], limit=1e-10 * max(scale, 1))
+
+
+def bounds_of(model: Albert, batch: Batch) -> Bounds:
+    """What a GPU is told to attend to."""
+    assert batch.packing is not None
+    return Bounds(bounds=batch.packing.bounds, longest=batch.ids.shape[1])
+
+
+@pytest.mark.parametrize(
+    ("is_autocast", "dropout", "is_training", "is_within_bounds"),
+    [
+        (True, 0.0, True, True),
+        (True, 0.1, False, True),
+        (True, 0.1, True, False),  # the kernel has no dropout
+        (False, 0.0, True, False),  # nor products of fp32
+    ],
+)
+def test_a_gpu_attends_within_bounds_where_its_kernel_can(
+    monkeypatch: pytest.MonkeyPatch,
+    is_autocast: bool,
+    dropout: float,
+    is_training: bool,
+    is_within_bounds: bool,
+) -> None:
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: is_autocast and kind == "cuda")
+    model = Albert(replace(TINY, attention_dropout=dropout)).train(is_training)
+    batch, _ = packed(ROWS, 16)
+    ids = FakeTensor(FakeTensorMode(), batch.ids.to("meta"), torch.device("cuda"))
+    seen = model._seen(replace(batch, ids=ids))
+    if is_within_bounds:
+        assert isinstance(seen, Bounds)
+        assert batch.packing is not None
+        assert seen.bounds is batch.packing.bounds
+        assert seen.longest == 16
+    else:
+        assert isinstance(seen, Tensor)
+        assert (seen.shape, seen.dtype) == ((5, 1, 16, 16), torch.bool)
+
+
+def test_what_is_real_of_packed_rows() -> None:
+    batch, alone = packed(ROWS, 16)
+    expected = torch.zeros(5 * 16, dtype=torch.bool)
+    for place, _ in alone:
+        expected[place] = True
+    assert torch.equal(batch.real_BS.flatten(), expected)
+    assert Batch(ids=batch.ids, types=batch.types).real_BS.all()

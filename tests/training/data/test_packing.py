@@ -1,0 +1,338 @@
+"""Rows hold every example of an epoch once and next to no padding, from any position on."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from itertools import islice, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.training.support import make_part, make_shards
+from training.data import packing
+from training.data.examples import Example, Examples, ExampleSettings, SentenceTask, build_examples
+from training.data.packing import MAX_IN_ROW, Plan, PlannedStep, Position, arrange, pack
+from training.data.shards import Shards
+from training.errors import TrainingError
+
+LENGTH = 32
+# Parts of documents of a few sentences each.
+parts = st.lists(
+    st.lists(
+        st.lists(st.integers(1, 40), min_size=1, max_size=6),
+        min_size=1,
+        max_size=4,
+    ),
+    min_size=1,
+    max_size=5,
+)
+windows = st.sampled_from([1, 60, 200, 1 << 26])
+
+
+@pytest.fixture
+def patch() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as given_patch:
+        yield given_patch
+
+
+def make_plan(
+    documents: Sequence[Sequence[Sequence[int]]],
+    *,
+    seed: int = 0,
+    task: SentenceTask = "sop",
+    length: int = LENGTH,
+) -> Plan:
+    """A plan over parts of such documents."""
+    return Plan(
+        shards=make_shards(*map(make_part, documents)),
+        settings=ExampleSettings(length=length, sentence_task=task),
+        seed=seed,
+    )
+
+
+def all_examples(plan: Plan, epoch: int) -> list[Example]:
+    """Every example of an epoch, by the definition alone."""
+    found: list[Example] = []
+    for number, part in enumerate(plan.shards.parts):
+        built = build_examples(part, plan.settings, seed=plan.seed, epoch=epoch, number=number)
+        found += [
+            Example(number, epoch, index, tuple(bounds), label)
+            for index, (bounds, label) in enumerate(
+                zip(built.bounds.tolist(), built.labels.tolist(), strict=True)
+            )
+        ]
+    return found
+
+
+def num_tokens(plan: Plan, row: Sequence[Example]) -> int:
+    return sum(len(example.tokens(plan.shards.parts[example.part])[0]) for example in row)
+
+
+def take(steps: Iterator[PlannedStep], num_steps: int) -> list[PlannedStep]:
+    return list(islice(steps, num_steps))
+
+
+def fill_rate(sizes: np.ndarray[tuple[int], np.dtype[np.int64]], length: int) -> float:
+    """The part of the packed rows that is no padding."""
+    num_rows = int(pack(sizes, length).max()) + 1
+    return float(sizes.sum()) / (num_rows * length)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(8, 64), st.data())
+def test_no_row_is_too_full(length: int, data: st.DataObject) -> None:
+    sizes = np.array(data.draw(st.lists(st.integers(3, length), min_size=1, max_size=120)))
+    row_of = pack(sizes, length)
+    assert row_of.shape == sizes.shape
+    used = np.bincount(row_of, sizes)
+    assert (used > 0).all()  # no row is left out
+    assert used.max() <= length
+    num_sequences = np.bincount(row_of) + (used < length)
+    assert num_sequences.max() <= MAX_IN_ROW
+    # Two half-empty rows would be one, but for those of as many sequences as a row may have.
+    is_open = np.bincount(row_of) < MAX_IN_ROW - 1
+    assert (is_open & (used <= length / 2)).sum() <= 1
+
+
+@settings(deadline=None, max_examples=25)
+@given(parts, st.integers(0, 2**40), windows, st.sampled_from(["sop", "nsp", "none"]))
+def test_an_epoch_has_every_example_in_one_row(
+    documents: list[list[list[int]]], seed: int, window: int, task: SentenceTask
+) -> None:
+    plan = make_plan(documents, seed=seed, task=task)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "_WINDOW_TOKENS", window)
+        for epoch in (0, 3):
+            rows = list(plan.epoch(epoch))
+            assert Counter(each for row in rows for each in row) == Counter(
+                all_examples(plan, epoch)
+            )
+            for row in rows:
+                used = num_tokens(plan, row)
+                assert 0 < used <= LENGTH
+                assert len(row) + (used < LENGTH) <= MAX_IN_ROW
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    documents=parts,
+    num_rows=st.integers(1, 9),
+    window=windows,
+    seed=st.integers(0, 99),
+    data=st.data(),
+)
+def test_steps_go_on_from_any_position(
+    documents: list[list[list[int]]], num_rows: int, window: int, seed: int, data: st.DataObject
+) -> None:
+    """Over windows and epochs, which steps straddle; also where they were cut otherwise before."""
+    plan = make_plan(documents, seed=seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "_WINDOW_TOKENS", window)
+        whole = take(plan.steps(num_rows, Position()), 8)
+        for at in data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=2)):
+            assert take(plan.steps(num_rows, whole[at].next), 7 - at) == whole[at + 1 :]
+        one_by_one = plan.steps(1, Position())
+        rows = [next(one_by_one).rows[0] for _ in range(8 * num_rows)]
+    assert [row for step in whole for row in step.rows] == rows
+
+
+@settings(deadline=None, max_examples=20)
+@given(parts, st.integers(1, 30), windows)
+def test_steps_hold_each_example_once_an_epoch(
+    documents: list[list[list[int]]], num_rows: int, window: int
+) -> None:
+    """Epoch after epoch, though steps begin in one and end in another."""
+    plan = make_plan(documents)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "_WINDOW_TOKENS", window)
+        seen: Counter[Example] = Counter()
+        order: list[int] = []
+        for step in plan.steps(num_rows, Position()):
+            for row in step.rows:
+                seen.update(row)
+                order += [example.epoch for example in row]
+            if step.next.epoch >= 3:
+                break
+    assert order == sorted(order)
+    for epoch in range(3):
+        expected = all_examples(plan, epoch)
+        assert {each: n for each, n in seen.items() if each.epoch == epoch} == dict.fromkeys(
+            expected, 1
+        )
+
+
+def test_windows_are_of_several_parts_up_to_their_size(patch: pytest.MonkeyPatch) -> None:
+    """Parts of 100 tokens, 250 together: two a window, in another order each epoch."""
+    patch.setattr(packing, "_WINDOW_TOKENS", 250)
+    plan = make_plan([[[10] * 10]] * 7)
+    orders = []
+    for epoch in range(4):
+        visited = [example.part for row in plan.epoch(epoch) for example in row]
+        firsts = list(dict.fromkeys(visited))
+        assert sorted(firsts) == list(range(7))
+        for begin in range(0, 7, 2):  # those of one window mix, and no others
+            together = set(firsts[begin : begin + 2])
+            places = [place for place, part in enumerate(visited) if part in together]
+            assert places == list(range(places[0], places[-1] + 1))
+        orders.append(tuple(firsts))
+    assert len(set(orders)) == 4
+
+
+def test_a_part_larger_than_a_window_is_one(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(packing, "_WINDOW_TOKENS", 50)
+    plan = make_plan([[[10] * 10], [[10] * 2], [[10] * 2], [[10] * 2]])
+    for epoch in range(6):
+        visited = [example.part for row in plan.epoch(epoch) for example in row]
+        places = [place for place, part in enumerate(visited) if part == 0]
+        assert places == list(range(places[0], places[-1] + 1))
+
+
+def test_rows_are_in_random_order(shards: Shards) -> None:
+    plan = Plan(shards=shards, settings=ExampleSettings(length=64), seed=0)
+    firsts = [[row[0] for row in plan.epoch(epoch)] for epoch in range(2)]
+    for visited in firsts:
+        numbers = np.array([example.number for example in visited])
+        assert abs(np.corrcoef(numbers, np.arange(len(numbers)))[0, 1]) < 0.15
+        ascents = np.mean([a < b for a, b in pairwise(numbers.tolist())])
+        assert abs(ascents - 0.5) < 0.1
+    for epoch in range(2):  # nor are they ordered by how many examples share them
+        counts = np.array([len(row) for row in plan.epoch(epoch)])
+        assert abs(np.corrcoef(counts, np.arange(len(counts)))[0, 1]) < 0.15
+    assert [e.number for e in firsts[0]] != [e.number for e in firsts[1]]
+
+
+def test_examples_that_share_a_row_are_of_anywhere(patch: pytest.MonkeyPatch) -> None:
+    """Also where only a few are packed at a time: a third of the corpus lies between two."""
+    patch.setattr(packing, "_POOL", 32)
+    plan = make_plan([[[8, 7]] * 600], length=64)
+    distances = [
+        abs(one.number - other.number) for row in plan.epoch(0) for one, other in pairwise(row)
+    ]
+    assert len(distances) > 350
+    assert abs(np.mean(distances) / 600 - 1 / 3) < 0.06
+
+
+def test_seeds_and_epochs_differ_and_come_back() -> None:
+    documents = [[[10] * 10] * 10]
+    orders = [
+        tuple(
+            example.bounds
+            for row in make_plan(documents, seed=seed).epoch(epoch)
+            for example in row
+        )
+        for seed, epoch in ((0, 0), (0, 1), (1, 0), (0, 0))
+    ]
+    assert len(set(orders[:3])) == 3
+    assert orders[3] == orders[0]
+
+
+def test_no_two_draws_are_of_one_stream(patch: pytest.MonkeyPatch) -> None:
+    """Of three epochs: order of parts, examples of a part, rows of a window, masks.
+
+    A generator of fewer numbers is that of the same ones and zeros.
+    """
+    keys: list[Sequence[int]] = []
+    make = np.random.default_rng
+
+    def record(key: Sequence[int]) -> np.random.Generator:
+        keys.append(key)
+        return make(key)
+
+    patch.setattr(packing, "_WINDOW_TOKENS", 1)
+    patch.setattr(np.random, "default_rng", record)
+    plan = make_plan([[[6, 7], [3, 2]]] * 3)
+    examples = [each for epoch in range(3) for row in plan.epoch(epoch) for each in row]
+    for example in examples:
+        example.mask_rng(plan.seed)
+    states = [tuple(np.random.SeedSequence(key).generate_state(4)) for key in keys]
+    assert len(states) == 3 + 3 * 3 + 3 * 3 + len(examples)
+    assert len(set(states)) == len(states)
+
+
+@pytest.mark.parametrize(("length", "least"), [(128, 0.98), (512, 0.99)])
+def test_rows_of_articles_hold_next_to_no_padding(
+    shards: Shards, length: int, least: float
+) -> None:
+    """Examples of encyclopedia articles, a tenth of them short, as many as a window has."""
+    chosen = ExampleSettings(length=length)
+    sizes = np.concatenate(
+        [build_examples(shards.parts[0], chosen, seed=seed, epoch=0).sizes for seed in range(12)]
+    )
+    assert fill_rate(sizes, length) > least
+
+
+def test_the_best_fit_is_taken() -> None:
+    """By hand, the largest first: 3 fills the row of 7, though that of 5 has more room."""
+    row_of = pack(np.array([5, 3, 7, 2]), 10).tolist()
+    assert row_of[1] == row_of[2] != row_of[0] == row_of[3]
+
+
+def test_full_examples_have_a_row_to_themselves() -> None:
+    row_of = pack(np.array([8] * 5 + [4] * 4), 8).tolist()
+    assert sorted(row_of[:5]) == [0, 1, 2, 3, 4]
+    assert sorted(Counter(row_of[5:]).items()) == [(5, 2), (6, 2)]
+
+
+def test_a_row_has_at_most_so_many_sequences() -> None:
+    """Ever so short ones: what is padded is one of them."""
+    counts = np.bincount(pack(np.full(4 * (MAX_IN_ROW - 1) + 2, 3), 512))
+    assert counts.tolist() == [MAX_IN_ROW - 1] * 4 + [2]
+
+
+def test_more_examples_than_are_packed_at_once() -> None:
+    sizes = np.random.default_rng(0).integers(3, 129, 10_000)
+    row_of = pack(sizes, 128)
+    assert np.bincount(row_of, sizes).max() <= 128
+    assert fill_rate(sizes, 128) > 0.98
+
+
+def test_a_row_is_told_by_its_window() -> None:
+    """Examples of several parts are counted through; each knows its own number."""
+    made = [
+        Examples(np.arange(4 * n).reshape(n, 4) * 0 + np.array([0, 4, 4, 8]), np.arange(n))
+        for n in (2, 0, 3)
+    ]
+    window = arrange(5, ((7, made[0]), (8, made[1]), (9, made[2])), np.random.default_rng(0), 11)
+    rows = [window.row(number) for number in range(window.num_rows)]
+    found = [example for row in rows for example in row]
+    assert window.num_rows == 5
+    assert {example.epoch for example in found} == {5}
+    assert sorted((e.part, e.number, e.label) for e in found) == [
+        *((7, 0, 0), (7, 1, 1)),
+        *((9, 0, 0), (9, 1, 1), (9, 2, 2)),
+    ]
+
+
+def test_a_corpus_smaller_than_a_step_is_repeated() -> None:
+    plan = make_plan([[[4, 5]]])
+    (step,) = take(plan.steps(3, Position()), 1)
+    assert [row[0].epoch for row in step.rows] == [0, 1, 2]
+    assert step.next == Position(2, 0, 1)
+
+
+def test_no_example_at_all() -> None:
+    for shards in (make_shards(), make_shards(make_part([])), make_shards(*[make_part([])] * 2)):
+        plan = Plan(shards=shards, settings=ExampleSettings(length=32), seed=0)
+        with pytest.raises(TrainingError, match="the corpus gives no example; give more text"):
+            next(plan.steps(4, Position()))
+        with pytest.raises(TrainingError, match="the corpus gives no example; give more text"):
+            next(plan.epoch(0))
+
+
+def test_a_part_without_a_document_is_passed_over(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(packing, "_WINDOW_TOKENS", 1)
+    plan = make_plan([[], [[4, 5]], []])
+    assert [row[0].part for row in plan.epoch(0)] == [1]
+
+
+def test_an_abandoned_stream_ends_its_thread() -> None:
+    steps = make_plan([[[4, 5]]]).steps(1, Position())
+    assert isinstance(steps, Generator)
+    next(steps)
+    assert any(thread.name.startswith("windows") for thread in threading.enumerate())
+    steps.close()
+    assert not any(thread.name.startswith("windows") for thread in threading.enumerate())

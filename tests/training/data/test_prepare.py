@@ -1,0 +1,360 @@
+"""A corpus is tokenised once, the same however it is done, and never half-written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from albert_serve.tokenizer import AlbertTokenizer
+from tests.training.support import WIKI
+from training.data import tokenization as tokenising
+from training.data.corpus import CorpusError, Document, Place, read_documents, split_sentences
+from training.data.shard_writer import claim
+from training.data.shards import ShardError, Shards
+from training.data.tokenization import tokenise
+from training.prepare import main, prepare
+
+Capture = pytest.CaptureFixture[str]
+SMALL_PART = 12_000
+TEXT = "One sentence. And another.\n\nA second document.\n\n \n\n\u200b\n"
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    file = tmp_path / "corpus.txt"
+    file.write_text(TEXT)
+    return file
+
+
+@pytest.fixture(scope="module")
+def tokenizer_file(vocab_dir: Path) -> Path:
+    return vocab_dir / "tokenizer.json"
+
+
+@pytest.fixture(scope="module")
+def in_parts(tokenizer_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of `wiki.jsonl` in small parts, made in one go by one process."""
+    folder = tmp_path_factory.mktemp("parts") / "shards"
+    prepare([WIKI], tokenizer_file, folder, part_bytes=SMALL_PART)
+    assert len(content(folder)) > 3 * 4
+    return folder
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
+
+
+def sentences(shards: Shards) -> list[list[list[int]]]:
+    """The ids of each sentence of each document."""
+    return [
+        [
+            part.tokens[begin:end].tolist()
+            for begin, end in pairwise(part.sentences[first : last + 1].tolist())
+        ]
+        for part in shards.parts
+        for first, last in pairwise(part.documents.tolist())
+    ]
+
+
+def test_tokens_are_those_of_the_text(shards: Shards, tokenizer: AlbertTokenizer) -> None:
+    expected = [
+        [tokenizer.encode_plain(text).ids for text in split_sentences(document)]
+        for document in read_documents([WIKI])
+    ]
+    assert sentences(shards) == expected
+    assert len(shards.parts) == 1
+    assert shards.parts[0].tokens.dtype == np.uint16
+
+
+def test_tokens_decode_to_the_text(shards: Shards, tokenizer: AlbertTokenizer) -> None:
+    texts = split_sentences(next(read_documents([WIKI])))
+    for ids, text in zip(sentences(shards)[0], texts, strict=True):
+        assert tokenizer.decode(ids, keep_special=True) == text.lower()
+
+
+def test_names_of_special_tokens_are_read_as_sentencepiece_reads_them(
+    tmp_path: Path, vocab_dir: Path
+) -> None:
+    text = "the [MASK] of [CLS] and [SEP]"
+    (tmp_path / "a.txt").write_text(text)
+    shards = prepare([tmp_path / "a.txt"], vocab_dir / "tokenizer.json", tmp_path / "shards")
+    model = sentencepiece.SentencePieceProcessor(model_file=str(vocab_dir / "spiece.model"))
+    assert sentences(shards) == [[model.encode(text.lower())]]
+
+
+def test_a_large_vocabulary_has_wide_ids(tmp_path: Path, tokenizer_file: Path) -> None:
+    wide = json.loads(tokenizer_file.read_text())
+    pieces = wide["model"]["vocab"]
+    pieces += [[f"<{number}>", -99.0] for number in range((1 << 16) + 1 - len(pieces))]
+    (tmp_path / "wide.json").write_text(json.dumps(wide))
+    (tmp_path / "a.txt").write_text("<65535> <65000>")
+    (part,) = prepare([tmp_path / "a.txt"], tmp_path / "wide.json", tmp_path / "shards").parts
+    assert part.tokens.dtype == np.int32
+    assert len(pieces) == (1 << 16) + 1
+
+
+def test_a_tokenizer_that_truncates_is_kept_from_it(tmp_path: Path, tokenizer_file: Path) -> None:
+    short = json.loads(tokenizer_file.read_text())
+    short["truncation"] = {
+        "direction": "Right",
+        "max_length": 4,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    (tmp_path / "short.json").write_text(json.dumps(short))
+    made = [
+        prepare([WIKI], file, tmp_path / file.stem).num_tokens
+        for file in (tokenizer_file, tmp_path / "short.json")
+    ]
+    assert made[0] == made[1]
+
+
+def test_documents_without_a_sentence_are_left_out(
+    corpus: Path, tokenizer_file: Path, tmp_path: Path
+) -> None:
+    (part,) = prepare([corpus], tokenizer_file, tmp_path / "shards").parts
+    assert part.documents.tolist() == [0, 2, 3]
+    assert sorted(content(tmp_path / "shards")) == [
+        *(f"part-00000/{name}.npy" for name in ("documents", "sentences", "tokens")),
+        "shards.json",
+    ]
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_the_bytes_are_the_same_for_any_number_of_workers(
+    in_parts: Path,
+    tokenizer_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_workers: int,
+) -> None:
+    monkeypatch.setattr(tokenising, "_CHARACTERS_A_CHUNK", 1)
+    folder = tmp_path / "shards"
+    prepare([WIKI], tokenizer_file, folder, num_workers=num_workers, part_bytes=SMALL_PART)
+    assert content(folder) == content(in_parts)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    documents=st.lists(st.integers(0, 8), min_size=1, max_size=12).filter(any),
+    part_bytes=st.integers(400, 1000),
+)
+def test_parts_hold_whole_documents_and_as_many_as_they_can(
+    documents: list[int],
+    part_bytes: int,
+    tokenizer_file: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    scratch = tmp_path_factory.mktemp("scratch")
+    lines = [json.dumps({"text": "It rained. " * size + "\u200b"}) for size in documents]
+    (scratch / "a.jsonl").write_text("\n".join(lines))
+    args = [scratch / "a.jsonl"], tokenizer_file
+    whole = prepare(*args, scratch / "whole")
+    shards = prepare(*args, scratch / "parts", part_bytes=part_bytes)
+    assert len(whole.parts) == 1
+    assert sentences(shards) == sentences(whole)
+    sizes = [
+        sum(file.stat().st_size for file in folder.iterdir())
+        for folder in sorted((scratch / "parts").glob("part-*"))
+    ]
+    for size, part in zip(sizes, shards.parts, strict=True):
+        assert size <= part_bytes or part.num_documents == 1
+    for size, part in zip(sizes, shards.parts[1:], strict=False):
+        first = int(part.documents[1])
+        assert size + 2 * int(part.sentences[first]) + 8 * (first + 1) > part_bytes
+
+
+def test_a_corpus_is_tokenised_once(corpus: Path, tokenizer_file: Path, tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "shards", tmp_path / "elsewhere"
+    file = folder / "part-00000" / "tokens.npy"
+    prepare([corpus], tokenizer_file, folder)
+    first = file.stat().st_ino
+    elsewhere.mkdir()
+    for path in (corpus, tokenizer_file):
+        (elsewhere / path.name).write_bytes(path.read_bytes())
+    again = prepare([elsewhere / "corpus.txt"], elsewhere / "tokenizer.json", folder)
+    assert file.stat().st_ino == first
+    assert again.num_documents == 2
+
+
+@pytest.mark.parametrize("text", [TEXT.replace("One", "Two"), "Another text. Of two sentences."])
+def test_another_corpus_replaces_the_first(
+    corpus: Path, tokenizer_file: Path, tmp_path: Path, text: str
+) -> None:
+    folder = tmp_path / "shards"
+    prepare([WIKI], tokenizer_file, folder, part_bytes=SMALL_PART)
+    prepare([corpus], tokenizer_file, folder)
+    (folder / "notes.txt").write_text("mine")
+    corpus.write_text(text)
+    prepare([corpus], tokenizer_file, folder)
+    prepare([corpus], tokenizer_file, tmp_path / "new")
+    assert content(folder) == {**content(tmp_path / "new"), "notes.txt": b"mine"}
+
+
+def test_a_corpus_that_fails_leaves_the_one_that_was_there(
+    corpus: Path, tokenizer_file: Path, tmp_path: Path
+) -> None:
+    prepare([corpus], tokenizer_file, tmp_path / "shards")
+    before = content(tmp_path / "shards")
+    corpus.write_text("\n")
+    with pytest.raises(ShardError, match="the corpus holds no sentence"):
+        prepare([corpus], tokenizer_file, tmp_path / "shards")
+    assert content(tmp_path / "shards") == before
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.txt", "\n \n", "the corpus holds no sentence"),
+        ("a.jsonl", '{"text": "A sentence."}\n{"text"', "line 2: not JSON"),
+    ],
+)
+def test_a_corpus_that_fails_at_once_leaves_nothing_behind(
+    tmp_path: Path, tokenizer_file: Path, name: str, text: str, message: str, num_workers: int
+) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    with pytest.raises((ShardError, CorpusError), match=message):
+        prepare([file], tokenizer_file, tmp_path / "shards", num_workers=num_workers)
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("note", ["", "[]", "{}", "{", None])
+def test_without_its_list_a_corpus_is_made_anew(
+    corpus: Path, tokenizer_file: Path, tmp_path: Path, note: str | None
+) -> None:
+    folder = tmp_path / "shards"
+    prepare([corpus], tokenizer_file, folder)
+    before = content(folder)
+    (folder / "part-00000" / "tokens.npy").write_bytes(b"")
+    (folder / "shards.json").unlink()
+    if note is not None:
+        (folder / "shards.json").write_text(note)
+    prepare([corpus], tokenizer_file, folder)
+    assert content(folder) == before
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "part-1", "part-00000.txt", "sub"])
+def test_a_folder_of_other_files_is_refused(
+    corpus: Path, tokenizer_file: Path, tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    (folder / name).write_text("mine")
+    with pytest.raises(ShardError, match=f"holds {name} and no tokenised corpus; give a new"):
+        prepare([corpus], tokenizer_file, folder)
+    assert content(folder) == {name: b"mine"}
+
+
+def test_a_file_of_others_in_a_part_is_not_removed(
+    corpus: Path, tokenizer_file: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "shards"
+    prepare([corpus], tokenizer_file, folder)
+    (folder / "part-00000" / "notes.txt").write_text("mine")
+    corpus.write_text("Another.")
+    with pytest.raises(ShardError, match=r"part-00000 cannot be removed: .*; move it away"):
+        prepare([corpus], tokenizer_file, folder)
+    assert (folder / "part-00000" / "notes.txt").read_text() == "mine"
+
+
+def test_a_file_where_the_folder_should_be_is_refused(
+    corpus: Path, tokenizer_file: Path, tmp_path: Path
+) -> None:
+    for folder in (corpus, corpus / "shards"):
+        with pytest.raises(ShardError, match=f"{folder} cannot be written"):
+            prepare([corpus], tokenizer_file, folder)
+    assert corpus.read_text() == TEXT
+
+
+def test_two_processes_do_not_prepare_into_one_folder(
+    corpus: Path, tokenizer_file: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "shards"
+    with (
+        claim(folder),
+        pytest.raises(ShardError, match=f"{folder} is being prepared by another process"),
+    ):
+        prepare([corpus], tokenizer_file, folder)
+    assert prepare([corpus], tokenizer_file, folder).num_documents == 2
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_documents_are_read_a_bounded_way_ahead(tokenizer_file: Path, num_workers: int) -> None:
+    num_read = 0
+
+    def endless() -> Iterator[Document]:
+        nonlocal num_read
+        while True:
+            num_read += 1
+            yield Document(text="It rained.", end=Place(num_documents=num_read))
+
+    chunks = tokenise(endless(), tokenizer_file, num_workers=num_workers)
+    num_taken = 0
+    for _ in range(5):
+        chunk = next(chunks)
+        expected = list(range(num_taken + 1, num_taken + len(chunk) + 1))
+        assert [document.end.num_documents for document in chunk] == expected
+        num_taken += len(chunk)
+        assert num_read <= num_taken + 8 * 256
+    chunks.close()
+
+
+def test_the_command_says_what_it_made(corpus: Path, vocab_dir: Path, capsys: Capture) -> None:
+    folder = corpus.with_name("shards")
+    options = ["--corpus", str(corpus), "--tokenizer", str(vocab_dir), "--output", str(folder)]
+    assert main([*options, "--workers", "1"]) == 0
+    made = capsys.readouterr().out
+    shards = Shards.open(folder)
+    assert made.startswith(
+        f"{folder}: 2 documents, 3 sentences, {shards.num_tokens} tokens; parts: 1, "
+    )
+    assert made.endswith(" tokens/s\n")
+    assert main(options) == 0
+    assert capsys.readouterr().out.endswith("; it was there already\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("tokenizer.json", None, "tokenizer.json cannot be read: No such file"),
+        ("tokenizer.json", "{", "tokenizer.json is not a tokenizer"),
+        ("corpus.txt", None, "corpus.txt does not exist"),
+        ("corpus.txt", "", "the corpus holds no sentence"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(
+    tmp_path: Path, tokenizer_file: Path, capsys: Capture, name: str, text: str | None, message: str
+) -> None:
+    shutil.copy(tokenizer_file, tmp_path)
+    (tmp_path / "corpus.txt").write_text(TEXT)
+    (tmp_path / name).unlink()
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    options = ["--corpus", str(tmp_path / "corpus.txt"), "--tokenizer", str(tmp_path)]
+    assert main([*options, "--output", str(tmp_path / "shards")]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5"])
+def test_workers_are_counted_from_one(value: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        main(["--corpus", "a", "--tokenizer", "b", "--output", "c", "--workers", value])
+    assert f"{value!r} is no whole number from 1" in capsys.readouterr().err

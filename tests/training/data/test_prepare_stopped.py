@@ -1,0 +1,354 @@
+"""A corpus that was stopped on its way, however it was, ends as one that was not."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import multiprocessing
+import multiprocessing.util
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tqdm import tqdm
+
+from tests.training.support import REPOSITORY, WIKI
+from training import prepare as module
+from training.data.corpus import Document, Place, read_from
+from training.data.shards import Manifest, ShardError, Shards
+from training.prepare import main, prepare
+
+Capture = pytest.CaptureFixture[str]
+SMALL_PART = 12_000
+
+
+@pytest.fixture(scope="module")
+def tokenizer_file(vocab_dir: Path) -> Path:
+    return vocab_dir / "tokenizer.json"
+
+
+@pytest.fixture(scope="module")
+def in_parts(tokenizer_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of `wiki.jsonl` in small parts, made in one go by one process."""
+    folder = tmp_path_factory.mktemp("parts") / "shards"
+    prepare([WIKI], tokenizer_file, folder, part_bytes=SMALL_PART)
+    assert len(content(folder)) > 3 * 4
+    return folder
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
+
+
+# Dies before each of its changes to files in turn. All in one process that forks, because
+# Python takes longer to start than the corpus to tokenise.
+KILL_EVERYWHERE = r"""
+import os, shutil, signal, sys
+from itertools import count
+from pathlib import Path
+from training.prepare import prepare
+from training.data.shards import ShardError, Shards
+
+OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
+tokenizer_file, corpus, before, expected = map(Path, sys.argv[1:])
+folder = expected.with_name("killed")
+# The system outlives the process; waiting for the disk would only take time.
+os.fsync = lambda descriptor: None
+
+def die_before(number):
+    numbers = count()
+    def hook(event, arguments):
+        if event not in OPERATIONS or not str(arguments[0]).startswith(str(folder)):
+            return
+        is_read = event == "open" and arguments[1] != "w"
+        if not is_read and next(numbers) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(hook)
+
+def run():
+    return prepare([corpus], tokenizer_file, folder, part_bytes=600)
+
+def content(root):
+    files = [file for file in root.rglob("*") if file.is_file()]
+    return {str(file.relative_to(root)): file.read_bytes() for file in files}
+
+def check_reader():
+    try:
+        found = Shards.open(folder)
+    except ShardError as error:
+        assert "is not whole" in str(error) or "holds no shards.json" in str(error), error
+        return
+    assert found.num_tokens in known, found.num_tokens
+
+known = [Shards.open(each).num_tokens for each in (before, expected)]
+for start in (None, before):
+    for number in count():
+        shutil.rmtree(folder, ignore_errors=True)
+        if start:
+            shutil.copytree(start, folder)
+        child = os.fork()
+        if not child:
+            die_before(number)
+            run()
+            os._exit(0)
+        was_killed = os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        check_reader()
+        run()
+        assert content(folder) == content(expected), number
+        if not was_killed:
+            break
+    print(number)
+"""
+
+
+def test_killed_before_any_operation_it_goes_on_to_the_same_bytes(
+    tmp_path: Path, tokenizer_file: Path
+) -> None:
+    corpus, before, expected = (tmp_path / name for name in ("a.txt", "before", "expected"))
+    prepare([WIKI], tokenizer_file, before, part_bytes=50_000)
+    corpus.write_text("\n\n".join(["It rained. " * 20, "It snowed. " * 25]))
+    assert len(prepare([corpus], tokenizer_file, expected, part_bytes=600).parts) == 2
+    arguments = map(str, (tokenizer_file, corpus, before, expected))
+    done = subprocess.run(
+        [sys.executable, "-c", KILL_EVERYWHERE, *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    first, replaced = map(int, done.stdout.split())
+    assert first >= 2 * 7
+    assert replaced > first
+
+
+# Reads some documents, then none, so that a signal comes in the middle.
+WAITING = r"""
+import signal, sys, time
+from multiprocessing import current_process
+from pathlib import Path
+
+if current_process().name.endswith("-2"):
+    time.sleep(2)  # a worker that still imports when the signal comes
+
+from training import prepare
+from training.data import tokenization
+
+def read_from(files, start):
+    for number, document in enumerate(original(files, start)):
+        if number == 12:
+            print("waiting", flush=True)
+            signal.pause()
+        yield document
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # who starts the tests may ignore it
+    original, prepare.read_from = prepare.read_from, read_from
+    prepare.PART_BYTES = int(sys.argv.pop(1))
+    tokenization._CHARACTERS_A_CHUNK = 1
+    sys.exit(prepare.main(sys.argv[1:]))
+"""
+
+
+@contextmanager
+def waiting(arguments: list[str], scratch: Path) -> Iterator[subprocess.Popen[str]]:
+    """The command, in a process group of its own, when it has written a part and waits."""
+    script = scratch / "waiting.py"
+    script.write_text(WAITING)
+    with subprocess.Popen(
+        [sys.executable, str(script), str(SMALL_PART), *arguments],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "waiting\n", process.communicate()
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_stopped_with_its_workers_at_work_it_goes_on(
+    in_parts: Path, vocab_dir: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    folder = tmp_path / "shards"
+    arguments = [
+        *("--corpus", str(WIKI), "--tokenizer", str(vocab_dir)),
+        *("--output", str(folder), "--workers", "2"),
+    ]
+    with waiting(arguments, tmp_path) as process:
+        if number is signal.SIGKILL:
+            process.kill()
+        else:
+            os.killpg(process.pid, number)
+        # The workers hold the same pipes, so that this waits for their end, too.
+        _, errors = process.communicate(timeout=60)
+    if number is signal.SIGINT:
+        assert process.returncode == 130
+        assert errors == "\nstopped; the same command goes on\n"
+    kept = {name for name in content(folder) if name.startswith("part-")}
+    assert kept
+    with pytest.raises(ShardError, match=r"is not whole; give the command .* again"):
+        Shards.open(folder)
+    inodes = {name: (folder / name).stat().st_ino for name in kept}
+    prepare([WIKI], vocab_dir / "tokenizer.json", folder, part_bytes=SMALL_PART)
+    assert content(folder) == content(in_parts)
+    assert inodes == {name: (folder / name).stat().st_ino for name in kept}
+
+
+@pytest.fixture
+def half_done(in_parts: Path, tmp_path: Path) -> Path:
+    """As a process leaves it that was killed after the second part."""
+    folder = tmp_path / "half"
+    shutil.copytree(in_parts, folder)
+    for part in sorted(folder.glob("part-*"))[2:]:
+        shutil.rmtree(part)
+    note = json.loads((folder / "shards.json").read_text())
+    (folder / "partial.json").write_text(json.dumps({**note, "parts": note["parts"][:2]}))
+    (folder / "shards.json").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("name", ["part-00000/tokens.npy", "part-00001/documents.npy"])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: os.truncate(file, 100)])
+def test_a_damaged_part_is_made_again(
+    half_done: Path,
+    in_parts: Path,
+    tokenizer_file: Path,
+    name: str,
+    damage: Callable[[Path], Any],
+) -> None:
+    damage(half_done / name)
+    first = (half_done / "part-00000" / "sentences.npy").stat().st_ino
+    prepare([WIKI], tokenizer_file, half_done, part_bytes=SMALL_PART)
+    assert content(half_done) == content(in_parts)
+    is_kept = (half_done / "part-00000" / "sentences.npy").stat().st_ino == first
+    assert is_kept == name.startswith("part-00001")
+
+
+def test_whole_parts_are_not_read_again(
+    half_done: Path, in_parts: Path, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Document] = []
+
+    def spy(files: Sequence[Path], start: Place) -> Iterator[Document]:
+        for document in read_from(files, start):
+            read.append(document)
+            yield document
+
+    monkeypatch.setattr(module, "read_from", spy)
+    shards = prepare([WIKI], tokenizer_file, half_done, part_bytes=SMALL_PART)
+    kept = sum(part.num_documents for part in shards.parts[:2])
+    assert len(read) == shards.num_documents - kept
+    assert content(half_done) == content(in_parts)
+
+
+class Bar(tqdm):  # type: ignore[type-arg]
+    """One that draws nowhere, but counts as on a terminal."""
+
+    made: Bar
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "disable": False, "file": io.StringIO()})
+        self.options = options
+        self.seen = [self.n]
+        Bar.made = self
+
+    def update(self, n: float | None = 1) -> bool | None:
+        result = super().update(n)
+        self.seen.append(self.n)
+        return result
+
+
+def test_the_bar_is_right_from_where_it_goes_on(
+    half_done: Path, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = Manifest.read(half_done / "partial.json").parts[-1].end
+    monkeypatch.setattr(module, "tqdm", Bar)
+    shards = prepare([WIKI], tokenizer_file, half_done, part_bytes=SMALL_PART)
+    assert Bar.made.seen[0] == end[2] > 0
+    assert Bar.made.seen == sorted(Bar.made.seen)
+    assert Bar.made.seen[-1] == Bar.made.options["total"] == WIKI.stat().st_size
+    assert Bar.made.postfix == (f"{shards.num_documents:,} documents, {shards.num_tokens:,} tokens")
+
+
+@contextmanager
+def largest_file(num_bytes: int) -> Iterator[None]:
+    """Writing past it fails, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_keeps_the_whole_parts(tmp_path: Path, tokenizer_file: Path) -> None:
+    corpus, folder, expected = tmp_path / "a.txt", tmp_path / "shards", tmp_path / "expected"
+    corpus.write_text("It rained. " * 20 + "\n\n" + "It snowed. " * 5000)
+    args = [corpus], tokenizer_file
+    message = rf"{folder} cannot be written: .*; whole parts are kept \(1\), with that mended"
+    with largest_file(10_000), pytest.raises(ShardError, match=message):
+        prepare(*args, folder, part_bytes=600)
+    assert sorted(path.name for path in folder.iterdir()) == ["part-00000", "partial.json"]
+    prepare(*args, folder, part_bytes=600)
+    prepare(*args, expected, part_bytes=600)
+    assert content(folder) == content(expected)
+
+
+def test_a_worker_that_dies_is_told(
+    tmp_path: Path, vocab_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    def read(files: Sequence[Path], start: Place) -> Iterator[Document]:
+        """Ends a worker once there is one."""
+        while True:
+            for worker in multiprocessing.active_children():
+                worker.kill()
+            yield Document(text="It rained. " * 100_000, end=start)
+
+    monkeypatch.setattr(module, "read_from", read)
+    options = ["--corpus", str(WIKI), "--tokenizer", str(vocab_dir), "--workers", "2"]
+    assert main([*options, "--output", str(tmp_path / "shards")]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: a worker was killed, most likely for want of memory; ")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "shards").exists()
+
+
+def test_a_system_that_has_no_room_for_the_workers_is_told(
+    tmp_path: Path, vocab_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    start, num_started = multiprocessing.util.spawnv_passfds, count()
+
+    def start_one(*arguments: Any) -> int:
+        if next(num_started) > 0:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return start(*arguments)
+
+    monkeypatch.setattr(multiprocessing.util, "spawnv_passfds", start_one)
+    options = ["--corpus", str(WIKI), "--tokenizer", str(vocab_dir), "--workers", "2"]
+    assert main([*options, "--output", str(tmp_path / "shards")]) == 1
+    assert capsys.readouterr().err == (
+        "error: not all of 2 workers can be started: "
+        "[Errno 11] Resource temporarily unavailable; try fewer --workers\n"
+    )
+    assert not multiprocessing.active_children()

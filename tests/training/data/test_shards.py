@@ -1,0 +1,224 @@
+"""A tokenised corpus is opened whole, checked, and without what made it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from tests.training.support import REPOSITORY, WIKI
+from training.data.shards import Part, ShardError, Shards
+from training.prepare import prepare
+
+SIZES = ("num_tokens", "num_sentences", "num_documents")
+
+
+@pytest.fixture
+def tokenizer_file(vocab_dir: Path) -> Path:
+    return vocab_dir / "tokenizer.json"
+
+
+@pytest.fixture
+def folder(tokenizer_file: Path, tmp_path: Path) -> Path:
+    """Two parts: of five sentences in two documents, and of one."""
+    file = tmp_path / "corpus.txt"
+    file.write_text("One. Two. Three.\n\nFour. Five.\n\n" + "And a long one, " * 100)
+    prepare([file], tokenizer_file, tmp_path / "shards", part_bytes=700)
+    return tmp_path / "shards"
+
+
+def shards_of(*tokens: list[int]) -> Shards:
+    return Shards(
+        parts=tuple(
+            Part(
+                tokens=np.array(part, np.uint16),
+                sentences=np.array([0, len(part)]),
+                documents=np.array([0, 1]),
+            )
+            for part in tokens
+        ),
+        tokenizer_sha256="",
+        fingerprint="",
+    )
+
+
+def test_sizes_are_those_of_all_parts(folder: Path) -> None:
+    shards = Shards.open(folder)
+    note = json.loads((folder / "shards.json").read_text())
+    assert [part.num_documents for part in shards.parts] == [2, 1]
+    assert [part.num_sentences for part in shards.parts] == [5, 1]
+    for name in SIZES:
+        in_parts = [getattr(part, name) for part in shards.parts]
+        assert in_parts == [part[name] for part in note["parts"]]
+        assert getattr(shards, name) == sum(in_parts)
+    assert shards.fingerprint == note["fingerprint"]
+
+
+def test_arrays_are_memory_mapped_and_cannot_be_written(folder: Path) -> None:
+    for part in Shards.open(folder).parts:
+        for array in (part.tokens, part.sentences, part.documents):
+            assert isinstance(array.base, np.memmap)
+            assert not array.flags.writeable
+
+
+@given(
+    st.lists(
+        npst.arrays(np.uint16, st.integers(1, 50), elements=st.integers(0, 30)),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_token_counts_are_those_of_all_parts(tokens: list[Any]) -> None:
+    counts = shards_of(*tokens).token_counts(40)
+    together = np.concatenate(tokens).tolist()
+    assert counts.tolist() == [together.count(token) for token in range(40)]
+
+
+def test_token_counts_of_more_than_are_counted_at_once() -> None:
+    size = (1 << 22) + 5
+    tokens = np.arange(size, dtype=np.uint32).astype(np.uint16)
+    counts = shards_of(tokens).token_counts(1 << 16)  # type: ignore[arg-type]
+    assert counts.sum() == size
+    assert counts[:6].tolist() == [65, 65, 65, 65, 65, 64]
+
+
+def test_an_id_that_the_vocabulary_lacks_is_told() -> None:
+    shards = shards_of([1, 2], [3, 10])
+    assert shards.token_counts(11)[10] == 1
+    with pytest.raises(ShardError, match="token id 10, the vocabulary 10 tokens; prepare it"):
+        shards.token_counts(10)
+
+
+def test_the_tokenizer_is_compared(folder: Path, tokenizer_file: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "tokenizer.json"
+    copy.write_bytes(tokenizer_file.read_bytes())
+    Shards.open(folder, copy)
+    copy.write_bytes(tokenizer_file.read_bytes() + b"\n")
+    with pytest.raises(ShardError, match=f"{folder} was prepared with another .* than {copy}"):
+        Shards.open(folder, copy)
+    with pytest.raises(ShardError, match=r"none.json cannot be read: No such file"):
+        Shards.open(folder, tmp_path / "none.json")
+
+
+def cut(name: str, size: int) -> Callable[[Path], Any]:
+    return lambda part: os.truncate(part / name, size)
+
+
+def overwrite(name: str, values: Any) -> Callable[[Path], Any]:
+    return lambda part: np.save(part / name, np.asarray(values))
+
+
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "missing": lambda part: (part / "tokens.npy").unlink(),
+    "truncated": cut("tokens.npy", 140),
+    "empty": cut("sentences.npy", 0),
+    "cut header": cut("documents.npy", 20),
+    "no array": lambda part: (part / "tokens.npy").write_bytes(b"text"),
+    "pickled": lambda part: np.save(part / "tokens.npy", np.array([None]), allow_pickle=True),
+    "no document": overwrite("documents.npy", np.zeros(0, np.int64)),
+    "other documents": overwrite("documents.npy", [0, 1]),
+    "other sentences": overwrite("sentences.npy", [0, 1, 2, 3]),
+    "descending": overwrite("documents.npy", [0, 6, 5]),
+    "two-dimensional": overwrite("documents.npy", [[0, 5]]),
+    "no integers": overwrite("documents.npy", [0.0, 2.0, 5.0]),
+    "no ids": overwrite("tokens.npy", ["text"]),
+    "one document for two": overwrite("documents.npy", [0, 5]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_damaged_files_are_named(folder: Path, damage: Callable[[Path], Any]) -> None:
+    damage(folder / "part-00000")
+    with pytest.raises(ShardError, match=f"{folder}/part-00000.*; delete {folder} and prepare"):
+        Shards.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 3}, "is of another version"),
+        ({"parts": []}, "names no part"),
+        ({"parts": None}, "is damaged"),
+        ({"parts": [{}]}, "is damaged"),
+        ({"parts": ["part-00000"]}, "is damaged"),
+        ({"more": 1}, "is damaged"),
+    ],
+)
+def test_a_list_that_cannot_be_is_refused(
+    folder: Path, change: dict[str, Any], message: str
+) -> None:
+    file = folder / "shards.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(ShardError, match=f"{file} {message}.*; delete {folder} and prepare"):
+        Shards.open(folder)
+
+
+@pytest.mark.parametrize("name", ["../part-00000", "part-00001", 5, None])
+def test_a_part_of_another_name_is_refused(folder: Path, name: Any) -> None:
+    file = folder / "shards.json"
+    note = json.loads(file.read_text())
+    note["parts"][0]["name"] = name
+    file.write_text(json.dumps(note))
+    with pytest.raises(ShardError, match=f"{file} is damaged: part 0 is called"):
+        Shards.open(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "5", "\x80"])
+def test_a_list_that_is_damaged_is_refused(folder: Path, text: str) -> None:
+    (folder / "shards.json").write_text(text, encoding="latin-1")
+    with pytest.raises(ShardError, match=r"shards.json is .*; delete .* and prepare"):
+        Shards.open(folder)
+
+
+def test_a_folder_without_a_corpus_says_how_to_make_one(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "none"):
+        with pytest.raises(ShardError, match=r"shards.json; make it with python -m"):
+            Shards.open(folder)
+
+
+# What a machine that only trains may lack.
+READ = """
+import sys
+absent = ("sentencex", "zstandard", "pyarrow", "tqdm", "tokenizers", "torch")
+sys.modules.update(dict.fromkeys(absent))
+from pathlib import Path
+from training.data.shards import Shards
+shards = Shards.open(Path(sys.argv[1]), Path(sys.argv[2]))
+print(shards.num_tokens, shards.token_counts(800).sum())
+"""
+
+
+def test_reading_needs_nothing_that_makes_a_corpus(folder: Path, tokenizer_file: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", READ, str(folder), str(tokenizer_file)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    num_tokens = Shards.open(folder).num_tokens
+    assert done.stdout.split() == [str(num_tokens), str(num_tokens)]
+
+
+def test_a_corpus_is_opened_where_it_cannot_be_written(
+    tokenizer_file: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "shards"
+    prepare([WIKI], tokenizer_file, folder)
+    for path in [*folder.rglob("*"), folder]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
+    prepare([WIKI], tokenizer_file, folder)
+    assert before == sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
+    folder.chmod(0o755)
+    (folder / "part-00000").chmod(0o755)

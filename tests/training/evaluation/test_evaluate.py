@@ -1,0 +1,242 @@
+"""Figures are what the model does on the files, printed and written alike."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from albert_serve.tasks.base import EncoderInput
+from albert_serve.tokenizer import AlbertTokenizer
+from tests.training.support import SQUAD, TINY, our_model
+from training import pretrain
+from training.data.datasets import read_labelled, read_squad
+from training.data.examples import ExampleSettings, SentenceTask
+from training.data.masking import NgramMasking
+from training.data.shards import Shards
+from training.evaluate import evaluate_pretraining, evaluate_questions, main
+from training.evaluation.torch_engine import TorchEngine
+from training.evaluation.validation import held_out, measure, unigram_entropy
+from training.model.checkpoint import load_checkpoint, save_checkpoint
+from training.model.heads import AlbertForTasks, Task, head_sizes
+from training.objectives.feeds import Objective, pad
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(finetuned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(finetuned / "checkpoint", tmp_path_factory.mktemp("e") / "c"))
+
+
+def test_every_task_is_measured_by_its_own_figures(
+    checkpoint: Path, easy_corpus: Path, labelled: Path, capsys: Capture
+) -> None:
+    arguments = [str(checkpoint), "--pretraining", str(easy_corpus), "--length", "32"]
+    arguments += ["--text-classification", str(labelled), "--question-answering", str(SQUAD)]
+    assert main(arguments) == 0
+    *table, last = capsys.readouterr().out.splitlines()
+    assert last == f"written to {checkpoint / 'evaluation.json'}"
+    figures = json.loads((checkpoint / "evaluation.json").read_text())
+    assert [line.split()[0] for line in table] == list(figures)
+    for line, value in zip(table, figures.values(), strict=True):
+        assert float(line.split()[1].replace(",", "")) == pytest.approx(value, abs=6e-5)
+    assert 0 < figures["masked_accuracy"] < 1
+    assert figures["sentence_order_pairs"] > 50
+    assert figures["text_classification_texts"] == 40
+    assert figures["question_answering_questions"] == 33
+    assert 0 <= figures["question_answering_exact_match"] <= figures["question_answering_f1"] <= 100
+
+
+def test_accuracy_is_counted_as_by_hand(checkpoint: Path, labelled: Path, tmp_path: Path) -> None:
+    output = tmp_path / "figures.json"
+    before = (checkpoint / "evaluation.json").read_bytes()
+    arguments = ["--text-classification", str(labelled), "--output", str(output)]
+    assert main([str(checkpoint), *arguments]) == 0
+    assert (checkpoint / "evaluation.json").read_bytes() == before
+    model = load_checkpoint(checkpoint).eval()
+    tokenizer = AlbertTokenizer.from_file(checkpoint / "tokenizer.json")
+    right = 0
+    with torch.no_grad():
+        for text in read_labelled([labelled])[0]:
+            encoding = tokenizer.encode(text.text)
+            hidden = model(pad([(encoding.ids, encoding.types)]))
+            logits = model.logits("text-classification", hidden[:, 0])
+            right += int(logits.argmax()) == text.label
+    figures = json.loads(output.read_text())
+    assert figures["text_classification_accuracy"] == right / 40
+
+
+def test_a_task_s_figures_do_not_depend_on_what_else_is_measured(
+    checkpoint: Path, easy_corpus: Path, labelled: Path, tmp_path: Path
+) -> None:
+    """The classifier has dropout, which a task before it must not turn on."""
+    asked = ["--text-classification", str(labelled)]
+    others = ["--pretraining", str(easy_corpus), "--length", "32"]
+    found = []
+    for arguments in (asked, asked + others):
+        output = tmp_path / "figures.json"
+        assert main([str(checkpoint), *arguments, "--output", str(output)]) == 0
+        found.append(json.loads(output.read_text()))
+    for name, figure in found[0].items():
+        assert found[1][name] == figure
+
+
+def test_two_checkpoints_are_asked_for_the_same_tokens(
+    checkpoint: Path, pretrained: Path, easy_corpus: Path, tmp_path: Path
+) -> None:
+    found = []
+    for folder in (checkpoint, pretrained / "checkpoint"):
+        output = tmp_path / "figures.json"
+        arguments = ["--pretraining", str(easy_corpus), "--length", "32", "--output", str(output)]
+        assert main([str(folder), *arguments]) == 0
+        found.append(json.loads(output.read_text()))
+    for name in ("masked_tokens", "sentence_order_pairs", "unigram_entropy"):
+        assert found[0][name] == found[1][name]
+    assert found[0]["masked_loss"] != found[1]["masked_loss"]
+    assert found[1]["masked_loss"] < found[1]["unigram_entropy"]
+
+
+@pytest.mark.parametrize(
+    ("task", "names"),
+    [
+        ("nsp", ["next_sentence_loss", "next_sentence_accuracy", "next_sentence_pairs"]),
+        ("none", []),
+    ],
+)
+def test_a_checkpoint_is_asked_what_it_was_trained_on(
+    pretrain_options: list[str], easy_corpus: Path, tmp_path: Path, task: str, names: list[str]
+) -> None:
+    """Next sentences where it learnt those, and nothing where it has no head for either."""
+    folder = tmp_path / "run"
+    more = ["--sentence-task", task, "--steps", "2", "--output", str(folder)]
+    assert pretrain.main([*pretrain_options, *more]) == 0
+    arguments = ["--pretraining", str(easy_corpus), "--length", "32"]
+    assert main([str(folder / "checkpoint"), *arguments]) == 0
+    figures = json.loads((folder / "checkpoint" / "evaluation.json").read_text())
+    masked = ["masked_loss", "masked_accuracy", "masked_tokens", "unigram_entropy"]
+    assert list(figures) == masked + names
+    assert all(math.isfinite(value) for value in figures.values())
+
+
+@pytest.mark.parametrize("task", ["sop", "nsp", "none"])
+def test_figures_are_those_of_held_out_rows(shards: Shards, task: SentenceTask) -> None:
+    """As `measure` has them, over all of the text."""
+    config = replace(TINY, vocab_size=800, max_positions=64)
+    tasks: tuple[Task, ...] = ("fill-mask", "sentence-order")
+    model = AlbertForTasks(
+        config, head_sizes(config, tasks if task != "none" else tasks[:1])
+    ).eval()
+    masking = NgramMasking(word_starts=np.ones(800, bool))
+    settings = ExampleSettings(length=64, sentence_task=task)
+    figures = evaluate_pretraining(model, shards, masking, settings)
+    device = torch.device("cpu")
+    batches = list(held_out(shards, masking, settings))
+    tallies = measure(Objective(model, device), batches, tuple(model.tasks), device)
+    assert tallies is not None
+    prefixes = {"fill-mask": "masked", "sentence-order": "sentence_order"}
+    if task == "nsp":
+        prefixes["sentence-order"] = "next_sentence"
+    for name, tally in tallies.items():
+        assert figures[f"{prefixes[name]}_loss"] == tally.loss
+        assert figures[f"{prefixes[name]}_accuracy"] == tally.accuracy
+    assert figures["masked_tokens"] == sum(batch.num_masked for batch in batches)
+    assert figures["unigram_entropy"] == unigram_entropy(shards, 800)
+    assert not model.training
+
+
+def test_text_of_single_sentences_has_no_order_figures(checkpoint: Path, tmp_path: Path) -> None:
+    text, output = tmp_path / "a.txt", tmp_path / "figures.json"
+    text.write_text("The school is in the city.\n\nHer father had been a king.\n")
+    arguments = ["--pretraining", str(text), "--length", "64", "--output", str(output)]
+    assert main([str(checkpoint), *arguments]) == 0
+    figures = json.loads(output.read_text())
+    assert figures["sentence_order_pairs"] == 0
+    assert "sentence_order_accuracy" not in figures
+    assert all(math.isfinite(value) for value in figures.values())
+
+
+def test_unanswerable_questions_may_be_answered_with_nothing(
+    checkpoint: Path, tokenizer: AlbertTokenizer
+) -> None:
+    """A head whose [CLS] row wins answers nothing, which is right for those alone."""
+    questions = read_squad([SQUAD])[:4]
+    model = load_checkpoint(checkpoint).eval()
+    with torch.no_grad():
+        for parameter in model.heads["question-answering"].parameters():
+            parameter.zero_()
+    impossible = [
+        type(q)(id=f"x{i}", question=q.question, context=q.context, answers=(), start=None)
+        for i, q in enumerate(questions)
+    ]
+    figures = evaluate_questions(model, tokenizer, [*questions, *impossible])
+    assert figures["question_answering_questions"] == 8
+    assert figures["question_answering_exact_match"] <= 50.0
+
+
+def test_the_engine_keeps_the_order_of_ragged_inputs() -> None:
+    model = our_model(TINY, ("fill-mask", "question-answering"))
+    inputs = [
+        EncoderInput(ids=ids, types=[0] * len(ids), task=task, rows=rows)
+        for ids, task, rows in (
+            ([2, 9, 3], "question-answering", None),
+            ([2, 9, 4, 11, 3], "fill-mask", [2]),
+            ([2, 3], "question-answering", [1, 0]),
+            ([2, 9, 8, 7, 6, 5, 3], "fill-mask", [1, 4]),
+        )
+    ]
+    got = TorchEngine(model, max_batch_tokens=10).run(inputs)
+    assert [logits.shape for logits in got] == [(3, 2), (1, 50), (2, 2), (2, 50)]
+    for given, logits in zip(inputs, got, strict=True):
+        (alone,) = TorchEngine(model).run([given])
+        assert np.abs(logits - alone).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "nothing to measure: give --pretraining"),
+        (["--question-answering", "none.json"], "No such file"),
+        (["--pretraining", "none.txt", "--length", "64"], "none.txt does not exist"),
+        (["--pretraining", str(SQUAD), "--length", "65"], "--length 65: a sequence has from 8"),
+        (["--text-classification", str(SQUAD)], "the kind is not known"),
+    ],
+)
+def test_what_cannot_be_measured(
+    checkpoint: Path, arguments: list[str], message: str, capsys: Capture
+) -> None:
+    assert main([str(checkpoint), *arguments]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: ")
+    assert message in error
+
+
+def test_a_checkpoint_without_the_head(pretrained: Path, labelled: Path, capsys: Capture) -> None:
+    arguments = [str(pretrained / "checkpoint"), "--text-classification", str(labelled)]
+    assert main(arguments) == 1
+    assert "error: the checkpoint has no head for text-classification; it has fill-mask, " in (
+        capsys.readouterr().err
+    )
+
+
+def test_texts_that_are_too_long(checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:
+    data = tmp_path / "a.tsv"
+    data.write_text("text\tlabel\n" + "long " * 80 + "\t0\n")
+    assert main([str(checkpoint), "--text-classification", str(data)]) == 1
+    assert "error: 1 texts are over the model's 64 positions" in capsys.readouterr().err
+
+
+def test_labels_that_contradict_the_head(
+    checkpoint: Path, labelled: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "c"))
+    model = load_checkpoint(folder)
+    save_checkpoint(model, folder, extra_config={"id2label": {"0": "a", "1": "b", "2": "c"}})
+    assert main([str(folder), "--text-classification", str(labelled)]) == 1
+    assert "names 3 labels; the classifier has 2 outputs" in capsys.readouterr().err

@@ -1,0 +1,215 @@
+"""Held-out text is asked about in the same way each time, without changing what is measured."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.training.support import TINY, make_part, make_shards, our_model
+from training.data.collate import PretrainBatch
+from training.data.examples import IGNORED, ExampleSettings, build_examples
+from training.data.masking import NgramMasking
+from training.data.shards import Shards
+from training.errors import TrainingError
+from training.evaluation.validation import evaluating, held_out, measure, unigram_entropy
+from training.model.heads import AlbertForTasks, Task
+from training.objectives.feeds import Objective
+from training.objectives.losses import pretrain_scores
+
+CPU = torch.device("cpu")
+BOTH: tuple[Task, ...] = ("fill-mask", "sentence-order")
+MASKING = NgramMasking(word_starts=np.ones(TINY.vocab_size, bool))
+SETTINGS = ExampleSettings(length=16)
+SHARDS = make_shards(
+    make_part([[6, 7], [3, 2], [4, 9]] * 8, TINY.vocab_size),
+    make_part([[5, 5], [6, 1, 6], [30]] * 8, TINY.vocab_size),
+)
+
+
+def all_batches(**changes: Any) -> list[PretrainBatch]:
+    return list(held_out(SHARDS, MASKING, SETTINGS, **changes))
+
+
+def contents(batches: Sequence[PretrainBatch]) -> list[list[list[int]]]:
+    """What is read and asked for."""
+    return [
+        [x.flatten().tolist() for x in (b.tokens.ids, b.rows, b.targets, b.labels)] for b in batches
+    ]
+
+
+def test_the_same_is_asked_for_each_time() -> None:
+    first = contents(all_batches())
+    torch.manual_seed(1)
+    np.random.seed(1)
+    assert contents(all_batches()) == first
+
+
+def test_all_of_the_text_is_asked_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.evaluation.validation._TOKENS_A_BATCH", 128)
+    batches = all_batches()
+    assert [len(batch.tokens.ids) for batch in batches[:-1]] == [8] * (len(batches) - 1)
+    assert 1 <= len(batches[-1].tokens.ids) <= 8
+    labels: Counter[int] = Counter()
+    sizes = 0
+    for number, part in enumerate(SHARDS.parts):
+        built = build_examples(part, SETTINGS, seed=12345, epoch=0, number=number)
+        labels.update(built.labels.tolist())
+        sizes += int(built.sizes.sum())
+    found = Counter(label for batch in batches for label in batch.labels.tolist())
+    assert {label: found[label] for label in (0, 1)} == {label: labels[label] for label in (0, 1)}
+    assert sum(batch.num_tokens for batch in batches) == sizes
+    assert sum(batch.num_pairs for batch in batches) == sum(labels.values()) - labels[IGNORED]
+
+
+def test_some_of_it_is_the_first_of_it() -> None:
+    (whole,), (some,) = all_batches(), all_batches(max_rows=5)
+    assert torch.equal(whole.tokens.ids[:5], some.tokens.ids)
+    assert torch.equal(whole.rows[: some.num_masked], some.rows[: some.num_masked])
+    assert contents(all_batches(max_rows=10**6)) == contents([whole])
+
+
+def test_no_text() -> None:
+    with pytest.raises(TrainingError, match="the corpus gives no example; give more text"):
+        next(held_out(make_shards(make_part([])), MASKING, SETTINGS))
+
+
+def test_figures_are_those_of_all_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand, in fp32; the batches do not matter."""
+    model = our_model(TINY, BOTH)
+    found = []
+    for num_tokens in (32, 4096):
+        monkeypatch.setattr("training.evaluation.validation._TOKENS_A_BATCH", num_tokens)
+        tallies = measure(Objective(model, CPU), all_batches(), BOTH, CPU)
+        assert tallies is not None
+        found.append(tallies)
+    (whole,) = all_batches()
+    with torch.no_grad():
+        expected = pretrain_scores(model, whole)
+    for tallies in found:
+        assert tuple(tallies) == BOTH
+        for task, tally in tallies.items():
+            right = expected[task]
+            assert tally.count == right.count
+            # The products are of bf16 where the CPU has it, as in training.
+            assert tally.loss == pytest.approx(right.loss.item() / right.count, rel=0.03)
+            assert tally.accuracy == pytest.approx(right.right.item() / right.count, abs=0.05)
+
+
+def test_only_the_tasks_that_are_named_are_measured() -> None:
+    tallies = measure(Objective(our_model(TINY, BOTH), CPU), all_batches(), ("fill-mask",), CPU)
+    assert tallies is not None
+    assert tuple(tallies) == ("fill-mask",)
+    model = our_model(TINY, ("fill-mask",))
+    assert measure(Objective(model, CPU), all_batches(), ("fill-mask",), CPU) is not None
+
+
+def test_measuring_has_no_dropout_and_changes_nothing() -> None:
+    dropping = replace(TINY, hidden_dropout=0.5, attention_dropout=0.5, classifier_dropout=0.5)
+    model, plain = our_model(dropping, BOTH).train(), our_model(TINY, BOTH)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    figures = [measure(Objective(each, CPU), all_batches(), BOTH, CPU) for each in (model, plain)]
+    assert figures[0] is not None
+    assert figures[1] is not None
+    assert {t: x.sums for t, x in figures[0].items()} == {t: x.sums for t, x in figures[1].items()}
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_the_mode_comes_back(is_training: bool) -> None:
+    """Also where measuring ends with an error."""
+    module = nn.Sequential(nn.Dropout(), nn.Linear(1, 1)).train(is_training)
+    with evaluating(module):
+        assert not any(each.training for each in module.modules())
+        assert not torch.is_grad_enabled()
+    with pytest.raises(KeyError), evaluating(module):
+        raise KeyError
+    assert {each.training for each in module.modules()} == {is_training}
+    assert torch.is_grad_enabled()
+
+
+def test_a_model_that_is_not_in_training_stays_so() -> None:
+    """What puts it into an objective is a module, too, and begins in training."""
+    model = our_model(TINY, BOTH).eval()
+    measure(Objective(model, CPU), all_batches(max_rows=1), BOTH, CPU)
+    assert not any(each.training for each in model.modules())
+
+
+def test_it_ends_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.evaluation.validation._TOKENS_A_BATCH", 16)
+    model = our_model(TINY, BOTH).train()
+    batches = all_batches()
+    calls: Counter[str] = Counter()
+    model.albert.register_forward_hook(lambda *_: calls.update(["batches"]))
+
+    def stop_after(number: int) -> Callable[[], bool]:
+        calls.clear()
+        return lambda: calls["batches"] >= number
+
+    for number in (0, 3):
+        stop = stop_after(number)
+        assert measure(Objective(model, CPU), batches, BOTH, CPU, should_stop=stop) is None
+        assert calls["batches"] == number
+        assert model.training
+    stop = stop_after(len(batches))
+    assert measure(Objective(model, CPU), batches, BOTH, CPU, should_stop=stop) is not None
+
+
+def test_what_is_compiled_for_training_is_not_compiled_anew() -> None:
+    """Held-out batches have other shapes, and no gradients."""
+    model = our_model(TINY, BOTH).train()
+    compiled: Counter[str] = Counter()
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
+        compiled.update(["graphs"])
+        return graph
+
+    model.albert.compile(backend=backend)
+    batches = all_batches(max_rows=2)
+    assert measure(Objective(model, CPU), batches, BOTH, CPU) is not None
+    assert compiled["graphs"] == 0
+    pretrain_scores(model, batches[0])
+    assert compiled["graphs"] > 0
+
+
+def loss_of_frequencies(shards: Shards) -> float:
+    """The mean of -log p over all tokens, p being their frequencies."""
+    tokens = np.concatenate([part.tokens for part in shards.parts]).tolist()
+    counts = Counter(tokens)
+    return -sum(math.log(counts[token] / len(tokens)) for token in tokens) / len(tokens)
+
+
+def test_the_entropy_of_frequencies() -> None:
+    part = make_part([[4]])
+    by_hand = replace(part, tokens=np.array([7, 7, 8, 9], np.uint16))
+    assert unigram_entropy(make_shards(by_hand), 50) == pytest.approx(1.5 * math.log(2))
+    assert unigram_entropy(SHARDS, TINY.vocab_size) == pytest.approx(loss_of_frequencies(SHARDS))
+
+
+def test_the_entropy_is_the_loss_of_a_model_that_knows_frequencies_alone() -> None:
+    """A head of zero weights whose bias is the log of them, on masks of single words."""
+    rng = np.random.default_rng(0)
+    part = make_part([[6, 7]] * 3000, TINY.vocab_size)
+    odds = 1 / np.arange(1, 46)
+    tokens = 5 + rng.choice(45, part.num_tokens, p=odds / odds.sum())
+    shards = make_shards(replace(part, tokens=tokens.astype(np.int32)))
+    model: AlbertForTasks = our_model(TINY, ("fill-mask",))
+    counts = torch.from_numpy(shards.token_counts(TINY.vocab_size))
+    with torch.no_grad():
+        head = model.heads["fill-mask"]
+        head.get_parameter("norm.weight").zero_()
+        head.get_parameter("norm.bias").zero_()
+        head.get_parameter("decoder.bias").copy_((counts + 1e-9).log())
+    batches = list(held_out(shards, MASKING, SETTINGS))
+    tallies = measure(Objective(model, CPU), batches, ("fill-mask",), CPU)
+    assert tallies is not None
+    entropy = unigram_entropy(shards, TINY.vocab_size)
+    assert tallies["fill-mask"].loss == pytest.approx(entropy, rel=0.02)

@@ -1,0 +1,223 @@
+"""The alarm is raised for runs that learn no context, and for no others."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training import pretrain
+from training.loop.plateau import PlateauAlarm
+
+ENTROPY = 6.835
+Curve = Callable[[float], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """Reports of a run: every so many steps the loss of a curve over steps, with noise."""
+
+    num_steps: int = 7000
+    report_every: int = 50
+    warmup: float = 0.03
+    noise: float = 0.03
+    seed: int = 0
+
+    def alarms(self, curve: Curve) -> list[tuple[int, str]]:
+        """The steps at which the alarm says something, and what."""
+        alarm, rng = PlateauAlarm(unigram_entropy=ENTROPY, warmup=self.warmup), _rng(self.seed)
+        told = []
+        for step in range(self.report_every, self.num_steps + 1, self.report_every):
+            loss = curve(step) + self.noise * rng.standard_normal()
+            accuracy = 0.12 if loss > 0.9 * ENTROPY else 0.3
+            message = alarm.add(
+                step=step, progress=step / self.num_steps, loss=loss, accuracy=accuracy
+            )
+            if message is not None:
+                told.append((step, message))
+        return told
+
+
+def _rng(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def through(*points: tuple[float, float]) -> Curve:
+    """A curve that goes straight from point to point, (step, loss), and stays at the last."""
+    steps, losses = zip(*points, strict=True)
+    return lambda step: float(np.interp(step, steps, losses))
+
+
+# Measured curves (docs/decisions.md), and made up ones.
+LEARNING: dict[str, Curve] = {
+    "small, from local": through((0, 6.85), (100, 6.6), (200, 6.26), (400, 5.89), (7000, 4.8)),
+    "from the start": through((0, 9.4), (50, 7.0), (500, 6.0), (7000, 3.5)),
+    "slowly but steadily": through((0, 6.9), (5000, 3.0)),
+    "large vocabulary, slow at first": through((0, 10.3), (2500, 6.5), (7000, 2.5)),
+    "that stands still lower": through((0, 6.9), (400, 6.0), (7000, 6.0)),
+}
+STUCK: dict[str, Curve] = {
+    "at the entropy": through((0, 9.4), (100, 6.84)),
+    "at the entropy less copying": through((0, 9.4), (100, 6.84), (600, 6.4)),
+    "slowly down to copying": through((0, 6.87), (400, 6.67), (1000, 6.55), (1900, 6.42)),
+    "lower rates, to no avail": through((0, 6.5), (300, 6.42), (475, 6.38)),
+    "above the entropy": through((0, 9.4), (100, 7.2)),
+}
+
+
+@pytest.mark.parametrize("curve", LEARNING.values(), ids=LEARNING)
+@pytest.mark.parametrize("report_every", [5, 50, 200])
+def test_a_run_that_learns_is_left_in_peace(curve: Curve, report_every: int) -> None:
+    for seed in range(5):
+        assert not Course(seed=seed, report_every=report_every).alarms(curve)
+
+
+@pytest.mark.parametrize("curve", STUCK.values(), ids=STUCK)
+@pytest.mark.parametrize("report_every", [5, 50, 200])
+def test_a_run_that_stands_still_is_told_once(curve: Curve, report_every: int) -> None:
+    for seed in range(5):
+        told = Course(seed=seed, report_every=report_every).alarms(curve)
+        assert len(told) == 1
+        assert told[0][0] <= 3500
+
+
+def explained_part(num_tokens: int, exponent: float) -> float:
+    """The loss of one who knows frequencies and copies as well as can be, over the entropy.
+
+    A token that stands unmasked was left there or is a random one; the odds follow from its
+    frequency. Zipf's law with Mandelbrot's shift of 3.
+    """
+    odds = 1 / (np.arange(num_tokens) + 4) ** exponent
+    odds /= odds.sum()
+    entropy = float(-(odds * np.log(odds)).sum())
+    is_left = odds / (odds + 1 / num_tokens)
+    left = float(-(odds * np.log(is_left + (1 - is_left) * odds)).sum())
+    swapped = entropy - float(np.log(1 - is_left).mean())
+    return (0.8 * entropy + 0.1 * left + 0.1 * swapped) / entropy
+
+
+@pytest.mark.parametrize("num_tokens", [800, 6000, 12_000, 30_000])
+@pytest.mark.parametrize("exponent", [0.9, 1.0, 1.1])
+def test_frequencies_and_copying_explain_what_the_bounds_say(
+    num_tokens: int, exponent: float
+) -> None:
+    """Below 0.91 of the entropy a run has learnt more than both."""
+    assert explained_part(num_tokens, exponent) == pytest.approx(0.914, abs=0.006)
+
+
+@given(
+    noise=st.floats(0, 0.1),
+    seed=st.integers(0, 2**32),
+    ratio=st.floats(0.935, 1.1),
+    report_every=st.integers(10, 100),
+)
+def test_noise_neither_hides_nor_repeats_a_plateau(
+    noise: float, seed: int, ratio: float, report_every: int
+) -> None:
+    course = Course(noise=noise, seed=seed, report_every=report_every)
+    assert len(course.alarms(lambda step: ratio * ENTROPY)) == 1
+
+
+@given(noise=st.floats(0, 0.1), seed=st.integers(0, 2**32), ratio=st.floats(0.1, 0.9))
+def test_a_loss_that_context_must_have_lowered_is_no_plateau(
+    noise: float, seed: int, ratio: float
+) -> None:
+    assert not Course(noise=noise, seed=seed).alarms(lambda step: ratio * ENTROPY)
+
+
+def test_a_run_that_leaves_is_told_once_and_again_when_it_comes_back() -> None:
+    leaves = through((0, 6.9), (200, 6.4), (2000, 6.4), (2600, 5.5), (7000, 4.5))
+    assert len(Course().alarms(leaves)) == 1
+    returns = through((0, 6.4), (2000, 6.4), (2600, 5.0), (4000, 5.0), (4200, 6.9), (7000, 6.9))
+    told = Course().alarms(returns)
+    assert len(told) == 2
+    assert told[0][0] < 2000
+    assert 4200 < told[1][0] < 5000
+
+
+def test_it_lasts_as_long_as_the_plateau() -> None:
+    """Between both bounds, 0.91 and 0.92 of the entropy, nothing changes."""
+    alarm = PlateauAlarm(unigram_entropy=10.0, warmup=0.0)
+    raised = []
+    for step in range(50, 4001, 50):
+        loss = 9.4 if step <= 1500 else 9.15 if step <= 2500 else 8.0
+        alarm.add(step=step, progress=step / 4000, loss=loss, accuracy=0.1)
+        raised.append(alarm.is_raised)
+    changes = [50 * n + 50 for n in range(1, len(raised)) if raised[n] != raised[n - 1]]
+    assert changes == [500, 2550]
+    assert not raised[0]
+
+
+def test_what_happens_while_the_run_warms_up_does_not_count() -> None:
+    stuck = through((0, 6.84))
+    first = [Course(warmup=warmup).alarms(stuck)[0][0] for warmup in (0.0, 0.03, 0.5)]
+    assert first[0] < first[1] < 3500 < first[2] < 4200
+    leaves_with_warmup = through((0, 6.84), (3500, 6.84), (3800, 6.0), (7000, 5.0))
+    assert not Course(warmup=0.5).alarms(leaves_with_warmup)
+
+
+def test_a_run_that_goes_back_is_judged_by_where_it_is() -> None:
+    alarm = PlateauAlarm(unigram_entropy=ENTROPY, warmup=0.0)
+    for step in range(50, 951, 50):
+        alarm.add(step=step, progress=step / 7000, loss=5.0, accuracy=0.3)
+    told = []
+    for step in range(100, 1001, 50):  # back at step 50, and stuck from there
+        message = alarm.add(step=step, progress=step / 7000, loss=6.8, accuracy=0.05)
+        told += [(step, message)] if message else []
+    [(step, message)] = told
+    assert step == 550
+    assert "over the 450 steps to step 550" in message
+
+
+def test_a_run_too_short_to_tell_is_left_in_peace() -> None:
+    assert not Course(num_steps=250, report_every=10).alarms(through((0, 6.84)))
+    assert not Course(num_steps=800, report_every=100).alarms(through((0, 6.84)))
+
+
+def test_a_long_run_is_given_time() -> None:
+    """The paper's 125,000 steps: a twentieth of them must have passed after warm-up."""
+    course = replace(Course(), num_steps=125_000, warmup=0.025)
+    told = course.alarms(through((0, 6.84)))
+    assert len(told) == 1
+    assert told[0][0] == pytest.approx(0.075 * 125_000, abs=100)
+    assert not course.alarms(through((0, 9.4), (3000, 6.84), (5000, 6.84), (9000, 4.0)))
+
+
+def test_the_message_says_what_stands_still_and_what_to_try() -> None:
+    [(step, message)] = Course(noise=0.0).alarms(through((0, 6.41)))
+    assert message.startswith(f"plateau: over the 450 steps to step {step} ")
+    for part in ("6.41", "12.0%", "6.83", "0.94", "--start local", "--sentence-weight", "Muon"):
+        assert part in message
+    assert "docs/decisions.md" in message
+    assert "\n" not in message
+
+
+def test_pretraining_has_the_options_that_the_message_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    [(_, message)] = Course().alarms(through((0, 6.84)))
+    named = re.findall(r"--[a-z-]+", message)
+    with pytest.raises(SystemExit):
+        pretrain.main(["--help"])
+    known = capsys.readouterr().out
+    assert len(named) == 4
+    assert all(f"{option} " in known for option in named)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_counts_for_nothing(loss: float) -> None:
+    plain = Course(noise=0.0).alarms(through((0, 6.41)))
+    alarm = PlateauAlarm(unigram_entropy=ENTROPY, warmup=0.03)
+    told = []
+    for step in range(50, 7001, 50):
+        progress = step / 7000
+        assert alarm.add(step=step, progress=progress, loss=loss, accuracy=math.nan) is None
+        message = alarm.add(step=step, progress=progress, loss=6.41, accuracy=0.12)
+        told += [(step, message)] if message else []
+    assert told == plain

@@ -1,0 +1,409 @@
+"""The pictures show what the runs recorded; asserted by what is drawn, not by pixels."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from matplotlib.lines import Line2D
+
+from tests.training.support import REPOSITORY, read_metrics
+from training.loop.metrics import Metrics
+from training.loop.recorded import RecordError, read_layers, read_run
+from training.model.similarity import LayerSimilarity
+from training.plot import draw_curves, draw_layers, main, save_figure, smooth
+
+STEPS = range(10, 401, 10)
+
+
+def record(folder: Path, *, slope: float = 1.0, entropy: float | None = 6.8) -> Path:
+    """A run's folder as training writes it, with curves made up."""
+    rng = np.random.default_rng(0)
+    with Metrics(folder, step=0) as metrics:
+        for step in STEPS:
+            fall, noise = slope * step / 400, 0.05 * rng.standard_normal()
+            figures = {
+                "fill-mask/loss": 7 - fall + noise,
+                "fill-mask/accuracy": 0.1 + 0.1 * fall,
+                "sentence-order/accuracy": 0.5,
+                "grad_norm": 2.0 - fall / 2,
+                "lr_factor": 1.0,
+                "tokens_per_s": 5000.0,
+            }
+            metrics.write(step=step, tokens=4000 * step, elapsed_s=1.8 * step, **figures)
+            if step % 100 == 0:
+                metrics.write(step=step, **{"validation/fill-mask/loss": 7.1 - fall})
+                metrics.write_layers(step=step, layers=layers(step))
+    note = {} if entropy is None else {"unigram_entropy": entropy}
+    (folder / "run.json").write_text(json.dumps({"settings": {}, **note}))
+    return folder
+
+
+def layers(step: int) -> LayerSimilarity:
+    return LayerSimilarity(
+        distance=(step / 10, step / 20, step / 40), angle_degrees=(40.0, 30.0, 20.0)
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return record(tmp_path / "base")
+
+
+def panels(figure: Figure) -> dict[str, Axes]:
+    return {ax.get_title(): ax for ax in figure.axes}
+
+
+def points(line: Line2D) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in np.asarray(line.get_xydata())]
+
+
+def by_label(ax: Axes) -> dict[str, Line2D]:
+    lines = {str(line.get_label()): line for line in ax.get_lines()}
+    return {label: line for label, line in lines.items() if not label.startswith("_")}
+
+
+def entropies(ax: Axes) -> dict[float, Line2D]:
+    """The lines that stand at one height all the way."""
+    lines = {tuple(np.asarray(line.get_ydata(), float)): line for line in ax.get_lines()}
+    return {ys[0]: line for ys, line in lines.items() if len(ys) == 2 and ys[0] == ys[1]}
+
+
+def legend(figure: Figure) -> dict[str, str]:
+    """The colours of the legend by label."""
+    [found] = figure.legends
+    lines = [handle for handle in found.legend_handles if isinstance(handle, Line2D)]
+    return {str(line.get_label()): to_hex(line.get_color()) for line in lines}
+
+
+def test_one_run_has_a_panel_for_each_figure(run: Path) -> None:
+    figure = draw_curves([read_run(run)])
+    assert list(panels(figure)) == [
+        *("masked loss (nats)", "masked accuracy", "sentence accuracy"),
+        *("gradient norm", "learning rate, of its peak", "tokens/s"),
+    ]
+    assert list(legend(figure)) == ["base", "held-out", "entropy of token frequencies"]
+
+
+def test_what_was_recorded_is_drawn(run: Path) -> None:
+    ax = panels(draw_curves([read_run(run)]))["masked loss (nats)"]
+    lines = [line for line in read_metrics(run) if "fill-mask/loss" in line]
+    raw = [(line["step"], line["fill-mask/loss"]) for line in lines]
+    assert points(ax.get_lines()[0]) == raw
+    smoothed = points(by_label(ax)["base"])
+    assert [x for x, _ in smoothed] == [x for x, _ in raw]
+    assert np.ptp([y for _, y in smoothed]) < np.ptp([y for _, y in raw])
+    assert points(by_label(ax)["base, held-out"]) == [
+        (100, 6.85), (200, 6.6), (300, 6.35), (400, 6.1),
+    ]  # fmt: skip
+
+
+def test_the_axis_covers_all_that_is_drawn(run: Path) -> None:
+    figure = draw_curves([read_run(run), read_run(record(run.parent / "low", slope=3.0))])
+    for title, ax in panels(figure).items():
+        for line in ax.get_lines():
+            y = np.asarray(line.get_ydata(), float)
+            assert ax.get_ylim()[0] <= y.min(initial=np.inf), title
+            assert ax.get_ylim()[1] >= y.max(initial=-np.inf), title
+
+
+@pytest.mark.parametrize(
+    ("x", "label", "first", "last"),
+    [
+        ("steps", "steps", 10, 400),
+        ("tokens", "tokens", 40_000, 1_600_000),
+        ("hours", "hours of training", 0.005, 0.2),
+    ],
+)
+def test_what_is_to_the_right(run: Path, x: Any, label: str, first: float, last: float) -> None:
+    figure = draw_curves([read_run(run)], x=x)
+    drawn = points(by_label(figure.axes[0])["base"])
+    assert [drawn[0][0], drawn[-1][0]] == pytest.approx([first, last])
+    assert [ax.get_xlabel() for ax in figure.axes] == [*[""] * 3, *[label] * 3]
+    # Lines of held-out figures leave out tokens and time; their step tells.
+    held_out = points(by_label(figure.axes[0])["base, held-out"])
+    assert held_out[-1][0] == pytest.approx(last)
+
+
+def test_the_entropy_is_a_dashed_line(run: Path) -> None:
+    found = entropies(draw_curves([read_run(run)]).axes[0])
+    assert {height: line.get_linestyle() for height, line in found.items()} == {6.8: "--"}
+    without = draw_curves([read_run(record(run.parent / "other", entropy=None))])
+    assert list(legend(without)) == ["other", "held-out"]
+
+
+def test_several_runs_are_told_apart(run: Path) -> None:
+    runs = [read_run(run), read_run(record(run.parent / "steep", slope=2.0, entropy=7.1))]
+    figure = draw_curves(runs)
+    colours = legend(figure)
+    assert list(colours) == ["base", "steep", "held-out", "entropy of token frequencies"]
+    assert len(set(colours.values())) == 3
+    for name in ("base", "steep"):
+        for ax in figure.axes:
+            assert to_hex(by_label(ax)[name].get_color()) == colours[name]
+    found = entropies(figure.axes[0])
+    drawn = {height: to_hex(line.get_color()) for height, line in found.items()}
+    assert drawn == {6.8: colours["base"], 7.1: colours["steep"]}
+
+
+@pytest.mark.parametrize("num_runs", [2, 6, 7, 20])
+def test_every_run_has_a_colour_of_its_own(run: Path, num_runs: int) -> None:
+    ax = draw_curves([read_run(run)] * num_runs).axes[0]
+    drawn = {to_hex(line.get_color()) for line in ax.get_lines() if line.get_label() == "base"}
+    assert len(drawn) == num_runs
+
+
+def test_runs_of_one_name_are_named_by_their_paths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [record(tmp_path / name / "run") for name in ("a", "b")]
+    output = tmp_path / "both.svg"
+    assert main([*map(str, folders), "--output", str(output)]) == 0
+    assert capsys.readouterr().out == f"{output}\n"
+    drawn = output.read_text()
+    for folder in folders:
+        assert f"<!-- {folder} -->" in drawn
+
+
+def test_a_figure_that_one_run_lacks_is_drawn_of_the_other(run: Path) -> None:
+    other = run.parent / "finetuned"
+    with Metrics(other, step=0) as metrics:
+        metrics.write(step=20, **{"text-classification/accuracy": 0.9, "fill-mask/loss": np.nan})
+    figure = draw_curves([read_run(run), read_run(other)])
+    assert "classification accuracy" in panels(figure)
+    accuracy = by_label(panels(figure)["classification accuracy"])
+    assert points(accuracy["finetuned"]) == [(20, 0.9)]
+    assert points(accuracy["base"]) == []
+    assert points(by_label(figure.axes[0])["finetuned"]) == []
+
+
+def test_the_speed_of_one_run_tells_its_utilisation(run: Path) -> None:
+    with Metrics(run, step=0) as metrics:
+        for step, part in ((1, 0.1), (2, 0.4), (3, 0.41)):
+            metrics.write(step=step, tokens_per_s=1000.0, mfu=part)
+    figure = draw_curves([read_run(run)])
+    assert list(panels(figure)) == ["tokens/s (median MFU 40%)"]
+    assert list(panels(draw_curves([read_run(run)] * 2))) == ["tokens/s"]
+
+
+def test_a_run_that_is_going_on_can_be_drawn(run: Path) -> None:
+    whole = points(by_label(draw_curves([read_run(run)]).axes[0])["base"])
+    with (run / "metrics.jsonl").open("a") as stream:
+        stream.write('{"step": 410, "fill-mask/lo')
+    assert points(by_label(draw_curves([read_run(run)]).axes[0])["base"]) == whole
+
+
+def test_a_real_run_can_be_drawn(pretrained: Path, tmp_path: Path) -> None:
+    ax = panels(draw_curves([read_run(pretrained)]))["masked loss (nats)"]
+    lines = [line for line in read_metrics(pretrained) if "fill-mask/loss" in line]
+    assert points(ax.get_lines()[0]) == [(line["step"], line["fill-mask/loss"]) for line in lines]
+    assert main([str(pretrained), "--output", str(tmp_path / "curves.png")]) == 0
+
+
+def test_one_runs_layers_have_a_line_for_each_record(run: Path) -> None:
+    figure = draw_layers([read_layers(run)])
+    distance, angle, bar = figure.axes
+    assert [ax.get_title() for ax in (distance, angle)] == [
+        "L2 distance of input and output",
+        "angle of input and output (degrees)",
+    ]
+    assert list(by_label(distance)) == [f"step {step}" for step in (100, 200, 300, 400)]
+    assert points(by_label(distance)["step 200"]) == [(1, 20), (2, 10), (3, 5)]
+    assert points(by_label(angle)["step 200"]) == [(1, 40), (2, 30), (3, 20)]
+    assert len({to_hex(line.get_color()) for line in distance.get_lines()}) == 4
+    assert bar.get_ylim() == (100, 400)
+
+
+def test_layers_recorded_once_can_be_drawn(tmp_path: Path) -> None:
+    with Metrics(tmp_path, step=0) as metrics:
+        metrics.write_layers(step=7, layers=layers(7))
+    figure = draw_layers([read_layers(tmp_path)])
+    save_figure(figure, tmp_path / "layers.png")
+    assert list(by_label(figure.axes[0])) == ["step 7"]
+
+
+def test_several_runs_layers_are_those_of_their_ends(run: Path) -> None:
+    figure = draw_layers([read_layers(run), read_layers(record(run.parent / "other"))])
+    assert list(legend(figure)) == ["base (step 400)", "other (step 400)"]
+    distance, _ = figure.axes
+    assert points(by_label(distance)["base (step 400)"]) == [(1, 40), (2, 20), (3, 10)]
+    assert len(distance.get_lines()) == 2
+
+
+@pytest.mark.parametrize("options", [["--x", "hours"], ["--layers"]])
+@pytest.mark.parametrize("num_runs", [1, 2])
+def test_pictures_are_twelve_hundred_pixels_wide(
+    run: Path, options: list[str], num_runs: int
+) -> None:
+    output = run / "picture.png"
+    assert main([*[str(run)] * num_runs, *options, "--output", str(output)]) == 0
+    height, width, _ = imread(output).shape
+    assert width == 1200
+    assert 400 < height < 800
+    assert not list(run.glob("*.partial"))
+
+
+def test_without_a_name_the_picture_lies_here(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run)
+    assert main(["."]) == 0
+    assert main([".", "--layers"]) == 0
+    assert imread(run / "curves.png").any()
+    assert imread(run / "layers.png").any()
+
+
+def layers_line(num_layers: int) -> str:
+    values = [1.0] * num_layers
+    return json.dumps({"step": 1, "distance": values, "angle_degrees": values})
+
+
+def append(name: str, content: bytes) -> Callable[[Path], Any]:
+    def damage(folder: Path) -> None:
+        with (folder / name).open("ab") as stream:
+            stream.write(content)
+
+    return damage
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no run": (lambda run: (run / "metrics.jsonl").unlink(), r"base has no metrics\.jsonl; give"),
+    "empty": (lambda run: (run / "metrics.jsonl").write_text(""), r"metrics\.jsonl is empty"),
+    "cut": (lambda run: (run / "metrics.jsonl").write_text('{"st'), r"metrics\.jsonl is empty"),
+    "no JSON": (append("metrics.jsonl", b"{step\n"), r"metrics\.jsonl line 45 is not JSON.*delete"),
+    "no text": (append("metrics.jsonl", b"\xff\xfe\n"), "line 45 is not JSON"),
+    "blank": (append("metrics.jsonl", b"\n"), "line 45 is not JSON"),
+    "no object": (append("metrics.jsonl", b"3\n"), "line 45 has no step; delete"),
+    "no step": (append("metrics.jsonl", b'{"loss": 1}\n'), "line 45 has no step"),
+    "no number": (append("metrics.jsonl", b'{"step": 1, "loss": "x"}\n'), "45 must hold numbers"),
+    "other figures": (
+        lambda run: (run / "metrics.jsonl").write_text('{"step": 1, "mood": 2}\n'),
+        "base: no figure that can be drawn",
+    ),
+    "no note": (append("run.json", b"}"), r"run\.json is not what a run writes"),
+    "other note": (lambda run: (run / "run.json").write_text("[]"), "is not what a run writes"),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)
+def test_damaged_runs_are_refused(
+    run: Path, damage: Callable[[Path], Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(run)
+    with pytest.raises(RecordError, match=message):
+        draw_curves([read_run(run)])
+    assert main([str(run), "--output", str(run / "curves.png")]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert told.count("\n") == 1
+    assert not (run / "curves.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"base has no layers\.jsonl"),
+        ("", "is empty"),
+        ('{"step": 1}\n', "line 1 must hold a step, distance and angle_degrees"),
+        ('{"step": 1, "distance": [], "angle_degrees": []}\n', "line 1 must hold"),
+        ('{"step": 1, "distance": [1], "angle_degrees": [1, 2]}\n', "line 1 must hold"),
+        ('{"step": 1, "distance": ["1"], "angle_degrees": [1]}\n', "line 1 must hold"),
+        ('{"step": 1, "distance": 1, "angle_degrees": 2}\n', "line 1 must hold"),
+        (
+            "\n".join([layers_line(1), layers_line(2), ""]),
+            "different numbers of layers",
+        ),
+    ],
+)
+def test_damaged_layers_are_refused(run: Path, content: str | None, message: str) -> None:
+    (run / "layers.jsonl").unlink()
+    if content is not None:
+        (run / "layers.jsonl").write_text(content)
+    with pytest.raises(RecordError, match=message):
+        read_layers(run)
+
+
+@pytest.mark.parametrize("x", ["tokens", "hours"])
+def test_a_run_that_does_not_say_where_it_was(tmp_path: Path, x: Any) -> None:
+    with Metrics(tmp_path, step=0) as metrics:
+        metrics.write(step=1, grad_norm=1.0)
+    with pytest.raises(RecordError, match=r"records no (tokens|elapsed_s); give --x steps"):
+        draw_curves([read_run(tmp_path)], x=x)
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("curves", r"curves must end in \.png"),
+        ("curves.doc", r"curves\.doc must end in \.png"),
+        ("missing/curves.png", "No such file or directory: '.*curves.png"),
+        ("folder.png", "Is a directory: '.*folder.png'"),
+    ],
+)
+def test_a_picture_that_cannot_be_written(
+    run: Path, output: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "folder.png").mkdir()
+    assert main([str(run), "--output", str(run / output)]) == 1
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert re.search(message, told), told
+
+
+def test_a_full_disk_leaves_the_picture_before(run: Path) -> None:
+    output = run / "curves.png"
+    output.write_bytes(b"before")
+    figure = draw_curves([read_run(run)])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large: '.*curves\.png'"):
+            save_figure(figure, output)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert output.read_bytes() == b"before"
+
+
+@given(st.lists(st.floats(-1e6, 1e6), max_size=300))
+def test_smoothing_stays_within_what_it_smooths(values: list[float]) -> None:
+    given_P = np.array(values, np.float64)
+    smoothed = smooth(given_P, 0.04)
+    assert smoothed.shape == given_P.shape
+    if values:
+        assert smoothed.min() >= given_P.min() - 1e-3
+        assert smoothed.max() <= given_P.max() + 1e-3
+
+
+@given(st.integers(0, 300), st.floats(-10, 10), st.floats(-10, 10))
+def test_smoothing_leaves_a_straight_line(num_points: int, slope: float, offset: float) -> None:
+    line = slope * np.arange(num_points, dtype=np.float64) + offset
+    assert smooth(line, 0.04) == pytest.approx(line, abs=1e-6)
+
+
+def test_smoothing_is_the_mean_of_neighbours() -> None:
+    values = np.random.default_rng(0).standard_normal(100)
+    smoothed = smooth(values, 0.04)
+    assert smoothed[50] == pytest.approx(values[46:55].mean())
+    assert smoothed[2] == pytest.approx(values[0:5].mean())
+    assert smoothed[0] == values[0]
+    assert smooth(values, 0.0) == pytest.approx(values)
+
+
+def test_matplotlib_is_imported_only_to_draw() -> None:
+    code = "import sys, training.plot; print('matplotlib' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"

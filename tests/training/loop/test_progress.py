@@ -1,0 +1,154 @@
+"""Runs end when they shall, are told apart, and leave no half-written line or file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training import options
+from training.loop.progress import Progress, RunError, Stability, is_known_run, record_run
+from training.signals import StopFlag
+
+
+def test_progress_is_that_of_the_nearer_end() -> None:
+    assert Progress(num_steps=10, budget_s=None, step=3).done == 0.3
+    assert Progress(num_steps=None, budget_s=100, elapsed_s=25).done == 0.25
+    assert Progress(num_steps=10, budget_s=100, step=3, elapsed_s=25).done == 0.3
+    assert Progress(num_steps=10, budget_s=100, step=3, elapsed_s=75).done == 0.75
+    assert Progress(num_steps=10, budget_s=None, step=12).done == 1.0
+
+
+def test_the_clock_runs_from_its_start() -> None:
+    progress = Progress(num_steps=None, budget_s=1000, elapsed_s=5)
+    assert progress.seconds == 5
+    progress.start_clock()
+    assert progress.seconds > 5
+
+
+def test_a_run_needs_an_end() -> None:
+    with pytest.raises(RunError, match="give --steps or --budget"):
+        Progress(num_steps=None, budget_s=None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_sets_the_flag_and_a_second_one_ends(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with StopFlag() as stop:
+        assert stop.signal is None
+        os.kill(os.getpid(), number)
+        assert stop.signal == number
+        with pytest.raises(SystemExit, match=str(128 + number)):
+            os.kill(os.getpid(), number)
+    assert signal.getsignal(number) is before
+
+
+def test_an_echo_of_a_signal_is_no_second_one() -> None:
+    """A scheduler signals torchrun, which passes it on, and its processes as well."""
+    with StopFlag(echo_s=3600) as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.signal == signal.SIGTERM
+    with StopFlag(echo_s=1e-9):
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(SystemExit, match="143"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_steps_left_out_in_a_row_make_a_run_lost() -> None:
+    stability = Stability(patience=2)
+    for is_finite, num_in_a_row in [(False, 1), (True, 0), (False, 1), (False, 2)]:
+        assert not stability.is_lost
+        stability.take(is_finite=is_finite)
+        assert stability.num_in_a_row == num_in_a_row
+    assert stability.is_lost
+    assert stability.num_skipped == 3
+
+
+def test_each_return_halves_the_rates_until_there_were_too_many() -> None:
+    stability = Stability(max_rollbacks=2)
+    assert stability.rate_factor == 1
+    for factor in (0.5, 0.25):
+        stability.roll_back()
+        assert stability.rate_factor == factor
+    with pytest.raises(RunError, match=r"and was not after 2 returns .*start again with lower"):
+        stability.roll_back()
+
+
+SETTINGS: dict[str, Any] = {"settings": {"seed": 0, "lr": 0.1, "budget": None}, "files": ["a"]}
+
+
+def test_a_run_is_known_by_its_settings(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    assert not is_known_run(folder, SETTINGS)
+    record_run(folder, SETTINGS)
+    assert is_known_run(folder, SETTINGS)
+    assert is_known_run(folder, {**SETTINGS, "added": 1})
+    with pytest.raises(
+        RunError, match=r"holds a run with seed 0, not 1; files \['a'\], not \['b'\]"
+    ):
+        is_known_run(folder, {"settings": {**SETTINGS["settings"], "seed": 1}, "files": ["b"]})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"{", "is not JSON: "), (b"[]", "is not a JSON object; "), (b"\xff", "is not JSON: ")],
+)
+def test_a_damaged_note(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(RunError, match=rf"run\.json {message}.*give another --output"):
+        is_known_run(tmp_path, SETTINGS)
+
+
+def test_a_run_of_an_earlier_version_is_told_before_its_settings_are(tmp_path: Path) -> None:
+    """It has its state beside the checkpoint, and other names for its settings."""
+    record_run(tmp_path, {"settings": {"seed": 1, "muon_lr": 0.1}})
+    (tmp_path / "state.pt").write_bytes(b"")
+    with pytest.raises(RunError) as caught:
+        is_known_run(tmp_path, SETTINGS)
+    assert str(caught.value) == (
+        f"{tmp_path} holds a run of an earlier version; give another --output, and "
+        f"--initialize-from {tmp_path}/checkpoint to begin with its weights"
+    )
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "value"),
+    [
+        (options.parse_duration, "90s", 90.0),
+        (options.parse_duration, "25m", 1500.0),
+        (options.parse_duration, "1.5h", 5400.0),
+        (options.parse_count, "7", 7),
+        (options.parse_seed, "0", 0),
+        (options.parse_positive, "1e-3", 0.001),
+        (options.parse_part, "0", 0.0),
+        (options.parse_part, "1", 1.0),
+    ],
+)
+def test_options_that_are_well_written(
+    parse: Callable[[str], float], text: str, value: float
+) -> None:
+    assert parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("parse", "texts", "message"),
+    [
+        (options.parse_duration, ["", "5", "m", "-1s", "0s", "infh", "nans", "1d"], "90s, 25m"),
+        (options.parse_count, ["", "0", "-1", "1.5", "x"], "no whole number from 1"),
+        (options.parse_seed, ["-1", "x"], "no whole number from 0"),
+        (options.parse_positive, ["0", "-1", "nan", "inf", "x"], "no number above 0"),
+        (options.parse_part, ["-0.1", "1.1", "nan", "x"], "no number from 0 to 1"),
+    ],
+)
+def test_options_that_are_not(
+    parse: Callable[[str], float], texts: list[str], message: str
+) -> None:
+    for text in texts:
+        with pytest.raises(argparse.ArgumentTypeError, match=message):
+            parse(text)

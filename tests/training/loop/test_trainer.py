@@ -1,0 +1,339 @@
+"""A run that was killed, stopped, rolled back or measured ends as one that was not."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Sequence
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.processes import (
+    Ended,
+    Fate,
+    all_of,
+    before_attempt,
+    before_step,
+    count_time,
+    die,
+    get_signals,
+    in_validation,
+    kill_workers,
+    lead_a_group,
+    run_apart,
+    signal_group,
+    spoil,
+)
+from tests.training.support import checkpoint_state, equal, hf_load, read_metrics, same_weights
+from training.optim.optimizers import Schedule
+
+OFTEN = ("--save-every", "0.0001s")
+NEVER = ("--save-every", "10h")
+STEPS = list(range(1, 9))
+
+
+def reports(folder: Path) -> list[dict[str, float]]:
+    """The lines of metrics on steps, not those on held-out text."""
+    return [line for line in read_metrics(folder) if "lr_factor" in line]
+
+
+def check_same(folder: Path, tiny: Path) -> None:
+    assert same_weights(folder, tiny)
+    assert [line["step"] for line in reports(folder)] == STEPS
+
+
+@pytest.mark.parametrize("saving", [OFTEN, NEVER], ids=["often", "never"])
+@pytest.mark.parametrize("deaths", [(1,), (5,), (8,), (2, 3, 3, 7)])
+def test_a_killed_run_ends_with_the_same_weights(
+    tiny: Path,
+    tiny_options: list[str],
+    tmp_path: Path,
+    deaths: Sequence[int],
+    saving: tuple[str, str],
+) -> None:
+    """However often it dies; it has dropout, and two passes a step."""
+    folder = tmp_path / "run"
+    for step in deaths:
+        ended = run_apart(tiny_options, folder, *saving, fate=partial(before_step, step, die))
+        assert ended.status == -signal.SIGKILL
+    ended = run_apart(tiny_options, folder, *saving)
+    assert ended.status == 0
+    assert f"going on from step {deaths[-1] - 1 if saving is OFTEN else 0}\n" in ended.out
+    check_same(folder, tiny)
+
+
+def test_a_killed_run_with_workers_ends_with_the_same_weights(
+    tiny: Path, tiny_options: list[str], tmp_path: Path
+) -> None:
+    options = [*tiny_options, "--workers", "1", *OFTEN]
+    ended = run_apart(options, tmp_path / "run", fate=partial(before_step, 6, die))
+    assert ended.status == -signal.SIGKILL
+    assert run_apart(options, tmp_path / "run").status == 0
+    check_same(tmp_path / "run", tiny)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_ends_the_run_after_its_step(
+    tiny: Path, tiny_options: list[str], tmp_path: Path, number: signal.Signals
+) -> None:
+    fate = partial(before_step, 3, partial(get_signals, number))
+    ended = run_apart(tiny_options, tmp_path / "run", *NEVER, fate=fate)
+    assert (ended.status, ended.err) == (128 + number, "")
+    assert "stopped at 37.5%; the same command goes on\n" in ended.out
+    assert checkpoint_state(tmp_path / "run")["step"] == 3
+    ended = run_apart(tiny_options, tmp_path / "run")
+    assert ended.status == 0
+    assert "going on from step 3\n" in ended.out
+    check_same(tmp_path / "run", tiny)
+
+
+def test_a_second_signal_ends_the_run_at_once(
+    tiny: Path, tiny_options: list[str], tmp_path: Path
+) -> None:
+    fate = partial(before_step, 3, partial(get_signals, signal.SIGINT, signal.SIGTERM))
+    ended = run_apart(tiny_options, tmp_path / "run", *NEVER, fate=fate)
+    assert (ended.status, ended.err) == (128 + signal.SIGTERM, "")
+    assert checkpoint_state(tmp_path / "run")["step"] == 0
+    assert run_apart(tiny_options, tmp_path / "run").status == 0
+    check_same(tmp_path / "run", tiny)
+
+
+def test_a_signal_in_the_last_step_does_not_undo_the_end(
+    tiny: Path, tiny_options: list[str], tmp_path: Path
+) -> None:
+    fate = partial(before_step, 8, partial(get_signals, signal.SIGTERM))
+    assert run_apart(tiny_options, tmp_path / "run", fate=fate).status == 0
+    check_same(tmp_path / "run", tiny)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_to_the_workers_as_well_ends_the_run_after_its_step(
+    tiny: Path, tiny_options: list[str], tmp_path: Path, number: signal.Signals
+) -> None:
+    """As from a terminal, torchrun, or a scheduler that stops all processes of a job."""
+    options = [*tiny_options, "--workers", "1", *NEVER]
+    fate = partial(all_of, lead_a_group, partial(before_step, 3, partial(signal_group, number)))
+    ended = run_apart(options, tmp_path / "run", fate=fate)
+    assert (ended.status, ended.err) == (128 + number, "")
+    assert checkpoint_state(tmp_path / "run")["step"] == 3
+    assert run_apart(options, tmp_path / "run").status == 0
+    check_same(tmp_path / "run", tiny)
+
+
+def test_a_worker_that_dies_ends_the_run_in_one_line(
+    tiny: Path, tiny_options: list[str], tmp_path: Path
+) -> None:
+    options = [*tiny_options, "--workers", "1", *OFTEN]
+    ended = run_apart(options, tmp_path / "run", fate=partial(before_step, 3, kill_workers))
+    assert ended.status == 1
+    assert ended.err.startswith("error: a process that makes batches has ended: DataLoader worker")
+    assert ended.err.endswith("; the same command goes on from the last checkpoint\n")
+    assert run_apart(options, tmp_path / "run").status == 0
+    check_same(tmp_path / "run", tiny)
+
+
+@pytest.fixture
+def measured(tiny_options: list[str]) -> list[str]:
+    """The run with itself as held-out text."""
+    shards = tiny_options[tiny_options.index("--shards") + 1]
+    return [*tiny_options, "--validation", shards, "--validate-every", "3"]
+
+
+def test_measuring_on_held_out_text_leaves_the_run_as_it_is(
+    tiny: Path, measured: list[str], tmp_path: Path
+) -> None:
+    ended = run_apart(measured, tmp_path / "run", *OFTEN, fate=partial(before_step, 5, die))
+    assert ended.status == -signal.SIGKILL
+    assert run_apart(measured, tmp_path / "run").status == 0
+    check_same(tmp_path / "run", tiny)
+    lines = [line for line in read_metrics(tmp_path / "run") if "lr_factor" not in line]
+    assert [line["step"] for line in lines] == [3, 6]
+    for line in lines:
+        assert 0 < line["validation/fill-mask/loss"] < 10
+        assert 0 <= line["validation/sentence-order/accuracy"] <= 1
+    layers = (tmp_path / "run" / "layers.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in layers] == [3, 6]
+    assert all(len(json.loads(line)["distance"]) == 3 for line in layers)
+
+
+def test_a_signal_does_not_wait_for_the_end_of_a_measurement(
+    tiny: Path, measured: list[str], tmp_path: Path
+) -> None:
+    """What is not measured to its end is not recorded."""
+    fate = partial(in_validation, partial(get_signals, signal.SIGTERM))
+    assert run_apart(measured, tmp_path / "run", fate=fate).status == 128 + signal.SIGTERM
+    assert checkpoint_state(tmp_path / "run")["step"] == 3
+    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1, 2, 3]
+    assert run_apart(measured, tmp_path / "run").status == 0
+    check_same(tmp_path / "run", tiny)
+
+
+def weights_and_moments(folder: Path, step: int) -> tuple[bytes, object]:
+    checkpoint = folder / "checkpoints" / f"step-0000000{step}"
+    state = torch.load(checkpoint / "state.pt", weights_only=True)
+    return (checkpoint / "model.safetensors").read_bytes(), state["optimizers"]
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(
+    tiny: Path, tiny_options: list[str], tmp_path: Path
+) -> None:
+    """With signals, as no checkpoint is written amidst steps that are left out."""
+    folder = tmp_path / "run"
+    stop = partial(before_attempt, 1, partial(get_signals, signal.SIGTERM))
+    for step in range(1, 6):
+        fate = partial(all_of, stop, partial(spoil, {1} if step in (3, 4) else ()))
+        ended = run_apart(tiny_options, folder, "--keep", "9", fate=fate)
+        assert ended.status == 128 + signal.SIGTERM
+        is_told = f"step {step} left out: its gradient is not finite\n" in ended.out
+        assert is_told == (step in (3, 4))
+    (old, moments), *others = (weights_and_moments(folder, step) for step in (2, 3, 4))
+    for bytes_, state in others:
+        assert bytes_ == old
+        assert equal(state, moments)
+    assert weights_and_moments(folder, 5)[0] != old
+    assert run_apart(tiny_options, folder).status == 0
+    lines = reports(folder)
+    assert [line["step"] for line in lines] == STEPS
+    assert [line.get("skipped", 0) for line in lines] == [0, 0, 1, 2, 2, 2, 2, 2]
+    assert ["fill-mask/loss" in line for line in lines] == [step not in (3, 4) for step in STEPS]
+    assert not same_weights(folder, tiny)
+
+
+def rolled_back(options: Sequence[str], folder: Path, *fates: Fate) -> Ended:
+    """A run whose steps 4 to 8 come to nothing the first time; it saved the third."""
+    return run_apart(
+        options, folder, *OFTEN, fate=partial(all_of, partial(spoil, range(4, 9)), *fates)
+    )
+
+
+def halve_rates(checkpoint: Path) -> None:
+    """Write into a checkpoint's state that the run once went back, and make that whole."""
+    state = torch.load(checkpoint / "state.pt", weights_only=True)
+    state["stability"]["num_rollbacks"] = 1
+    torch.save(state, checkpoint / "state.pt")
+    hashes = json.loads((checkpoint / "hashes.json").read_text())
+    hashes["state.pt"] = sha256((checkpoint / "state.pt").read_bytes()).hexdigest()
+    (checkpoint / "hashes.json").write_text(json.dumps(hashes))
+
+
+def test_steps_that_come_to_nothing_are_undone_at_half_the_rate(
+    tiny: Path, tiny_options: list[str], tmp_path: Path
+) -> None:
+    """As if the run had been stopped at its last checkpoint and gone on with half its rates."""
+    folder, oracle = tmp_path / "run", tmp_path / "oracle"
+    ended = rolled_back(tiny_options, folder)
+    assert ended.status == 0
+    assert (
+        "back at step 3 after 5 steps whose gradient was not finite; "
+        "rates are 0.5 of what they were\n"
+    ) in ended.out
+    lines = reports(folder)
+    assert [line["step"] for line in lines] == STEPS
+    assert [line.get("skipped", 0) for line in lines] == [0, 0, 0, 5, 5, 5, 5, 5]
+    for line, before in zip(lines, reports(tiny), strict=True):
+        factor = 1 if line["step"] <= 3 else 0.5
+        assert line["lr_factor"] == pytest.approx(factor * before["lr_factor"], rel=1e-5)
+
+    stop = partial(before_step, 3, partial(get_signals, signal.SIGTERM))
+    assert run_apart(tiny_options, oracle, fate=stop).status == 128 + signal.SIGTERM
+    halve_rates(oracle / "checkpoints" / "step-00000003")
+    assert run_apart(tiny_options, oracle).status == 0
+    assert weights_and_moments(folder, 8)[0] == weights_and_moments(oracle, 8)[0]
+    assert equal(weights_and_moments(folder, 8)[1], weights_and_moments(oracle, 8)[1])
+    assert not same_weights(oracle, tiny)
+
+
+def test_a_run_that_went_back_keeps_its_rate_over_a_kill(
+    tiny_options: list[str], tmp_path: Path
+) -> None:
+    """From its first checkpoint after the return on."""
+    assert rolled_back(tiny_options, tmp_path / "whole").status == 0
+    dies = partial(before_attempt, 11, die)  # at step 6, when steps 4 and 5 are saved
+    assert rolled_back(tiny_options, tmp_path / "run", dies).status == -signal.SIGKILL
+    ended = run_apart(tiny_options, tmp_path / "run")
+    assert "going on from step 5\n" in ended.out
+    assert same_weights(tmp_path / "run", tmp_path / "whole")
+    assert [line["step"] for line in reports(tmp_path / "run")] == STEPS
+
+
+def test_a_run_killed_right_after_it_went_back_tries_again_at_full_rate(
+    tiny: Path, tiny_options: list[str], tmp_path: Path
+) -> None:
+    """Its checkpoint is from before: what comes to nothing by itself, will again."""
+    dies = partial(before_attempt, 9, die)
+    assert rolled_back(tiny_options, tmp_path / "run", dies).status == -signal.SIGKILL
+    ended = run_apart(tiny_options, tmp_path / "run")
+    assert "going on from step 3\n" in ended.out
+    check_same(tmp_path / "run", tiny)
+
+
+def test_a_gradient_that_is_never_finite_ends_the_run(
+    tiny: Path, tiny_options: list[str], tmp_path: Path
+) -> None:
+    fate = partial(spoil, range(4, 1000))
+    ended = run_apart(tiny_options, tmp_path / "run", *OFTEN, fate=fate)
+    assert ended.status == 1
+    assert ended.err == (
+        "error: the gradient is not finite, and was not after 4 returns to the last checkpoint, "
+        "each at half the rate; start again with lower rates\n"
+    )
+    assert ended.out.count("back at step 3 after 5 steps") == 4
+    assert checkpoint_state(tmp_path / "run")["step"] == 3
+    assert run_apart(tiny_options, tmp_path / "run").status == 0  # the cause was not in the run
+    check_same(tmp_path / "run", tiny)
+
+
+@pytest.fixture
+def budgeted(tiny_options: list[str]) -> list[str]:
+    """A run of 10 seconds, without a number of steps."""
+    at = tiny_options.index("--steps")
+    rest = [*tiny_options[:at], *tiny_options[at + 2 :]]
+    return [*rest, "--budget", "10s", "--schedule", "linear", "--warmup", "0.1"]
+
+
+def test_a_budget_is_the_length_of_the_schedule(budgeted: list[str], tmp_path: Path) -> None:
+    """Also over a kill: the seconds up to the last checkpoint count."""
+    tick = partial(count_time, 0.5)
+    assert run_apart(budgeted, tmp_path / "whole", fate=tick).status == 0
+    schedule = Schedule(kind="linear", warmup=0.1)
+    wanted = [schedule.factor(step / 20) for step in range(20)]
+    factors = [line["lr_factor"] for line in reports(tmp_path / "whole")]
+    assert factors == pytest.approx(wanted, rel=1e-5)
+    assert factors[-1] == pytest.approx(0.05)
+    assert checkpoint_state(tmp_path / "whole")["elapsed_s"] == 10
+    hf_load("AlbertForPreTraining", tmp_path / "whole" / "checkpoint")
+
+    dies = partial(all_of, tick, partial(before_step, 13, die))
+    assert run_apart(budgeted, tmp_path / "run", *OFTEN, fate=dies).status == -signal.SIGKILL
+    assert run_apart(budgeted, tmp_path / "run", fate=tick).status == 0
+    assert same_weights(tmp_path / "run", tmp_path / "whole")
+    assert reports(tmp_path / "run")[-1]["step"] == 20
+
+
+def test_a_return_to_a_checkpoint_gives_no_time_back(budgeted: list[str], tmp_path: Path) -> None:
+    fate = partial(all_of, partial(count_time, 0.5), partial(spoil, range(11, 16)))
+    assert run_apart(budgeted, tmp_path / "run", *OFTEN, fate=fate).status == 0
+    state = checkpoint_state(tmp_path / "run")
+    assert state["step"] == 20 - 5
+    assert state["elapsed_s"] == 10
+
+
+def test_a_run_that_is_done_stays_as_it_is(
+    tiny: Path, tiny_options: list[str], tmp_path: Path
+) -> None:
+    """TensorBoard alone makes an empty file each time that it is opened."""
+
+    def contents() -> dict[str, bytes]:
+        files = [file for file in folder.rglob("*") if file.is_file()]
+        return {str(file): file.read_bytes() for file in files if file.parent.name != "tensorboard"}
+
+    folder = tmp_path / "run"
+    assert run_apart(tiny_options, folder).status == 0
+    before = contents()
+    assert run_apart(tiny_options, folder, *OFTEN, "--report-every", "2").status == 0
+    assert contents() == before
+    check_same(folder, tiny)

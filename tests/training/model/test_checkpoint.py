@@ -1,0 +1,415 @@
+"""Checkpoints go to `transformers` and come from it unchanged, and bad ones are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+
+from albert_serve.config import AlbertConfig, Sharing
+from albert_serve.tokenizer import AlbertTokenizer
+from tests.training.support import (
+    HF_CLASSES,
+    SIZES,
+    TINY,
+    assert_close,
+    hf_load,
+    hf_logits,
+    hf_model,
+    our_logits,
+    our_model,
+    ragged,
+)
+from training.model.checkpoint import (
+    CheckpointError,
+    cut_positions,
+    expand_for_hf,
+    find_tasks,
+    grow_depth,
+    load_checkpoint,
+    parameters,
+    put_in_place,
+    save_checkpoint,
+    write_atomically,
+)
+from training.model.heads import AlbertForTasks
+
+each_class = pytest.mark.parametrize("class_name", HF_CLASSES)
+GROUPED = replace(TINY, num_groups=2, num_inner_layers=2)
+
+
+@each_class
+@torch.no_grad()
+def test_transformers_loads_ours(tmp_path: Path, class_name: str) -> None:
+    ours = our_model(GROUPED, HF_CLASSES[class_name])
+    save_checkpoint(ours, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architectures"] == [class_name]
+    theirs = hf_load(class_name, tmp_path)
+    assert_close(our_logits(ours.double(), ragged()), hf_logits(theirs.double(), ragged()))
+
+
+@each_class
+@torch.no_grad()
+def test_we_load_those_of_transformers(tmp_path: Path, class_name: str) -> None:
+    theirs = hf_model(GROUPED, class_name)
+    theirs.save_pretrained(tmp_path)
+    ours = load_checkpoint(tmp_path).eval()
+    assert tuple(ours.tasks) == HF_CLASSES[class_name]
+    assert ours.config == GROUPED
+    assert_close(our_logits(ours.double(), ragged()), hf_logits(theirs.double(), ragged()))
+
+
+@torch.no_grad()
+def test_every_head_of_one_file_is_loaded_by_its_class(tmp_path: Path) -> None:
+    """`transformers` takes the number of labels for that of order and of span logits, too."""
+    ours = our_model(TINY, tuple(task for task in SIZES if task != "multiple-choice"))
+    save_checkpoint(ours, tmp_path)
+    logits = our_logits(ours, ragged())
+    for class_name in HF_CLASSES:
+        num_labels = 3 if class_name == "AlbertForSequenceClassification" else 2
+        if class_name != "AlbertForMultipleChoice":
+            theirs = hf_logits(hf_load(class_name, tmp_path, num_labels=num_labels), ragged())
+            assert_close({task: logits[task] for task in theirs}, theirs, limit=1e-4)
+
+
+@pytest.mark.parametrize("sharing", ["all", "attention", "ffn", "none"])
+def test_every_sharing_comes_back_each_weight_stored_once(tmp_path: Path, sharing: Sharing) -> None:
+    config = replace(GROUPED, sharing=sharing)
+    model = our_model(config, ("fill-mask", "sentence-order"))
+    save_checkpoint(model, tmp_path)
+    loaded = load_checkpoint(tmp_path)
+    assert loaded.config == config
+    assert loaded.tasks == model.tasks
+    stored = load_file(tmp_path / "model.safetensors")
+    expected = parameters(model)
+    assert stored.keys() == expected.keys() == parameters(loaded).keys()
+    assert sum(t.numel() for t in stored.values()) == sum(p.numel() for p in model.parameters())
+    for name, parameter in parameters(loaded).items():
+        assert torch.equal(parameter, expected[name])
+
+
+@pytest.mark.parametrize("sharing", ["all", "attention", "ffn", "none"])
+@torch.no_grad()
+def test_any_sharing_can_be_written_out_for_transformers(
+    tmp_path: Path, sharing: Sharing, vocab_dir: Path
+) -> None:
+    ours = our_model(
+        replace(GROUPED, sharing=sharing), ("fill-mask", "sentence-order", "text-classification")
+    )
+    names = {"id2label": {"0": "bad", "1": "fair", "2": "good"}}
+    save_checkpoint(ours, tmp_path / "a", tokenizer_from=vocab_dir, extra_config=names)
+    expand_for_hf(tmp_path / "a", tmp_path / "b")
+    theirs = hf_load("AlbertForPreTraining", tmp_path / "b", num_labels=2).double()
+    assert theirs.config.num_hidden_groups == 4
+    logits = our_logits(ours.double(), ragged())
+    del logits["text-classification"]
+    assert_close(logits, hf_logits(theirs, ragged()))
+    classifier = hf_load("AlbertForSequenceClassification", tmp_path / "b")
+    assert classifier.config.id2label == {0: "bad", 1: "fair", 2: "good"}
+    assert (tmp_path / "b" / "tokenizer.json").is_file()
+
+
+@torch.no_grad()
+def test_a_bare_backbone_of_transformers_is_loaded(tmp_path: Path) -> None:
+    theirs = hf_model(TINY, "AlbertModel")
+    theirs.save_pretrained(tmp_path)
+    ours = load_checkpoint(tmp_path, {"sentence-order": 2})
+    assert_close(
+        {"hidden": ours(ragged((16, 16)))},
+        {"hidden": theirs(input_ids=(b := ragged((16, 16))).ids, token_type_ids=b.types)[0]},
+        limit=1e-4,
+    )
+    assert ours.pooler is not None
+    assert torch.equal(ours.pooler.dense.weight, theirs.pooler.weight)
+
+
+def test_heads_that_the_file_lacks_start_fresh(tmp_path: Path) -> None:
+    model = our_model(TINY, ("fill-mask", "text-classification"))
+    save_checkpoint(model, tmp_path)
+    loaded = load_checkpoint(
+        tmp_path, {"text-classification": 5, "question-answering": 2, "fill-mask": 50}
+    )
+    ours, theirs = parameters(loaded), parameters(model)
+    for name in ours.keys() & theirs.keys() - {"classifier.weight", "classifier.bias"}:
+        assert torch.equal(ours[name], theirs[name]), name
+    assert ours["classifier.weight"].shape == (5, 24)
+    for name in ("classifier", "qa_outputs"):
+        assert not ours[f"{name}.bias"].any()
+        assert ours[f"{name}.weight"].abs().max() <= 0.04 + 1e-6
+
+
+def test_the_architecture_tells_a_choice_from_a_regression(tmp_path: Path) -> None:
+    shapes = {"classifier.bias": (1,)}
+    assert find_tasks(shapes) == {"text-classification": 1}
+    assert find_tasks(shapes, ["AlbertForMultipleChoice"]) == {"multiple-choice": 1}
+    assert find_tasks({"classifier.bias": (3,)}, ["AlbertForMultipleChoice"]) == {
+        "text-classification": 3
+    }
+    save_checkpoint(our_model(TINY, ("fill-mask", "multiple-choice")), tmp_path)
+    assert load_checkpoint(tmp_path).tasks == {"fill-mask": 50, "multiple-choice": 1}
+
+
+def test_labels_without_names_are_numbered(tmp_path: Path) -> None:
+    save_checkpoint(our_model(TINY, ("text-classification",)), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["id2label"] == {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"}
+    assert config["label2id"] == {"LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2}
+
+
+def test_names_that_are_given_stand_alone(tmp_path: Path) -> None:
+    names = {"id2label": {"0": "a", "1": "b", "2": "c"}}
+    save_checkpoint(our_model(TINY, ("text-classification",)), tmp_path, extra_config=names)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["id2label"] == names["id2label"]
+    assert "label2id" not in config
+
+
+def test_weights_that_are_given_are_saved_in_place_of_the_model_s(tmp_path: Path) -> None:
+    """A model whose own are spread over processes."""
+    model, other = (our_model(TINY, ("fill-mask",), seed) for seed in (0, 1))
+    save_checkpoint(model, tmp_path, tensors=parameters(other))
+    for name, parameter in parameters(load_checkpoint(tmp_path)).items():
+        assert torch.equal(parameter, parameters(other)[name])
+    given = {**parameters(other), "predictions.bias": torch.full((50,), torch.nan)}
+    with pytest.raises(CheckpointError, match=r"not saved: predictions\.bias hold"):
+        save_checkpoint(model, tmp_path, tensors=given)
+
+
+def test_the_tokenizer_is_copied_along(tmp_path: Path, vocab_dir: Path) -> None:
+    save_checkpoint(our_model(TINY, ()), tmp_path, tokenizer_from=vocab_dir)
+    for name in ("tokenizer.json", "spiece.model"):
+        assert (tmp_path / name).read_bytes() == (vocab_dir / name).read_bytes()
+
+
+def test_transformers_gives_the_types_of_pairs(tmp_path: Path, vocab_dir: Path) -> None:
+    save_checkpoint(our_model(TINY, ()), tmp_path, tokenizer_from=vocab_dir)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    ours = AlbertTokenizer.from_file(tmp_path / "tokenizer.json").encode("One (1904).", "Two-fold.")
+    encoded = theirs("One (1904).", "Two-fold.")
+    assert (encoded["input_ids"], encoded["token_type_ids"]) == (ours.ids, ours.types)
+    assert theirs.model_max_length == TINY.max_positions
+
+
+def test_positions_can_be_cut_off() -> None:
+    model = our_model(TINY, ("fill-mask", "sentence-order")).eval()
+    cut = cut_positions(model, 7).eval()
+    assert cut.config.max_positions == 7
+    assert cut.albert.embeddings.position.weight.shape[0] == 7
+    batch = ragged((7, 3))
+    torch.testing.assert_close(cut(batch), model(batch))
+    with pytest.raises(CheckpointError, match="cannot be cut"):
+        cut_positions(cut, 8)
+
+
+GROWING: dict[str, dict[str, int]] = {
+    "one group": {},
+    "groups": {"num_groups": 2},
+    "inner layers": {"num_inner_layers": 2},
+    "groups of inner layers": {"num_groups": 2, "num_inner_layers": 2},
+}
+each_growing = pytest.mark.parametrize("sizes", GROWING.values(), ids=GROWING)
+
+
+@each_growing
+@pytest.mark.parametrize("num_layers", [4, 6, 12])
+@torch.no_grad()
+def test_a_model_that_shares_its_layers_grows_by_applying_them_more_often(
+    tmp_path: Path, sizes: dict[str, int], num_layers: int
+) -> None:
+    """The weights are the same, and so is what `transformers` makes of them."""
+    model = our_model(replace(TINY, **sizes), ("fill-mask", "sentence-order"))  # type: ignore[arg-type]
+    grown = grow_depth(model, num_layers).eval()
+    assert grown.config == replace(model.config, num_layers=num_layers)
+    assert grown.tasks == model.tasks
+    before, after = dict(parameters(model)), dict(parameters(grown))
+    assert before.keys() == after.keys()
+    for name, parameter in after.items():
+        assert torch.equal(parameter, before[name])
+        assert parameter is not before[name]
+    save_checkpoint(model, tmp_path)
+    theirs = hf_load("AlbertForPreTraining", tmp_path, num_hidden_layers=num_layers).double()
+    assert_close(our_logits(grown.double(), ragged()), hf_logits(theirs, ragged()))
+
+
+@each_growing
+@pytest.mark.parametrize("num_layers", [4, 6, 12])
+@pytest.mark.parametrize("sharing", ["attention", "ffn", "none"])
+@torch.no_grad()
+def test_layers_of_their_own_begin_with_those_at_their_relative_depth(
+    tmp_path: Path, sharing: Sharing, sizes: dict[str, int], num_layers: int
+) -> None:
+    """Against a model of `transformers` whose groups, one a layer, are copied over by hand."""
+    config = replace(TINY, sharing=sharing, **sizes)  # type: ignore[arg-type]
+    model = our_model(config, ("fill-mask", "sentence-order"))
+    save_checkpoint(model, tmp_path / "shallow")
+    expand_for_hf(tmp_path / "shallow", tmp_path / "theirs")
+    shallow = hf_load("AlbertForPreTraining", tmp_path / "theirs")
+    deep_config = replace(config, sharing="all", num_layers=num_layers, num_groups=num_layers)
+    deep = hf_model(deep_config, "AlbertForPreTraining")
+    given = shallow.albert.encoder.albert_layer_groups
+    for layer, group in enumerate(deep.albert.encoder.albert_layer_groups):
+        group.load_state_dict(given[layer * 4 // num_layers].state_dict())
+    rest = {k: v for k, v in shallow.state_dict().items() if "albert_layer_groups" not in k}
+    deep.load_state_dict(rest, strict=False)
+    grown = grow_depth(model, num_layers).eval()
+    assert grown.config == replace(config, num_layers=num_layers)
+    assert_close(our_logits(grown.double(), ragged()), hf_logits(deep.double(), ragged()))
+
+
+def test_a_grown_model_is_saved_and_loaded_and_leaves_the_shallow_one_alone(
+    tmp_path: Path,
+) -> None:
+    model = our_model(replace(TINY, sharing="ffn"), ("fill-mask",))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    grown = grow_depth(model, 8)
+    save_checkpoint(grown, tmp_path)
+    loaded = load_checkpoint(tmp_path)
+    assert loaded.config.num_layers == 8
+    for name, parameter in parameters(loaded).items():
+        assert torch.equal(parameter, parameters(grown)[name])
+    with torch.no_grad():
+        for parameter in grown.parameters():
+            parameter.zero_()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_model_does_not_shrink() -> None:
+    with pytest.raises(CheckpointError, match="the checkpoint has 4 layers; a model of 3 cannot"):
+        grow_depth(our_model(TINY, ()), 3)
+
+
+def test_others_than_the_owner_may_read_the_weights(tmp_path: Path) -> None:
+    save_checkpoint(our_model(TINY, ()), tmp_path)
+    assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o644
+
+
+def change_config(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return change
+
+
+def without(*names: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        file = folder / "model.safetensors"
+        tensors = load_file(file)
+        save_file({k: v for k, v in tensors.items() if k not in names}, file)
+
+    return change
+
+
+def cut_weights(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    os.truncate(file, file.stat().st_size // 2)
+
+
+LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.0"
+CASES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no config": (lambda f: (f / "config.json").unlink(), r"config\.json cannot be read"),
+    "config not JSON": (lambda f: (f / "config.json").write_text("{"), "config.json cannot be"),
+    "config not UTF-8": (
+        lambda f: (f / "config.json").write_bytes(b"\xff\xfe"),
+        "config.json cannot be read",
+    ),
+    "config a list": (lambda f: (f / "config.json").write_text("[]"), "is not a JSON object"),
+    "other model": (change_config(model_type="bert"), "config.json: model_type is 'bert'"),
+    "bad size": (change_config(num_attention_heads=5), "config.json: hidden_size 24"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "is it complete"),
+    "truncated": (cut_weights, "safetensors cannot be read: .*is it complete"),
+    "not safetensors": (lambda f: (f / "model.safetensors").write_bytes(b"x" * 99), "cannot be"),
+    "empty": (lambda f: (f / "model.safetensors").write_bytes(b""), "cannot be read"),
+    "wider": (
+        change_config(intermediate_size=44),
+        r"ffn\.\w+ has shape \(40,?.*\); its config.json asks for \(44",
+    ),
+    "more groups": (change_config(num_hidden_groups=2), "has no .*albert_layer_groups.1"),
+    "no query": (without(f"{LAYER}.attention.query.bias"), "has no .*attention.query.bias"),
+    "no words": (
+        without("albert.embeddings.word_embeddings.weight"),
+        "has no albert.embeddings.word_embeddings.weight",
+    ),
+    "half a head": (without("predictions.dense.weight"), "has no predictions.dense.weight"),
+    "no pooler": (without("albert.pooler.weight"), "has no albert.pooler.weight"),
+    "half a pooler": (without("albert.pooler.bias"), "has no albert.pooler.bias"),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), CASES.values(), ids=CASES)
+def test_a_bad_checkpoint_is_refused(
+    tmp_path: Path, damage: Callable[[Path], Any], message: str
+) -> None:
+    save_checkpoint(our_model(TINY, ("fill-mask", "sentence-order")), tmp_path)
+    damage(tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path, value: float) -> None:
+    model = our_model(TINY, ("fill-mask",))
+    save_checkpoint(model, tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with torch.no_grad():
+        model.albert.encoder.ffns[0].get_parameter("up.weight")[3, 4] = value
+    with pytest.raises(CheckpointError, match=r"not saved: .*ffn.weight hold.*not finite"):
+        save_checkpoint(model, tmp_path)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_a_save_that_fails_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the disk fails as the new content is forced onto it."""
+    save_checkpoint(our_model(TINY, ("fill-mask",)), tmp_path)
+    before = (tmp_path / "model.safetensors").read_bytes()
+
+    def fail(_: int) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="no space left"):
+        write_atomically(tmp_path / "config.json", b"{}")
+    with pytest.raises(OSError, match="no space left"):
+        save_checkpoint(our_model(TINY, ("fill-mask",), seed=5), tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+    load_checkpoint(tmp_path)
+
+
+def test_files_are_replaced_whole(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    file.write_bytes(b"old")
+    with file.open("rb") as reader:
+        write_atomically(file, b"new content")
+        assert reader.read() == b"old"
+    assert file.read_bytes() == b"new content"
+    (tmp_path / "b").write_bytes(b"third")
+    put_in_place(tmp_path / "b", file)
+    assert [f.name for f in tmp_path.iterdir()] == ["a"]
+    assert file.read_bytes() == b"third"
+
+
+def test_half_precision_is_read_as_fp32(tmp_path: Path) -> None:
+    model = our_model(TINY, ("fill-mask",))
+    save_checkpoint(model.to(torch.bfloat16), tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert file.get_tensor("predictions.bias").dtype == torch.bfloat16
+    loaded: AlbertForTasks = load_checkpoint(tmp_path)
+    assert {p.dtype for p in loaded.parameters()} == {torch.float32}
+
+
+def test_names_of_all_blocks_are_those_of_transformers() -> None:
+    config: AlbertConfig = replace(TINY, num_groups=2, num_inner_layers=2)
+    names = {n for n, _ in hf_model(config, "AlbertForPreTraining").named_parameters()}
+    assert parameters(our_model(config, ("fill-mask", "sentence-order"))).keys() == names

@@ -1,0 +1,164 @@
+"""In training: what is kept for the backward pass, where dropout is, and that all of it learns."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from albert_serve.config import Activation, AlbertConfig, Sharing
+from tests.training.support import (
+    CONFIGS,
+    ROWS,
+    TINY,
+    assert_close,
+    gradients,
+    our_model,
+    packed,
+    ragged,
+    weighed,
+)
+from training.model.albert import attend
+from training.model.heads import AlbertForTasks, head_sizes
+
+each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+each_sharing = pytest.mark.parametrize("sharing", get_args(Sharing))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@each_sharing
+def test_recomputation_changes_nothing_but_memory(sharing: Sharing, dropout: float) -> None:
+    """Dropout too falls on the same numbers again."""
+    config = replace(
+        TINY, sharing=sharing, num_groups=2, hidden_dropout=dropout, attention_dropout=dropout
+    )
+    found, saved = [], []
+    for recomputes in (False, True):
+        model = our_model(config, ("fill-mask",)).train()
+        model.albert.encoder.recomputes = recomputes
+        torch.manual_seed(5)
+        with counted_memory() as sizes:
+            loss = weighed(model(packed(ROWS, 16)[0]).flatten(0, 1))
+        loss.backward()  # type: ignore[no-untyped-call]
+        found.append({**gradients(model), "loss": loss.detach()})
+        saved.append(sum(sizes.values()))
+    for name, tensor in found[0].items():
+        assert torch.equal(found[1][name], tensor), name
+    assert saved[1] < saved[0] / 3
+
+
+def test_recomputation_keeps_one_tensor_a_layer() -> None:
+    """So that memory hardly grows with the number of layers."""
+    saved = []
+    for num_layers in (4, 12):
+        model = our_model(replace(TINY, num_layers=num_layers), ()).train()
+        model.albert.encoder.recomputes = True
+        batch = packed(ROWS, 16)[0]
+        with counted_memory() as sizes:
+            hidden = model(batch)
+        saved.append(sum(sizes.values()))
+    assert saved[1] - saved[0] <= 8 * hidden.numel() * hidden.element_size()
+
+
+@contextmanager
+def counted_memory() -> Iterator[dict[int, int]]:
+    """The bytes of each tensor that is kept for the backward pass, weights included."""
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        sizes[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield sizes
+
+
+@pytest.mark.parametrize(("is_training", "num_calls"), [(True, 2 * 4), (False, 4)])
+def test_layers_are_computed_again_in_training_alone(is_training: bool, num_calls: int) -> None:
+    model = our_model(TINY, ()).train(is_training)
+    model.albert.encoder.recomputes = True
+    calls: Counter[str] = Counter()
+    model.albert.encoder.attentions[0].register_forward_hook(lambda *_: calls.update(["applied"]))
+    model(ragged()).sum().backward()
+    assert calls["applied"] == num_calls
+
+
+def test_dropout_is_where_the_original_has_it() -> None:
+    """Behind the embeddings' norm, and before each residual: 1 + 2 L times, and on attention."""
+    config = replace(TINY, hidden_dropout=0.25, attention_dropout=0.5)
+    model = our_model(config, ()).train()
+    dropped: list[float] = []
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            assert module.p == 0.25
+            module.register_forward_hook(
+                lambda _, given, out: dropped.append(
+                    float(((out == 0) & (given[0] != 0)).float().mean())
+                )
+            )
+    model(ragged((16,) * 64))
+    assert len(dropped) == 1 + 2 * 4
+    assert all(abs(part - 0.25) < 0.03 for part in dropped)
+    assert [block.attention_dropout for block in model.albert.encoder.attentions] == [0.5]
+
+
+def test_attention_without_dropout_is_its_mean() -> None:
+    """Dropout on weights leaves their expectation as it is."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 2, 5, 3, 4, dtype=torch.float64)
+    plain = attend(x[0], x[1], x[2], None, 0.0)
+    many = x[:, None].expand(3, 4000, 2, 5, 3, 4).flatten(1, 2).requires_grad_()
+    dropped = attend(many[0], many[1], many[2], None, 0.5).reshape(4000, *plain.shape)
+    assert not torch.allclose(dropped[0], plain)
+    assert (dropped.mean(0) - plain).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("activation", get_args(Activation))
+def test_what_is_written_otherwise_for_a_compiler_is_the_same(activation: Activation) -> None:
+    """Maps, and the activation; to the rounding of double precision, gradients too."""
+    found = []
+    for is_compiled in (False, True):
+        model = our_model(replace(TINY, activation=activation), ("fill-mask",)).double().train()
+        forward = torch.compile(model, backend="eager", fullgraph=True) if is_compiled else model
+        hidden = forward(packed(ROWS, 16)[0])
+        weighed(hidden.flatten(0, 1)).backward()  # type: ignore[no-untyped-call]
+        found.append({**gradients(model), "hidden": hidden.detach()})
+    scale = max(float(tensor.abs().max()) for tensor in found[0].values())
+    assert_close(found[0], found[1], limit=1e-11 * max(scale, 1))
+    torch._dynamo.reset()
+
+
+@each_config
+@each_sharing
+def test_every_model_trains(config: AlbertConfig, sharing: Sharing) -> None:
+    """A few steps on one batch: the loss falls, and every weight has a gradient that is no 0."""
+    torch.manual_seed(0)
+    config = replace(config, sharing=sharing, num_token_types=2)
+    model = AlbertForTasks(config, head_sizes(config, ("fill-mask", "sentence-order"))).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    batch, alone = packed(ROWS, 16)
+    firsts = torch.tensor([place.start for place, _ in alone])
+    losses = []
+    for _ in range(6):
+        hidden = model(batch).flatten(0, 1)
+        loss = F.cross_entropy(model.logits("fill-mask", hidden), batch.ids.flatten())
+        loss += F.cross_entropy(model.logits("sentence-order", hidden[firsts]), firsts % 2)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
+            # A bias of keys moves all scores of a row alike: its gradient is 0 but for rounding.
+            assert parameter.grad.any() or name.endswith("key.bias"), name
+        optimizer.step()
+        losses.append(loss.item())
+    assert all(map(math.isfinite, losses))
+    assert losses[-1] < losses[0]

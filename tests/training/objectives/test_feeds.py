@@ -1,0 +1,296 @@
+"""Feeds give every example once an epoch, in bounded batches, and go on from any state."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from albert_serve.tokenizer import AlbertTokenizer
+from tests.training.support import TINY, make_part, make_shards, our_model
+from training.data.collate import Collator, Slicing
+from training.data.datasets import LabelledText
+from training.data.examples import ExampleSettings, SentenceTask
+from training.data.masking import NgramMasking
+from training.data.packing import Plan
+from training.data.windows import SpanExample
+from training.model.heads import AlbertForTasks, Task
+from training.objectives.feeds import (
+    Feed,
+    LabelledExample,
+    Objective,
+    Pass,
+    PretrainFeed,
+    classification_feed,
+    cut_batches,
+    labelled_examples,
+    like_lengths,
+    pad,
+    span_feed,
+)
+from training.objectives.losses import score
+
+CPU = torch.device("cpu")
+EXAMPLES = [
+    LabelledExample(ids=[2, *range(5, 5 + size), 3], types=[0] * (size + 2), label=size % 3)
+    for size in range(1, 13)
+]
+SPANS = [
+    SpanExample(
+        ids=[2, 7, 3, *range(9, 9 + size), 3], types=[0] * 3 + [1] * (size + 1), start=s, end=e
+    )
+    for size, s, e in ((4, 3, 5), (9, 0, 0), (2, 4, 4))
+]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=80),
+    st.integers(1, 120),
+    st.integers(0, 9),
+)
+def test_each_epoch_has_every_example_once(lengths: list[int], tokens: int, seed: int) -> None:
+    batches = like_lengths(lengths, tokens_a_batch=tokens, seed=seed)
+    epochs = []
+    for _ in range(2):
+        taken: list[list[int]] = []
+        while sum(map(len, taken)) < len(lengths):
+            taken.append(next(batches))
+        assert sorted(index for batch in taken for index in batch) == list(range(len(lengths)))
+        for batch in taken:
+            longest = max(lengths[index] for index in batch)
+            assert len(batch) == 1 or len(batch) * longest <= tokens
+        epochs.append(taken)
+    again = like_lengths(lengths, tokens_a_batch=tokens, seed=seed)
+    assert list(islice(again, len(epochs[0]) + len(epochs[1]))) == epochs[0] + epochs[1]
+
+
+def test_epochs_differ_and_lengths_are_alike() -> None:
+    lengths = np.random.default_rng(0).integers(1, 100, 400).tolist()
+    batches = like_lengths(lengths, tokens_a_batch=400, seed=0)
+    taken = list(islice(batches, 200))
+    assert len({tuple(sorted(batch)) for batch in taken}) > 100
+    spread = [np.ptp([lengths[i] for i in batch]) for batch in taken if len(batch) > 1]
+    assert np.mean(spread) < 10
+
+
+def test_batches_are_cut_by_their_longest() -> None:
+    sizes = np.array([1, 2, 3, 4, 50])
+    cut = cut_batches(np.arange(5), sizes, 8)
+    assert cut == [[0, 1], [2, 3], [4]]
+    assert cut_batches(np.arange(0), sizes, 8) == []
+
+
+def test_padding_is_on_the_right() -> None:
+    batch = pad([([2, 9, 3], [0, 0, 1]), ([2, 3], [0, 1])])
+    assert batch.ids.tolist() == [[2, 9, 3], [2, 3, 0]]
+    assert batch.types.tolist() == [[0, 0, 1], [0, 1, 0]]
+    assert batch.lengths is not None
+    assert batch.lengths.tolist() == [3, 2]
+
+
+def next_pass(feed: Feed) -> Pass:
+    """The one pass of the next step."""
+    (one,) = feed.step()
+    return one
+
+
+def test_classification_reads_the_cls_row() -> None:
+    model = our_model(TINY, ("text-classification",))
+    feed = classification_feed(EXAMPLES, tokens_a_batch=40, seed=0)
+    assert feed.tasks == (feed.name,) == ("text-classification",)
+    total, count, num_tokens = 0.0, 0, 0
+    while count < len(EXAMPLES):
+        one = next_pass(feed)
+        got = one.scores(model, CPU)["text-classification"]
+        assert got.count == one.counts["text-classification"]
+        total, count = total + got.loss.item(), count + got.count
+        num_tokens += one.num_tokens
+    assert num_tokens == sum(len(e.ids) for e in EXAMPLES)
+    expected = 0.0
+    with torch.no_grad():
+        for example in EXAMPLES:
+            hidden = model(pad([(example.ids, example.types)]))
+            logits = model.logits("text-classification", hidden[:, 0])
+            expected += score(logits, torch.tensor([example.label])).loss.item()
+    assert total == pytest.approx(expected, rel=1e-4)
+
+
+def test_spans_are_scored_over_real_positions_alone() -> None:
+    model = our_model(TINY, ("question-answering",))
+    together = next_pass(span_feed(SPANS, tokens_a_batch=1000, seed=0))
+    alone = [next_pass(span_feed([span], tokens_a_batch=1000, seed=0)) for span in SPANS]
+    got, *parts = (one.scores(model, CPU)["question-answering"] for one in (together, *alone))
+    assert got.count == together.counts["question-answering"] == 3
+    assert got.loss.item() == pytest.approx(sum(part.loss.item() for part in parts), rel=1e-4)
+    assert got.right.item() == sum(part.right.item() for part in parts)
+    assert together.num_tokens == sum(len(span.ids) for span in SPANS)
+    with torch.no_grad():
+        hidden = model(pad([(SPANS[0].ids, SPANS[0].types)]))
+        logits = model.logits("question-answering", hidden[0]).log_softmax(0)
+    assert parts[0].loss.item() == pytest.approx(
+        -(logits[3, 0] + logits[5, 1]).item() / 2, rel=1e-4
+    )
+
+
+def test_an_objective_is_the_scores_of_a_pass() -> None:
+    """Its parameters are the model's, and gradients reach them through it."""
+    model = our_model(TINY, ("text-classification",))
+    objective = Objective(model, CPU)
+    one = next_pass(classification_feed(EXAMPLES, tokens_a_batch=99, seed=0))
+    got, expected = objective(one), one.scores(model, CPU)
+    assert got.keys() == expected.keys() == {"text-classification"}
+    assert got["text-classification"].loss == expected["text-classification"].loss
+    assert set(objective.parameters()) == set(model.parameters())
+    got["text-classification"].loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 13])
+def test_a_feed_of_batches_goes_on_from_its_state(num_steps: int) -> None:
+    model = our_model(TINY, ("text-classification",))
+
+    def losses(feed: Feed, num: int) -> list[float]:
+        scores = (next_pass(feed).scores(model, CPU) for _ in range(num))
+        return [one["text-classification"].loss.item() for one in scores]
+
+    first, second = (classification_feed(EXAMPLES, tokens_a_batch=30, seed=1) for _ in range(2))
+    losses(first, num_steps)
+    state = first.state()
+    rest = losses(first, 9)
+    second.go_to(state)
+    assert second.state() == state
+    assert losses(second, 9) == rest
+    assert second.state() == first.state()
+    first.go_to(state)  # one that is further on goes back, too
+    assert losses(first, 9) == rest
+
+
+def test_texts_over_the_length_are_left_out_and_counted(tokenizer: AlbertTokenizer) -> None:
+    texts = [
+        LabelledText(text="the end", pair=None, label=1),
+        LabelledText(text="the end " * 9, pair=None, label=0),
+        LabelledText(text="the", pair="end", label=0),
+    ]
+    kept, num_long = labelled_examples(texts, tokenizer, length=12)
+    assert num_long == 1
+    assert [example.label for example in kept] == [1, 0]
+    assert kept[1].ids == tokenizer.encode("the", "end").ids
+    assert kept[1].types == tokenizer.encode("the", "end").types
+
+
+MASKING = NgramMasking(word_starts=np.ones(50, bool))
+# Documents of two sentences, of which one fills half a row and two a whole one.
+DOCUMENTS = [[6, 7], [3, 2], [4, 9], [5, 5], [6, 1]] * 4
+
+
+def pretrain_feed(
+    *, task: SentenceTask = "sop", seed: int = 0, slicing: Slicing | None = None
+) -> PretrainFeed:
+    """Rows of 16 tokens from two parts of the documents."""
+    shards = make_shards(*[make_part(DOCUMENTS, TINY.vocab_size)] * 2)
+    settings = ExampleSettings(length=16, sentence_task=task)
+    return PretrainFeed(
+        plan=Plan(shards=shards, settings=settings, seed=seed),
+        collate=Collator(shards=shards, masking=MASKING, length=16, seed=seed),
+        slicing=slicing or Slicing(num_rows=4, rows_a_batch=4),
+    )
+
+
+def figures(feed: PretrainFeed, model: AlbertForTasks, num_steps: int) -> list[dict[str, float]]:
+    """Loss of each task and real tokens of each pass of the next steps."""
+    passes = [one for _ in range(num_steps) for one in feed.step()]
+    return [
+        {task: score.loss.item() for task, score in one.scores(model, CPU).items()}
+        | {"tokens": one.num_tokens}
+        for one in passes
+    ]
+
+
+@pytest.mark.parametrize(
+    ("task", "tasks"),
+    [
+        ("sop", ("fill-mask", "sentence-order")),
+        ("nsp", ("fill-mask", "sentence-order")),
+        ("none", ("fill-mask",)),
+    ],
+)
+def test_pretraining_trains_the_heads_of_its_tasks(
+    task: SentenceTask, tasks: tuple[Task, ...]
+) -> None:
+    feed, model = pretrain_feed(task=task), our_model(TINY, tasks)
+    assert feed.tasks == tasks
+    one = next_pass(feed)
+    scores = one.scores(model, CPU)
+    assert tuple(scores) == tuple(one.counts) == tasks
+    assert {name: got.count for name, got in scores.items()} == dict(one.counts)
+    assert all(count >= 4 for count in one.counts.values())
+    assert 0 < one.num_tokens <= 64
+
+
+def test_a_step_of_pretraining_has_a_pass_for_each_of_its_batches() -> None:
+    """The same rows as in one batch, so that sums are the same."""
+    model = our_model(TINY, ("fill-mask", "sentence-order"))
+    whole = figures(pretrain_feed(slicing=Slicing(num_rows=12, rows_a_batch=12)), model, 3)
+    parts = figures(pretrain_feed(slicing=Slicing(num_rows=12, rows_a_batch=3)), model, 3)
+    assert (len(whole), len(parts)) == (3, 12)
+    for number, total in enumerate(whole):
+        for name in total:
+            summed = sum(part[name] for part in parts[4 * number : 4 * number + 4])
+            assert summed == pytest.approx(total[name], rel=1e-5)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 10])
+def test_pretraining_goes_on_from_its_state(num_steps: int) -> None:
+    """Over several epochs, of which no two are alike."""
+    model = our_model(TINY, ("fill-mask", "sentence-order"))
+    first, second = pretrain_feed(), pretrain_feed()
+    before = figures(first, model, num_steps)
+    state = first.state()
+    rest = figures(first, model, 12)
+    assert first.state()[0] > 0
+    assert len({one["fill-mask"] for one in before + rest}) == num_steps + 12
+    second.go_to(state)
+    assert second.state() == state
+    assert figures(second, model, 12) == rest
+    assert second.state() == first.state()
+    first.go_to(state)
+    assert figures(first, model, 12) == rest
+    assert figures(pretrain_feed(seed=1), model, 1) != figures(pretrain_feed(), model, 1)
+
+
+def test_a_state_is_of_plain_numbers() -> None:
+    """So that it is written and read as such."""
+    feed = pretrain_feed()
+    feed.step()
+    assert [type(number) for number in feed.state()] == [int, int, int]
+    assert json.loads(json.dumps(feed.state())) == feed.state()
+
+
+def test_processes_take_the_batches_of_one() -> None:
+    model = our_model(TINY, ("fill-mask", "sentence-order"))
+    slicing = Slicing(num_rows=12, rows_a_batch=2)
+    alone = pretrain_feed(slicing=slicing)
+    ranks = [pretrain_feed(slicing=replace(slicing, rank=rank, world_size=3)) for rank in range(3)]
+    for _ in range(3):
+        whole = figures(alone, model, 1)
+        taken = [figures(feed, model, 1) for feed in ranks]
+        assert [each[place] for place in range(2) for each in taken] == whole
+        assert all(feed.state() == alone.state() for feed in ranks)
+
+
+def test_a_corpus_smaller_than_a_step_is_repeated() -> None:
+    shards = make_shards(make_part([[3, 4]], TINY.vocab_size))
+    feed = replace(
+        pretrain_feed(),
+        plan=Plan(shards=shards, settings=ExampleSettings(length=16), seed=0),
+        collate=Collator(shards=shards, masking=MASKING, length=16, seed=0),
+    )
+    assert next_pass(feed).num_tokens == 4 * 10
+    assert feed.state() == [3, 0, 1]

@@ -1,0 +1,247 @@
+"""Losses count what is asked for, and no more than that is computed."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.training.support import TINY, make_part, make_shards, our_model, pretend_bf16
+from training.data.collate import Collator, PretrainBatch
+from training.data.examples import IGNORED, Example
+from training.data.masking import NgramMasking
+from training.model.albert import Batch
+from training.model.heads import AlbertForTasks, FillMaskHead, Task
+from training.objectives.losses import Score, Tally, pretrain_scores, pretrain_sums, score
+from training.precision import precision
+
+BOTH: tuple[Task, ...] = ("fill-mask", "sentence-order")
+# A row of two sequences and padding, and one of a single segment.
+ROWS = [
+    [Example(0, 0, 0, (0, 3, 3, 5), 0), Example(0, 0, 1, (8, 9, 5, 8), 1)],
+    [Example(0, 0, 2, (2, 9, 9, 9), IGNORED)],
+]
+
+
+def make_batch(rows: list[list[Example]]) -> PretrainBatch:
+    shards = make_shards(make_part([[3, 2, 3, 1]], TINY.vocab_size))
+    masking = NgramMasking(word_starts=np.ones(TINY.vocab_size, bool), rate=0.3)
+    return Collator(shards=shards, masking=masking, length=16, seed=0)(rows)
+
+
+def test_a_score_by_hand() -> None:
+    logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [5.0, 0.0, 0.0]])
+    got = score(logits, torch.tensor([0, 2, IGNORED]))
+    first = math.log(1 + 2 * math.exp(-2))
+    second = math.log(2 + math.e)
+    assert got.loss.item() == pytest.approx(first + second, abs=1e-6)
+    assert got.right.item() == 1
+    assert got.count == 2
+
+
+def test_a_count_that_is_known_is_taken() -> None:
+    """Nothing is fetched from the device; this one could give nothing."""
+    logits, targets = torch.randn(3, 4, device="meta"), torch.zeros(3, device="meta").long()
+    assert score(logits, targets, 2).count == 2
+    with pytest.raises(RuntimeError, match="meta"):
+        score(logits, targets)
+
+
+@pytest.mark.parametrize("num_rows", [0, 3])
+def test_no_target_costs_nothing_and_has_a_gradient(num_rows: int) -> None:
+    logits = torch.randn(num_rows, 4, requires_grad=True)
+    got = score(logits, torch.full((num_rows,), IGNORED))
+    assert (got.loss.item(), got.right.item(), got.count) == (0, 0, 0)
+    got.loss.backward()  # type: ignore[no-untyped-call]
+    assert logits.grad is not None
+    assert not logits.grad.any()
+
+
+def test_logits_of_low_precision_are_summed_in_fp32() -> None:
+    logits = torch.randn(4, 5).bfloat16()
+    got = score(logits, torch.arange(4))
+    assert got.loss.dtype == torch.float32
+    assert torch.equal(got.loss, score(logits.float(), torch.arange(4)).loss)
+
+
+def one(loss: float, right: int, count: int) -> Score:
+    return Score(loss=torch.tensor(loss), right=torch.tensor(right), count=count)
+
+
+def test_a_tally_is_that_of_all_predictions_together() -> None:
+    tally = Tally()
+    assert math.isnan(tally.loss)
+    assert math.isnan(tally.accuracy)
+    assert tally.sums == (0, 0, 0)
+    tally.add(one(3.0, 1, 1))
+    tally.add(one(1.0, 0, 3))
+    assert (tally.loss, tally.accuracy, tally.count) == (1.0, 0.25, 4)
+    assert tally.sums == (4.0, 1.0, 4.0)
+
+
+def test_tallies_are_merged_as_if_they_were_one() -> None:
+    scores = [one(3.0, 1, 1), one(1.5, 0, 3), one(0.25, 2, 2)]
+    whole, first, second, merged = Tally(), Tally(), Tally(), Tally()
+    for each in scores:
+        whole.add(each)
+    first.add(scores[0])
+    second.add(scores[1])
+    second.add(scores[2])
+    merged.merge(first)
+    merged.merge(Tally())
+    merged.merge(second)
+    assert merged.sums == whole.sums
+    assert (merged.loss, merged.accuracy, merged.count) == (whole.loss, whole.accuracy, 6)
+    assert (first.sums, second.sums) == ((3.0, 1.0, 1.0), (1.75, 2.0, 5.0))
+    nothing = Tally()
+    nothing.merge(Tally())
+    assert math.isnan(nothing.loss)
+
+
+def test_a_tally_keeps_no_graph_and_sums_in_double_precision() -> None:
+    tally = Tally()
+    loss = torch.tensor(1.0, requires_grad=True)
+    tally.add(Score(loss=loss * 2**24, right=torch.tensor(0), count=1))
+    tally.add(Score(loss=loss, right=torch.tensor(0), count=1))
+    assert tally.sums[0] == 2**24 + 1
+    assert tally._sums is not None
+    assert not tally._sums.requires_grad
+
+
+def losses_by_hand(model: AlbertForTasks, batch: PretrainBatch) -> dict[str, float]:
+    """Of every sequence by itself, from where its masked tokens and its [CLS] are."""
+    assert batch.tokens.packing is not None
+    totals = {"fill-mask": 0.0, "sentence-order": 0.0}
+    bounds = [*batch.firsts[:3].tolist(), batch.tokens.ids.numel()]
+    rows, targets = (x[: batch.num_masked] for x in (batch.rows, batch.targets))
+    for number in range(3):
+        inside = batch.tokens.packing.sequences.flatten()[bounds[number] : bounds[number + 1]]
+        end = bounds[number] + int((inside == inside[0]).sum())
+        alone = Batch(
+            ids=batch.tokens.ids.flatten()[None, bounds[number] : end],
+            types=batch.tokens.types.flatten()[None, bounds[number] : end],
+        )
+        hidden = model(alone)[0]
+        mine = (rows >= bounds[number]) & (rows < end)
+        logits = model.logits("fill-mask", hidden[rows[mine] - bounds[number]])
+        totals["fill-mask"] += F.cross_entropy(logits, targets[mine], reduction="sum").item()
+        label = batch.labels[number]
+        if label != IGNORED:
+            logits = model.logits("sentence-order", hidden[:1])
+            totals["sentence-order"] += F.cross_entropy(logits, label[None]).item()
+    return totals
+
+
+def test_pretraining_s_losses_are_those_of_each_sequence_alone() -> None:
+    """Predictions that were rounded up count for nothing, nor do other rows."""
+    model = our_model(TINY, BOTH)
+    batch = make_batch(ROWS)
+    assert batch.num_masked < len(batch.rows)
+    got = pretrain_scores(model, batch)
+    assert {name: each.count for name, each in got.items()} == {
+        "fill-mask": batch.num_masked,
+        "sentence-order": 2,
+    }
+    with torch.no_grad():
+        expected = losses_by_hand(model, batch)
+    for name, each in got.items():
+        assert each.loss.item() == pytest.approx(expected[name], rel=1e-5)
+
+
+@pytest.mark.parametrize("tasks", [BOTH, BOTH[:1]])
+def test_sums_that_are_compiled_are_the_same(tasks: tuple[Task, ...]) -> None:
+    """Of batches of unlike numbers of predictions, in one graph each."""
+    model = our_model(TINY, tasks).double()
+    compiled = torch.compile(pretrain_sums, backend="eager", fullgraph=True)
+    for rows in (ROWS, ROWS * 16):
+        batch = make_batch(rows)
+        expected, got = pretrain_scores(model, batch), pretrain_scores(model, batch, compiled)
+        assert tuple(got) == tuple(expected) == tasks
+        for task, each in got.items():
+            assert (each.count, each.right) == (expected[task].count, expected[task].right)
+            assert each.loss.item() == pytest.approx(expected[task].loss.item(), rel=1e-5)
+    torch._dynamo.reset()
+
+
+def test_rounded_up_predictions_have_no_gradient() -> None:
+    """Whatever stands where their indices point."""
+    gradients = []
+    batch = make_batch(ROWS)
+    for num_kept in (len(batch.rows), batch.num_masked):
+        model = our_model(TINY, ("fill-mask",))
+        cut = PretrainBatch(
+            tokens=batch.tokens,
+            rows=batch.rows[:num_kept],
+            targets=batch.targets[:num_kept],
+            firsts=batch.firsts,
+            labels=batch.labels,
+            num_tokens=batch.num_tokens,
+            num_masked=batch.num_masked,
+            num_pairs=batch.num_pairs,
+        )
+        pretrain_scores(model, cut)["fill-mask"].loss.backward()  # type: ignore[no-untyped-call]
+        gradients.append(dict(model.named_parameters()))
+    for name, parameter in gradients[0].items():
+        other = gradients[1][name].grad
+        assert parameter.grad is not None
+        assert other is not None
+        torch.testing.assert_close(parameter.grad, other, atol=1e-4, rtol=1e-4)
+
+
+def test_pretraining_computes_the_vocabulary_for_masked_rows_only() -> None:
+    model = our_model(TINY, BOTH)
+    head = model.heads["fill-mask"]
+    assert isinstance(head, FillMaskHead)
+    shapes: list[tuple[int, ...]] = []
+    head.decoder.register_forward_hook(lambda *given: shapes.append(tuple(given[2].shape)))
+    batch = make_batch(ROWS * 16)
+    pretrain_scores(model, batch)
+    assert 64 < batch.num_masked < 128 < batch.num_tokens
+    assert shapes == [(128, 50)]
+
+
+def test_a_model_without_a_head_of_sentences_has_masked_tokens_alone() -> None:
+    model = our_model(TINY, ("fill-mask",))
+    assert model.pooler is None
+    assert tuple(pretrain_scores(model, make_batch(ROWS))) == ("fill-mask",)
+
+
+def test_a_batch_without_pairs_has_a_loss_of_nothing_for_them() -> None:
+    got = pretrain_scores(our_model(TINY, BOTH), make_batch(ROWS[1:]))["sentence-order"]
+    assert (got.loss.item(), got.right.item(), got.count) == (0, 0, 0)
+    got.loss.backward()  # type: ignore[no-untyped-call]
+
+
+def test_predictions_that_are_right_are_counted() -> None:
+    """A head that always says label 1, and always token 7."""
+    model, batch = our_model(TINY, BOTH), make_batch(ROWS)
+    with torch.no_grad():
+        for task, index in (("fill-mask", 7), ("sentence-order", 1)):
+            head = model.heads[task]
+            name = "decoder" if isinstance(head, FillMaskHead) else "output"
+            bias = head.get_submodule(name).get_parameter("bias")
+            bias.fill_(0.0)
+            bias[index] = 1e4
+    got = pretrain_scores(model, batch)
+    assert got["fill-mask"].right.item() == (batch.targets == 7).sum()
+    assert got["sentence-order"].right.item() == 1
+
+
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_products_are_of_bf16_where_the_cpu_has_it_and_weights_of_fp32(
+    has_bf16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_bf16(monkeypatch, has_bf16)
+    model = our_model(TINY, BOTH)
+    with precision(torch.device("cpu")):
+        scores = pretrain_scores(model, make_batch(ROWS))
+        product = torch.randn(2, 2) @ torch.randn(2, 2)
+    scores["fill-mask"].loss.backward()  # type: ignore[no-untyped-call]
+    assert product.dtype == (torch.bfloat16 if has_bf16 else torch.float32)
+    assert scores["fill-mask"].loss.dtype == torch.float32
+    weight = model.albert.encoder.ffns[0].get_parameter("up.weight")
+    assert weight.grad is not None
+    assert (weight.dtype, weight.grad.dtype) == (torch.float32, torch.float32)

@@ -1,0 +1,342 @@
+"""Rates follow the schedule, and every weight is stepped by one optimizer at its own rate."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from typing import Any, get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from tests.training.support import TINY, our_model
+from training.errors import TrainingError
+from training.model.checkpoint import parameters
+from training.model.heads import AlbertForTasks
+from training.optim.lamb import Lamb
+from training.optim.muon import Muon
+from training.optim.optimizers import (
+    OptimizerError,
+    OptimizerName,
+    Optimizers,
+    OptimizerSettings,
+    Schedule,
+    adamw,
+    build_optimizers,
+)
+
+NAMES: tuple[OptimizerName, ...] = get_args(OptimizerName)
+
+
+@pytest.fixture
+def model() -> AlbertForTasks:
+    return our_model(TINY, ("fill-mask", "sentence-order"))
+
+
+def tf_learning_rate(step: int, init_lr: float, num_train_steps: int, num_warmup: int) -> float:
+    """`create_optimizer` of google-research/ALBERT's `optimization.py`, with power 1."""
+    global_step = min(step, num_train_steps)
+    learning_rate = (init_lr - 0.0) * math.pow(1 - global_step / num_train_steps, 1.0) + 0.0
+    if num_warmup:
+        warmup_percent_done = step / num_warmup
+        warmup_learning_rate = init_lr * warmup_percent_done
+        is_warmup = float(step < num_warmup)
+        learning_rate = (1.0 - is_warmup) * learning_rate + is_warmup * warmup_learning_rate
+    return learning_rate
+
+
+@settings(deadline=None)
+@given(st.integers(1, 200_000), st.data())
+def test_the_linear_schedule_is_the_original_s(num_steps: int, data: st.DataObject) -> None:
+    num_warmup = data.draw(st.integers(0, num_steps))
+    near = st.integers(max(0, num_warmup - 1), min(num_steps, num_warmup + 1))
+    step = data.draw(st.integers(0, num_steps) | near)
+    schedule = Schedule(kind="linear", warmup=num_warmup / num_steps)
+    expected = tf_learning_rate(step, 0.00176, num_steps, num_warmup)
+    assert 0.00176 * schedule.factor(step / num_steps) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_paper_s_peak_is_below_its_rate() -> None:
+    """3,125 of 125,000 steps of warm-up; the decay has begun at the first step."""
+    schedule = Schedule(kind="linear", warmup=0.025)
+    rates = [0.00176 * schedule.factor(step / 125_000) for step in range(125_001)]
+    # The last step of the warm-up, which does not know of the decay, is the highest.
+    assert rates.index(max(rates)) == 3124
+    assert rates[3125] == pytest.approx(0.001716)
+    assert rates[0] == rates[-1] == 0
+
+
+@pytest.mark.parametrize(
+    ("progress", "factor"),
+    [(0.05, 0.5), (0.1, 1.0), (0.5, 1.0), (0.6, 1.0), (0.7, 0.5), (1.0, 0.0)],
+)
+def test_warm_up_constant_decay(progress: float, factor: float) -> None:
+    assert Schedule(warmup=0.1, decay=0.4).factor(progress) == pytest.approx(factor)
+
+
+@settings(deadline=None)
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
+def test_factors_are_parts(progress: float, warmup: float, part: float) -> None:
+    for schedule in (
+        Schedule(warmup=warmup, decay=part * (1 - warmup)),
+        Schedule(kind="linear", warmup=warmup),
+    ):
+        assert 0 <= schedule.factor(progress) <= 1
+
+
+@settings(deadline=None)
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
+def test_wsd_rises_then_falls(one: float, other: float, warmup: float, part: float) -> None:
+    schedule = Schedule(warmup=warmup, decay=part * (1 - warmup))
+    early, late = sorted((one, other))
+    if late < warmup:
+        assert schedule.factor(early) <= schedule.factor(late)
+    elif early >= warmup:
+        assert schedule.factor(early) >= schedule.factor(late)
+
+
+def test_the_first_step_of_wsd_moves_and_without_warm_up_at_full_rate() -> None:
+    assert 0 < Schedule(warmup=0.03).factor(0.0) < 0.01
+    assert Schedule(warmup=0.0, decay=0.0).factor(0.0) == 1.0
+    assert Schedule(warmup=0.0, decay=0.0).factor(1.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "cosine"}, "no schedule 'cosine'; there are linear, wsd"),
+        ({"warmup": -0.1}, "warmup -0.1: give a part of the run, from 0 to 1"),
+        ({"warmup": math.nan}, "warmup nan"),
+        ({"warmup": "0.1"}, "warmup '0.1'"),
+        ({"kind": "linear", "warmup": 1.5}, "warmup 1.5"),
+        ({"decay": 2}, "decay 2"),
+        ({"decay": True}, "decay True"),
+        ({"warmup": 0.5, "decay": 0.6}, "together they may be 1 at most"),
+    ],
+)
+def test_a_schedule_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptimizerError, match=message):
+        Schedule(**changes)
+
+
+def test_a_linear_schedule_has_no_decay_of_its_own() -> None:
+    assert Schedule(kind="linear", warmup=1.0).factor(0.5) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "sgd"}, "no optimizer 'sgd'; there are lamb, adamw, muon"),
+        ({"lr": math.inf}, "lr inf: give a finite number above 0"),
+        ({"lr": 0.0}, "lr 0.0"),
+        ({"lr": None}, "lr None"),
+        ({"adamw_lr": math.nan}, "adamw_lr nan"),
+        ({"adamw_lr": -1}, "adamw_lr -1"),
+        ({"pooled_factor": -0.1}, "pooled_factor -0.1: give a finite number from 0"),
+        ({"weight_decay": math.inf}, "weight_decay inf"),
+        ({"weight_decay": "no"}, "weight_decay 'no'"),
+    ],
+)
+def test_settings_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptimizerError, match=message):
+        OptimizerSettings(**changes)
+    assert issubclass(OptimizerError, TrainingError)
+
+
+def peak_rates(optimizers: Optimizers) -> dict[int, float]:
+    """By the identity of the parameter; no parameter has two."""
+    groups = [group for part in optimizers.parts for group in part.param_groups]
+    rates = [(id(p), group["peak_lr"]) for group in groups for p in group["params"]]
+    assert len(rates) == len(dict(rates))
+    return dict(rates)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("tasks", [("fill-mask", "sentence-order"), ("question-answering",)])
+def test_every_weight_has_one_rate(name: OptimizerName, tasks: Any) -> None:
+    model = our_model(TINY, tasks)
+    rates = peak_rates(build_optimizers(model, OptimizerSettings(name=name)))
+    assert set(rates) == {id(p) for p in model.parameters()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layers_matrices_the_rest_and_pooled_heads_have_rates_of_their_own(
+    model: AlbertForTasks, name: OptimizerName
+) -> None:
+    wanted = OptimizerSettings(name=name, lr=2.0, adamw_lr=1.0, pooled_factor=0.25)
+    rates = peak_rates(build_optimizers(model, wanted))
+    rest = 1.0 if name == "muon" else 2.0
+    for each, parameter in model.named_parameters():
+        if each.startswith("albert.encoder") and parameter.ndim == 2:
+            assert rates[id(parameter)] == 2.0, each
+        elif each.startswith(("pooler", "heads.sentence-order")):
+            assert rates[id(parameter)] == rest / 4, each
+        else:
+            assert rates[id(parameter)] == rest, each
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_norms_and_biases_are_not_decayed(model: AlbertForTasks, name: OptimizerName) -> None:
+    optimizers = build_optimizers(model, OptimizerSettings(name=name, weight_decay=0.5))
+    groups = [group for part in optimizers.parts for group in part.param_groups]
+    decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    for hf_name, parameter in parameters(model).items():
+        is_excluded = re.search("LayerNorm|layer_norm|bias", hf_name) is not None
+        assert decay[id(parameter)] == (0.0 if is_excluded else 0.5), hf_name
+
+
+def test_a_step_is_made_at_a_part_of_each_peak_rate() -> None:
+    first, second = (nn.Parameter(torch.ones(2)) for _ in range(2))
+    both = Optimizers(
+        [
+            torch.optim.SGD([{"params": [parameter], "peak_lr": lr}], lr=9.0)
+            for parameter, lr in ((first, 0.1), (second, 0.4))
+        ]
+    )
+    (first.sum() + second.sum()).backward()  # type: ignore[no-untyped-call]
+    both.step(0.5)
+    assert torch.allclose(first.detach(), torch.full((2,), 0.95))
+    assert torch.allclose(second.detach(), torch.full((2,), 0.8))
+    assert first.grad is None
+    assert second.grad is None
+
+
+def set_gradients(model: nn.Module, step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=generator)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_that_are_dropped_step_nothing(
+    model: AlbertForTasks, name: OptimizerName
+) -> None:
+    optimizers = build_optimizers(model, OptimizerSettings(name=name))
+    before = {key: weight.clone() for key, weight in model.state_dict().items()}
+    set_gradients(model, 0)
+    optimizers.zero_grad()
+    optimizers.step(1.0)
+    assert all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(weight, before[key]) for key, weight in model.state_dict().items())
+    assert not any(state["state"] for state in optimizers.state_dict())
+
+
+def test_adamw_steps_as_torch_s_own(model: AlbertForTasks) -> None:
+    """Over the whole model; the rate is a third of the peak, norms and biases do not decay."""
+    other = our_model(TINY, ("fill-mask", "sentence-order"))
+    groups = [
+        [p for p in other.parameters() if (p.ndim == 2) == decays] for decays in (True, False)
+    ]
+    plain = torch.optim.AdamW(
+        [{"params": groups[0], "weight_decay": 0.2}, {"params": groups[1], "weight_decay": 0.0}],
+        lr=0.01,
+        betas=(0.9, 0.98),
+        eps=1e-6,
+        foreach=False,
+    )
+    wanted = OptimizerSettings(name="adamw", lr=0.03, pooled_factor=1.0, weight_decay=0.2)
+    ours = build_optimizers(model, wanted)
+    for step in range(5):
+        set_gradients(model, step)
+        set_gradients(other, step)
+        ours.step(1 / 3)
+        plain.step()
+    for (name, weight), expected in zip(model.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(weight, expected, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_adamw_s_first_step_has_the_size_of_its_rate() -> None:
+    """Bias correction: without it the first steps would be of another size."""
+    parameter = nn.Parameter(torch.zeros(3))
+    optimizers = Optimizers([adamw([parameter], lr=0.01)])
+    (parameter * torch.tensor([1.0, -20.0, 0.5])).sum().backward()  # type: ignore[no-untyped-call]
+    optimizers.step(1.0)
+    expected = torch.tensor([-0.01, 0.01, -0.01])
+    assert torch.allclose(parameter.detach(), expected, rtol=1e-3)
+
+
+def test_muon_s_steps_have_the_size_of_adamw_s(model: AlbertForTasks) -> None:
+    """`match_rms_adamw`: 0.2 of the rate a number; Newton and Schulz are right to a third or so."""
+    before = {id(p): p.detach().clone() for p in model.parameters()}
+    wanted = OptimizerSettings(name="muon", lr=0.01, weight_decay=0.0)
+    optimizers = build_optimizers(model, wanted)
+    assert isinstance(optimizers.parts[0], Muon)
+    set_gradients(model, 0)
+    optimizers.step(1.0)
+    for name, p in model.albert.encoder.named_parameters():
+        if p.ndim == 2:
+            rms = (p.detach() - before[id(p)]).square().mean().sqrt().item()
+            assert rms == pytest.approx(0.2 * 0.01, rel=0.35), name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_state_that_comes_back_steps_the_same(name: OptimizerName) -> None:
+    """Through a file, to the bit, and whatever settings the optimizers were built with."""
+    weights: list[dict[str, Tensor]] = []
+    for is_interrupted in (False, True):
+        model = our_model(TINY, ("sentence-order",))
+        optimizers = build_optimizers(model, OptimizerSettings(name=name, lr=0.02))
+        for step in range(4):
+            if is_interrupted and step == 2:
+                file = io.BytesIO()
+                torch.save(optimizers.state_dict(), file)
+                file.seek(0)
+                fresh = our_model(TINY, ("sentence-order",), seed=5)
+                fresh.load_state_dict(model.state_dict())
+                model = fresh
+                optimizers = build_optimizers(model, OptimizerSettings(name=name, lr=0.9))
+                optimizers.load_state_dict(torch.load(file, weights_only=True))
+            set_gradients(model, step)
+            optimizers.step(1 / (step + 1))
+        weights.append(model.state_dict())
+    for key, weight in weights[0].items():
+        assert torch.equal(weight, weights[1][key]), key
+
+
+@pytest.mark.parametrize("tasks", [("fill-mask", "sentence-order"), ("fill-mask",)])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("other", NAMES)
+def test_a_state_of_another_optimizer_is_refused(
+    tasks: Any, name: OptimizerName, other: OptimizerName
+) -> None:
+    model = our_model(TINY, tasks)
+    state = build_optimizers(model, OptimizerSettings(name=other)).state_dict()
+    optimizers = build_optimizers(model, OptimizerSettings(name=name))
+    if name == other:
+        optimizers.load_state_dict(state)
+    else:
+        with pytest.raises(OptimizerError, match="that the run began with"):
+            optimizers.load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_state_of_another_model_is_refused(model: AlbertForTasks, name: OptimizerName) -> None:
+    other = our_model(TINY, ("text-classification", "question-answering"))
+    state = build_optimizers(other, OptimizerSettings(name=name)).state_dict()
+    with pytest.raises(OptimizerError, match="the model that the run began with"):
+        build_optimizers(model, OptimizerSettings(name=name)).load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_lamb_has_a_figure(model: AlbertForTasks, name: OptimizerName) -> None:
+    optimizers = build_optimizers(model, OptimizerSettings(name=name, lr=0.01, weight_decay=0.0))
+    assert optimizers.figures() == {}
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    lengths = [p.norm().item() for p in matrices]
+    set_gradients(model, 0)
+    optimizers.step(1.0)
+    if name != "lamb":
+        assert optimizers.figures() == {}
+        return
+    # At the first step every number of u is 0.1 over the root of 0.001, but for epsilon.
+    ratios = [
+        length / (0.1 / 0.001**0.5 * p.numel() ** 0.5)
+        for length, p in zip(lengths, matrices, strict=True)
+    ]
+    expected = sum(ratios) / len(ratios)
+    assert optimizers.figures() == {"trust_ratio": pytest.approx(expected, rel=1e-3)}
+    assert isinstance(optimizers.parts[0], Lamb)

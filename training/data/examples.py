@@ -1,0 +1,220 @@
+"""Examples of pretraining from a tokenised corpus: which tokens, and the sentence task's label.
+
+Segments are told by their bounds in the corpus alone, so that an epoch's examples are a few numbers
+each. Which they are follows from (seed, epoch, part), so a run can stop and go on anywhere.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from training.data.shards import Part
+
+SentenceTask = Literal["sop", "nsp", "none"]
+
+IGNORED: Final = -100  # torch's ignore_index
+# Tokens of the shortest pair worth training on: three special ones and a few of each segment.
+MIN_LENGTH: Final = 8
+_CLS, _SEP = 2, 3
+# Draws of one epoch, so that no two of them are alike.
+_EXAMPLES, _MASKS = 0, 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExampleSettings:
+    """How examples are cut from documents.
+
+    Attributes:
+        length: most tokens of an example, special ones counted.
+        sentence_task: what the second segment is: the first one's neighbour, in order or swapped
+            (`sop`); the next one or a random document's (`nsp`); there is none (`none`).
+        short_rate: part of the documents that are cut into shorter examples.
+    """
+
+    length: int
+    sentence_task: SentenceTask = "sop"
+    short_rate: float = 0.1
+
+    @property
+    def room(self) -> int:
+        """Tokens of an example but for the special ones."""
+        return self.length - (2 if self.sentence_task == "none" else 3)
+
+
+class Example(NamedTuple):
+    """One example: which part of the corpus, which tokens, which label.
+
+    Attributes:
+        part: number of the part; with `epoch` and `number`, the example's among the part's, it
+            says what masks are drawn.
+        bounds: begin and end of the first and of the second segment in the part's tokens; the
+            second is empty where there is none.
+        label: of the sentence task, or IGNORED where there is one segment. 0 in order and 1
+            swapped (`sop`), 0 the next one and 1 another document's (`nsp`).
+    """
+
+    part: int
+    epoch: int
+    number: int
+    bounds: tuple[int, int, int, int]
+    label: int
+
+    def tokens(self, part: Part) -> tuple[NDArray[np.int64], int]:
+        """[CLS] A [SEP] B [SEP], and where B begins (the end where there is none)."""
+        first_begin, first_end, second_begin, second_end = self.bounds
+        pieces: list[ArrayLike] = [[_CLS], part.tokens[first_begin:first_end], [_SEP]]
+        if second_end > second_begin:
+            pieces += [part.tokens[second_begin:second_end], [_SEP]]
+        whole: NDArray[np.int64] = np.concatenate(pieces).astype(np.int64)
+        return whole, first_end - first_begin + 2
+
+    def mask_rng(self, seed: int) -> np.random.Generator:
+        """What draws the masks of this example in this epoch."""
+        return np.random.default_rng([_MASKS, seed, self.epoch, self.part, self.number])
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """All examples of one part of the corpus in one epoch, as `Example` has them.
+
+    Attributes:
+        bounds: (N, 4).
+        labels: (N,).
+    """
+
+    bounds: NDArray[np.int64]
+    labels: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Tokens of each example, special ones counted; (N,)."""
+        segments = self.bounds[:, 1::2] - self.bounds[:, ::2]
+        sizes: NDArray[np.int64] = segments.sum(1) + 2 + (segments[:, 1] > 0)
+        return sizes
+
+
+def build_examples(
+    part: Part, settings: ExampleSettings, *, seed: int, epoch: int, number: int = 0
+) -> Examples:
+    """The examples of one epoch from the part of that number.
+
+    As the original's create_pretraining_data.py: sentences are gathered up to a target length,
+    which is random in a part `short_rate` of the documents; the cut is at a random sentence;
+    what is over the length is taken from either end of the longer segment. Unlike there, with
+    `sop` a chunk of one sentence has no order to predict; there it got a random second segment.
+    """
+    rng = np.random.default_rng([_EXAMPLES, seed, epoch, number])
+    if settings.sentence_task == "nsp":
+        rows = list(_next_or_not(part, rng, settings))
+        chunks = np.array(rows, np.int64).reshape(-1, 5)
+        bounds, labels = chunks[:, :4].copy(), chunks[:, 4].copy()
+    else:
+        begin, cut, end = _chunk_bounds(part, rng, settings).T
+        bounds = np.stack([begin, cut, cut, end], axis=1)
+        labels = np.where(cut == end, IGNORED, rng.integers(0, 2, len(bounds)))
+        swapped = labels == 1
+        bounds[swapped] = bounds[swapped][:, [2, 3, 0, 1]]
+    _truncate(bounds, rng, settings.room)
+    return Examples(bounds, labels)
+
+
+def _targets(part: Part, rng: np.random.Generator, settings: ExampleSettings) -> list[int]:
+    """How many tokens the chunks of each document shall have."""
+    is_short = rng.random(part.num_documents) < settings.short_rate
+    short = rng.integers(2, settings.room + 1, part.num_documents)
+    targets: list[int] = np.where(is_short, short, settings.room).tolist()
+    return targets
+
+
+def _documents(part: Part) -> Iterator[list[int]]:
+    """The bounds of each document's sentences, in tokens."""
+    documents = part.documents.tolist()
+    for first, last in pairwise(documents):
+        yield part.sentences[first : last + 1].tolist()
+
+
+def _chunk_bounds(
+    part: Part, rng: np.random.Generator, settings: ExampleSettings
+) -> NDArray[np.int64]:
+    """(N, 3) begin, cut and end of each chunk of sentences; cut is end where it has one segment."""
+    cuts = iter(rng.random(len(part.sentences)).tolist())
+    chunks: list[tuple[int, int, int]] = []
+    for bounds, target in zip(_documents(part), _targets(part, rng, settings), strict=True):
+        first, end = 0, len(bounds) - 1
+        while first < end:
+            last = min(bisect_left(bounds, bounds[first] + target, first + 1), end)
+            cut = first + 1 + int(next(cuts) * (last - first - 1))
+            if settings.sentence_task == "none":
+                cut = last
+            chunks.append((bounds[first], bounds[cut], bounds[last]))
+            first = last
+    return np.array(chunks, np.int64).reshape(-1, 3)
+
+
+def _next_or_not(
+    part: Part, rng: np.random.Generator, settings: ExampleSettings
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """Bounds of both segments and the label (0 the next one, 1 a random document's).
+
+    As BERT's: what a random segment takes the place of begins the next chunk, and a chunk of one
+    sentence always gets a random one. Where there is no other document, there are no pairs.
+    """
+    targets = _targets(part, rng, settings)
+    for number, (bounds, target) in enumerate(zip(_documents(part), targets, strict=True)):
+        first, end = 0, len(bounds) - 1
+        while first < end:
+            last = min(bisect_left(bounds, bounds[first] + target, first + 1), end)
+            cut = first + 1 + int(rng.random() * (last - first - 1))
+            if part.num_documents == 1:
+                yield bounds[first], bounds[last], bounds[last], bounds[last], IGNORED
+                first = last
+            elif cut < last and rng.random() < 0.5:
+                yield bounds[first], bounds[cut], bounds[cut], bounds[last], 0
+                first = last
+            else:
+                begin, stop = _random_segment(
+                    part, rng, number, max(1, target - (bounds[cut] - bounds[first]))
+                )
+                yield bounds[first], bounds[cut], begin, stop, 1
+                first = cut
+
+
+def _random_segment(
+    part: Part, rng: np.random.Generator, not_document: int, target: int
+) -> tuple[int, int]:
+    """Bounds of some sentences of another document, of `target` tokens where it has as many."""
+    document = int(rng.integers(part.num_documents - 1))
+    document += document >= not_document
+    begin, end = part.documents[document : document + 2].tolist()
+    sentence = int(rng.integers(begin, end))
+    bounds = part.sentences[sentence : end + 1]
+    last = min(int(np.searchsorted(bounds, bounds[0] + target)), len(bounds) - 1)
+    return int(bounds[0]), int(bounds[last])
+
+
+def _truncate(bounds: NDArray[np.int64], rng: np.random.Generator, room: int) -> None:
+    """Shorten the segments in place to `room` tokens together.
+
+    As the original's loop does: a token at a time from the longer one, the second where they are
+    alike.
+    """
+    sizes = bounds[:, 1::2] - bounds[:, ::2]
+    excess = np.maximum(sizes.sum(1) - room, 0)
+    gap = sizes[:, 0] - sizes[:, 1]
+    from_longer = np.minimum(excess, np.abs(gap))
+    both = excess - from_longer
+    cuts = np.stack([both // 2, (both + 1) // 2], axis=1)
+    cuts[np.arange(len(cuts)), (gap < 0).astype(int)] += from_longer
+    at_front = rng.binomial(cuts, 0.5)
+    bounds[:, ::2] += at_front
+    bounds[:, 1::2] -= cuts - at_front

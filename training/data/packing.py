@@ -1,0 +1,233 @@
+"""Which examples go into which rows, and which rows into which step.
+
+An example that fills a row has it to itself; the others are packed, best fit first, so that rows
+of a fixed length hold next to no padding. Steps of a constant number of rows follow each other over
+windows of the corpus and over epochs without a gap. What a step holds follows from the seed and
+its position alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.data.examples import Example, Examples, ExampleSettings, build_examples
+from training.data.shards import Shards
+from training.errors import TrainingError
+
+# Sequences that share a row at most, so that the bounds of a batch have a fixed size.
+MAX_IN_ROW: Final = 16
+# Examples are shuffled over so many tokens at a time: all of a small corpus.
+_WINDOW_TOKENS: Final = 1 << 26
+# The examples that do not fill a row are packed so many at a time.
+_POOL: Final = 4096
+# Draws of an epoch, unlike those of its examples and masks.
+_PARTS, _ROWS = 2, 3
+
+
+class Position(NamedTuple):
+    """Where in the endless stream of rows a run is: the next row of a window of an epoch."""
+
+    epoch: int = 0
+    window: int = 0
+    row: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Examples of some parts of the corpus, and the rows in the order in which they are visited.
+
+    Attributes:
+        epoch: of the examples.
+        parts: numbers of the parts, and the examples of each.
+        order: (N,) examples, counted through all parts, row by row.
+        row_bounds: (rows + 1,) where each row begins in `order`.
+    """
+
+    epoch: int
+    parts: tuple[tuple[int, Examples], ...]
+    order: NDArray[np.int64]
+    row_bounds: NDArray[np.int64]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in the window."""
+        return len(self.row_bounds) - 1
+
+    def row(self, number: int) -> list[Example]:
+        """The examples of a row."""
+        within = slice(*self.row_bounds[number : number + 2])
+        return [self._example(index) for index in self.order[within].tolist()]
+
+    def _example(self, index: int) -> Example:
+        for part, examples in self.parts:
+            if index < len(examples):
+                bounds = tuple(examples.bounds[index].tolist())
+                return Example(part, self.epoch, index, bounds, int(examples.labels[index]))
+            index -= len(examples)
+        raise IndexError(index)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """The rows of one step, and where the step after it begins."""
+
+    rows: list[list[Example]]
+    next: Position
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """All steps of a run over a corpus."""
+
+    shards: Shards
+    settings: ExampleSettings
+    seed: int
+
+    def steps(self, num_rows: int, start: Position) -> Iterator[PlannedStep]:
+        """Steps of so many rows without end, from a position.
+
+        Raises:
+            TrainingError: the corpus gives no example.
+        """
+        rows: list[list[Example]] = []
+        for at, window in self._windows(start):
+            for number in range(at.row, window.num_rows):
+                rows.append(window.row(number))
+                if len(rows) == num_rows:
+                    yield PlannedStep(rows, at._replace(row=number + 1))
+                    rows = []
+
+    def epoch(self, number: int) -> Iterator[list[Example]]:
+        """The rows of one epoch.
+
+        Raises:
+            TrainingError: the corpus gives no example.
+        """
+        groups = self._groups(number)
+        for index, parts in enumerate(groups):
+            _, window = self._window((Position(epoch=number, window=index), parts))
+            yield from map(window.row, range(window.num_rows))
+
+    def _windows(self, start: Position) -> Iterator[tuple[Position, Window]]:
+        """Windows from a position on, each made while the one before it is used."""
+        places = self._places(start)
+        with ThreadPoolExecutor(1, thread_name_prefix="windows") as pool:
+            coming = pool.submit(self._window, next(places))
+            while True:
+                at, window = coming.result()
+                coming = pool.submit(self._window, next(places))
+                yield at, window
+
+    def _places(self, start: Position) -> Iterator[tuple[Position, tuple[int, ...]]]:
+        """Positions of windows, and the parts of the corpus in each."""
+        at = start
+        while True:
+            groups = self._groups(at.epoch)
+            for window in range(at.window, len(groups)):
+                yield at._replace(window=window), groups[window]
+                at = at._replace(row=0)
+            at = Position(epoch=at.epoch + 1)
+
+    def _groups(self, epoch: int) -> list[tuple[int, ...]]:
+        """The parts of the corpus in an order of this epoch's, so many tokens together."""
+        parts = self.shards.parts
+        held = np.flatnonzero([part.num_documents for part in parts])
+        if not len(held):
+            raise TrainingError("the corpus gives no example; give more text")
+        rng = np.random.default_rng([_PARTS, self.seed, epoch])
+        groups: list[tuple[int, ...]] = []
+        room = 0
+        for number in rng.permutation(held).tolist():
+            size = parts[number].num_tokens
+            if size > room or not groups:
+                groups.append(())
+                room = _WINDOW_TOKENS
+            groups[-1] += (number,)
+            room -= size
+        return groups
+
+    def _window(self, place: tuple[Position, tuple[int, ...]]) -> tuple[Position, Window]:
+        at, numbers = place
+        parts = tuple(
+            (
+                number,
+                build_examples(
+                    self.shards.parts[number],
+                    self.settings,
+                    seed=self.seed,
+                    epoch=at.epoch,
+                    number=number,
+                ),
+            )
+            for number in numbers
+        )
+        rng = np.random.default_rng([_ROWS, self.seed, at.epoch, at.window])
+        return at, arrange(at.epoch, parts, rng, self.settings.length)
+
+
+def arrange(
+    epoch: int,
+    parts: tuple[tuple[int, Examples], ...],
+    rng: np.random.Generator,
+    length: int,
+) -> Window:
+    """The examples of some parts in rows of `length` tokens; one at least, in random order."""
+    sizes = np.concatenate([examples.sizes for _, examples in parts])
+    shuffled = rng.permutation(len(sizes))
+    row_of = pack(sizes[shuffled], length)
+    num_rows = int(row_of.max()) + 1
+    place = rng.permutation(num_rows)[row_of]
+    order = np.argsort(place, kind="stable")
+    bounds = np.searchsorted(place[order], np.arange(num_rows + 1))
+    return Window(epoch, parts, shuffled[order], bounds)
+
+
+def pack(sizes: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    """The row (N,) of each example (N,), so that no row holds over `length` tokens.
+
+    Best fit, the largest first, over some thousand examples at a time: a full row is closed, an
+    example goes where it leaves the least room.
+    """
+    row_of = np.zeros(len(sizes), np.int64)
+    fills_a_row = sizes == length
+    num_rows = int(fills_a_row.sum())
+    row_of[fills_a_row] = np.arange(num_rows)
+    rest = np.flatnonzero(~fills_a_row)
+    for begin in range(0, len(rest), _POOL):
+        pool = rest[begin : begin + _POOL]
+        pool = pool[np.argsort(-sizes[pool], kind="stable")]
+        rows = _best_fit(sizes[pool].tolist(), length)
+        row_of[pool] = num_rows + np.array(rows)
+        num_rows += max(rows) + 1
+    return row_of
+
+
+def _best_fit(sizes: list[int], length: int) -> list[int]:
+    """The row of each of these examples, which are in descending order."""
+    rows: list[int] = []
+    # Open rows by the room that they have left, and the rooms that there are as bits of a number:
+    # the lowest bit from `size` on is the best fit.
+    open_rows: dict[int, list[tuple[int, int]]] = {}
+    rooms = num_rows = 0
+    for size in sizes:
+        fitting = rooms >> size
+        if fitting:
+            room = size + (fitting & -fitting).bit_length() - 1
+            row, num_in_row = open_rows[room].pop()
+            if not open_rows[room]:
+                rooms ^= 1 << room
+        else:
+            room, row, num_in_row = length, num_rows, 0
+            num_rows += 1
+        rows.append(row)
+        left, num_in_row = room - size, num_in_row + 1
+        if left and num_in_row < MAX_IN_ROW - 1:  # what is padded counts as a sequence
+            open_rows.setdefault(left, []).append((row, num_in_row))
+            rooms |= 1 << left
+    return rows

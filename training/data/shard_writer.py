@@ -1,0 +1,222 @@
+"""Writes a tokenised corpus part by part, so that nothing whole is lost, whatever happens.
+
+A part is written beside its place and moved into it, then `partial.json` names it. When all are
+there, that file becomes `shards.json`: a folder that has one is whole. What lies in the folder of
+another corpus goes when the first part of the new one is written, and never a file of others.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.data.shards import (
+    ARRAYS,
+    PARTIAL_FILE,
+    SHARDS_FILE,
+    Manifest,
+    Part,
+    PartRecord,
+    ShardError,
+    hash_part,
+    is_intact,
+    part_name,
+)
+
+_HALF: Final = ".half"
+_PART: Final = re.compile(rf"part-[0-9]{{5,}}({re.escape(_HALF)})?")
+_FILES: Final = (SHARDS_FILE, PARTIAL_FILE, PARTIAL_FILE + _HALF)
+
+
+class ShardWriter:
+    """Goes on with the corpus of this manifest in a folder, or begins it.
+
+    Attributes:
+        manifest: the parts that are written, those of an earlier process among them.
+    """
+
+    def __init__(self, folder: Path, *, tokenizer_sha256: str, fingerprint: str) -> None:
+        self._folder = folder
+        self.manifest = Manifest(
+            tokenizer_sha256=tokenizer_sha256, fingerprint=fingerprint, parts=()
+        )
+        self._is_begun = False
+        known = _read_partial(folder)
+        if known is not None and replace(known, parts=()) == self.manifest:
+            self.manifest = replace(known, parts=_intact_parts(folder, known.parts))
+
+    def add(self, part: Part, end: tuple[int, int, int]) -> None:
+        """Write the next part; `end` is where the corpus goes on after it.
+
+        Raises:
+            ShardError: it cannot be written; the parts before it are kept.
+        """
+        name = part_name(len(self.manifest.parts))
+        try:
+            self._begin()
+            half = self._folder / (name + _HALF)
+            _write_part(half, part)
+            record = PartRecord(
+                name=name,
+                num_tokens=part.num_tokens,
+                num_sentences=part.num_sentences,
+                num_documents=part.num_documents,
+                sha256=hash_part(half),
+                end=end,
+            )
+            os.rename(half, self._folder / name)
+            self._record((*self.manifest.parts, record))
+        except OSError as error:
+            _clear_half(self._folder / (name + _HALF))
+            raise self._error(error) from error
+
+    def complete(self) -> None:
+        """Make the folder a whole corpus.
+
+        Raises:
+            ShardError: it cannot be written.
+        """
+        try:
+            self._begin()
+            os.replace(self._folder / PARTIAL_FILE, self._folder / SHARDS_FILE)
+            _sync(self._folder)
+        except OSError as error:
+            raise self._error(error) from error
+
+    def _begin(self) -> None:
+        """Take away what is not of this corpus, once."""
+        if self._is_begun:
+            return
+        self._record(self.manifest.parts)
+        (self._folder / SHARDS_FILE).unlink(missing_ok=True)
+        _sync(self._folder)
+        kept = {part.name for part in self.manifest.parts}
+        for path in sorted(self._folder.iterdir()):
+            if path.is_dir() and _PART.fullmatch(path.name) and path.name not in kept:
+                _remove_part(path)
+        self._is_begun = True
+
+    def _record(self, parts: tuple[PartRecord, ...]) -> None:
+        manifest = replace(self.manifest, parts=parts)
+        half = self._folder / (PARTIAL_FILE + _HALF)
+        half.write_bytes(manifest.to_json())
+        _sync(half)
+        os.replace(half, self._folder / PARTIAL_FILE)
+        _sync(self._folder)
+        self.manifest = manifest
+
+    def _error(self, error: OSError) -> ShardError:
+        return ShardError(
+            f"{self._folder} cannot be written: {error.strerror or error}; whole parts are kept "
+            f"({len(self.manifest.parts)}), with that mended the same command goes on from them"
+        )
+
+
+@contextmanager
+def claim(folder: Path) -> Iterator[None]:
+    """Make the folder, and keep other processes from preparing into it; for `with`.
+
+    A folder that was made for nothing is taken away again.
+
+    Raises:
+        ShardError: it cannot be made, another process is at it, or it holds other things.
+    """
+    was_there = folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise ShardError(f"{folder} cannot be written: {error.strerror}") from error
+    try:
+        _lock(folder, descriptor)
+        _refuse_others(folder)
+        yield
+    finally:
+        if not was_there:
+            with suppress(OSError):  # as a rule it is not empty
+                folder.rmdir()
+        os.close(descriptor)
+
+
+def _lock(folder: Path, descriptor: int) -> None:
+    """Until the descriptor is closed, or the process ends, however it ends."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ShardError(f"{folder} is being prepared by another process; wait for it") from error
+    except OSError:
+        pass  # a file system without locks
+
+
+def _refuse_others(folder: Path) -> None:
+    names = {path.name for path in folder.iterdir()}
+    if names & set(_FILES):
+        return
+    for name in sorted(names):
+        if not _PART.fullmatch(name):
+            raise ShardError(
+                f"{folder} holds {name} and no tokenised corpus; give a new or an empty folder"
+            )
+
+
+def _read_partial(folder: Path) -> Manifest | None:
+    try:
+        return Manifest.read(folder / PARTIAL_FILE)
+    except ShardError:
+        return None
+
+
+def _intact_parts(folder: Path, records: tuple[PartRecord, ...]) -> tuple[PartRecord, ...]:
+    for number, record in enumerate(records):
+        if not is_intact(folder, record):
+            return records[:number]
+    return records
+
+
+def _write_part(folder: Path, part: Part) -> None:
+    folder.mkdir(exist_ok=True)
+    for name in ARRAYS:
+        _save(folder / f"{name}.npy", getattr(part, name))
+    _sync(folder)
+
+
+def _save(file: Path, array: NDArray[Any]) -> None:
+    """As np.save, whose error does not say that the disk is full."""
+    with file.open("wb") as stream:
+        header = np.lib.format.header_data_from_array_1_0(array)
+        np.lib.format.write_array_header_1_0(stream, header)
+        stream.write(array.data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _clear_half(folder: Path) -> None:
+    """Give back the room that a part took which could not be written whole."""
+    with suppress(OSError, ShardError):
+        _remove_part(folder)
+
+
+def _remove_part(folder: Path) -> None:
+    for name in ARRAYS:
+        (folder / f"{name}.npy").unlink(missing_ok=True)
+    try:
+        folder.rmdir()
+    except OSError as error:
+        raise ShardError(f"{folder} cannot be removed: {error.strerror}; move it away") from error

@@ -1,0 +1,201 @@
+"""Documents to token ids, in one process or in several, in order and a bounded way ahead."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from training.data.corpus import Document, Place, split_sentences
+from training.data.shards import ShardError
+
+# What one task takes: enough that its way to a worker costs little, little enough for memory.
+_DOCUMENTS_A_CHUNK: Final = 256
+_CHARACTERS_A_CHUNK: Final = 1 << 18
+_SENTENCES_A_BATCH: Final = 1024
+_CHUNKS_A_WORKER: Final = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Tokenised:
+    """A document's tokens.
+
+    Attributes:
+        tokens: (T,) int32 ids, without special tokens.
+        lengths: (S,) int32 tokens of each sentence, none of them 0.
+        end: the place in the corpus right after the document.
+    """
+
+    tokens: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+    end: Place
+
+
+class _Encoded(NamedTuple):
+    """The documents of a chunk: tokens, tokens a sentence, sentences a document."""
+
+    tokens: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+    num_sentences: NDArray[np.int32]
+
+
+def tokenise(
+    documents: Iterable[Document], tokenizer_file: Path, *, num_workers: int
+) -> Generator[list[Tokenised]]:
+    """Tokenise documents, some at a time; the result is the same for any number of processes.
+
+    Args:
+        documents: read a bounded way ahead.
+        tokenizer_file: `tokenizer.json`.
+        num_workers: processes to start; with 1 the work is done in this one.
+
+    Raises:
+        ShardError: a process died.
+    """
+    chunks = _chunks(documents)
+    if num_workers == 1:
+        return (_take_apart(chunk, _encode(tokenizer_file, _texts(chunk))) for chunk in chunks)
+    return _tokenise_in_parallel(chunks, tokenizer_file, num_workers)
+
+
+def _tokenise_in_parallel(
+    chunks: Iterable[list[Document]], tokenizer_file: Path, num_workers: int
+) -> Generator[list[Tokenised]]:
+    pool = ProcessPoolExecutor(
+        num_workers,
+        # Not fork: the libraries underneath have threads.
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start_worker,
+    )
+    pending: deque[tuple[list[Document], Future[_Encoded]]] = deque()
+    try:
+        _start_workers(pool, num_workers)
+        for chunk in chunks:
+            pending.append((chunk, pool.submit(_encode, tokenizer_file, _texts(chunk))))
+            if len(pending) >= _CHUNKS_A_WORKER * num_workers:
+                yield _result(*pending.popleft())
+        while pending:
+            yield _result(*pending.popleft())
+    except BrokenProcessPool as error:
+        raise ShardError(
+            "a worker was killed, most likely for want of memory; "
+            "the same command goes on, with fewer --workers if need be"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _start_workers(pool: ProcessPoolExecutor, num_workers: int) -> None:
+    """Start all now: a pool that starts one while another dies may fail, or wait for ever.
+
+    Raises:
+        ShardError: the system has no room for so many.
+    """
+    try:
+        with _interrupts_wait():  # the workers inherit it
+            for _ in range(num_workers):
+                pool.submit(int)
+    except OSError as error:
+        raise ShardError(
+            f"not all of {num_workers} workers can be started: {error}; try fewer --workers"
+        ) from error
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Inside `with`, Ctrl-C is held back: else it would end a worker in the midst of an import."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start_worker() -> None:
+    """Leave CPUs to the other workers, Ctrl-C to the parent, and do not outlive it."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _result(chunk: list[Document], future: Future[_Encoded]) -> list[Tokenised]:
+    return _take_apart(chunk, future.result())
+
+
+def _encode(tokenizer_file: Path, texts: list[str]) -> _Encoded:
+    tokenizer = _load_tokenizer(tokenizer_file)
+    sentences = [split_sentences(text) for text in texts]
+    flat = list(chain.from_iterable(sentences))
+    ids = [
+        np.asarray(encoding.ids, np.int32)
+        for begin in range(0, len(flat), _SENTENCES_A_BATCH)
+        for encoding in tokenizer.encode_batch_fast(
+            flat[begin : begin + _SENTENCES_A_BATCH], add_special_tokens=False
+        )
+    ]
+    lengths = np.asarray([len(sentence) for sentence in ids], np.int32)
+    document = np.repeat(np.arange(len(texts)), [len(each) for each in sentences])
+    return _Encoded(
+        tokens=np.concatenate([np.zeros(0, np.int32), *ids]),
+        lengths=lengths[lengths > 0],
+        num_sentences=np.bincount(document[lengths > 0], minlength=len(texts)).astype(np.int32),
+    )
+
+
+@cache
+def _load_tokenizer(file: Path) -> Tokenizer:
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    # As SentencePiece: "[SEP]" in a text is five characters, not the end of a segment.
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def _take_apart(chunk: list[Document], encoded: _Encoded) -> list[Tokenised]:
+    by_document = np.split(encoded.lengths, np.cumsum(encoded.num_sentences)[:-1])
+    num_tokens = [int(lengths.sum()) for lengths in by_document]
+    tokens = np.split(encoded.tokens, np.cumsum(num_tokens)[:-1])
+    return [
+        Tokenised(tokens=tokens[number], lengths=by_document[number], end=document.end)
+        for number, document in enumerate(chunk)
+    ]
+
+
+def _texts(chunk: list[Document]) -> list[str]:
+    return [document.text for document in chunk]
+
+
+def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    chunk: list[Document] = []
+    num_characters = 0
+    for document in documents:
+        chunk.append(document)
+        num_characters += len(document.text)
+        if len(chunk) == _DOCUMENTS_A_CHUNK or num_characters >= _CHARACTERS_A_CHUNK:
+            yield chunk
+            chunk, num_characters = [], 0
+    if chunk:
+        yield chunk

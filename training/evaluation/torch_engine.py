@@ -1,0 +1,44 @@
+"""The serving tasks run by torch: what evaluation and the tests of export compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from albert_serve.tasks.base import EncoderInput, Logits
+from training.model.heads import AlbertForTasks, Task
+from training.objectives.feeds import pad
+
+
+class TorchEngine:
+    """Runs what `albert_serve.runtime.engine.Engine` runs, on a model in memory and in fp32.
+
+    Inputs are run in batches of like lengths of at most `max_batch_tokens` tokens.
+    """
+
+    def __init__(self, model: AlbertForTasks, *, max_batch_tokens: int = 8192) -> None:
+        self.max_batch_tokens = max_batch_tokens
+        self._model = model.eval()
+        self._device = next(model.parameters()).device
+
+    @torch.inference_mode()
+    def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+        """The logits (R, K) of each input, in the order given."""
+        order = sorted(range(len(inputs)), key=lambda index: len(inputs[index].ids))
+        results: dict[int, Logits] = {}
+        while order:
+            size = max(1, self.max_batch_tokens // len(inputs[order[-1]].ids))
+            batch, order = order[-size:], order[:-size]
+            results |= self._run_batch({index: inputs[index] for index in batch})
+        return [results[index] for index in range(len(inputs))]
+
+    def _run_batch(self, batch: dict[int, EncoderInput]) -> dict[int, Logits]:
+        padded = pad([(given.ids, given.types) for given in batch.values()])
+        hidden_BSH = self._model(padded.to(self._device))
+        results: dict[int, Logits] = {}
+        for (index, given), hidden_SH in zip(batch.items(), hidden_BSH, strict=True):
+            rows = list(range(len(given.ids))) if given.rows is None else given.rows
+            task: Task = given.task  # type: ignore[assignment]
+            results[index] = self._model.logits(task, hidden_SH[rows]).float().cpu().numpy()
+        return results

@@ -1,0 +1,102 @@
+"""Held-out text, and how well a model does on it: masked tokens and the sentence task apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+import numpy as np
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from training.data.collate import Collator, PretrainBatch
+from training.data.examples import ExampleSettings
+from training.data.masking import NgramMasking
+from training.data.packing import Plan
+from training.data.shards import Shards
+from training.model.heads import Task
+from training.objectives.feeds import pretrain_pass
+from training.objectives.losses import Tally
+from training.precision import precision
+
+# Fixed, so that two models are asked for the same tokens.
+_SEED: Final = 12345
+# Tokens that go through the model together.
+_TOKENS_A_BATCH: Final = 4096
+
+
+def held_out(
+    shards: Shards, masking: NgramMasking, settings: ExampleSettings, *, max_rows: int | None = None
+) -> Iterator[PretrainBatch]:
+    """The packed rows of one epoch, or the first of them; the same each time.
+
+    Raises:
+        TrainingError: the corpus gives no example.
+    """
+    plan = Plan(shards=shards, settings=settings, seed=_SEED)
+    collate = Collator(shards=shards, masking=masking, length=settings.length, seed=_SEED)
+    rows = islice(plan.epoch(0), max_rows)
+    size = max(1, _TOKENS_A_BATCH // settings.length)
+    while chunk := list(islice(rows, size)):
+        yield collate(chunk)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Validation:
+    """Held-out batches, and after how many steps a run is measured on them."""
+
+    batches: Sequence[PretrainBatch]
+    every: int
+
+
+def measure(
+    objective: nn.Module,
+    batches: Sequence[PretrainBatch],
+    tasks: tuple[Task, ...],
+    device: torch.device,
+    *,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> dict[Task, Tally] | None:
+    """The scores of each task over the batches; None where it was told to stop before the end.
+
+    Args:
+        objective: the `Objective`, as the processes share it; all of them must call this.
+    """
+    tallies: dict[Task, Tally] = {task: Tally() for task in tasks}
+    bar = tqdm(batches, desc="held-out text", leave=False, delay=3, disable=None)
+    with evaluating(objective), precision(device):
+        for batch in bar:
+            if should_stop():
+                return None
+            scores = objective(pretrain_pass(batch, tasks))
+            for task, tally in tallies.items():
+                tally.add(scores[task])
+    return tallies
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Inside `with`, no dropout and no gradients; code compiled for training is passed over."""
+    in_training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        for part in in_training:
+            part.training = True
+
+
+def unigram_entropy(shards: Shards, vocab_size: int) -> float:
+    """Entropy of the corpus' token frequencies, in nats.
+
+    It is the loss of always predicting with the frequencies of this very text: what a model
+    reaches that has learnt nothing but how frequent tokens are.
+    """
+    counts = shards.token_counts(vocab_size)
+    frequencies = counts[counts > 0] / counts.sum()
+    return float(-(frequencies * np.log(frequencies)).sum())

@@ -1,0 +1,161 @@
+"""The progress of a run, its stability, and the record of what it computes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.errors import TrainingError
+from training.model.checkpoint import write_atomically
+
+
+class RunError(TrainingError):
+    """A run that cannot start or go on as asked."""
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """How far a run is, by steps or by wall clock, whichever ends it first.
+
+    Attributes:
+        num_steps: steps of the whole run; None where only the budget ends it.
+        budget_s: seconds of training of the whole run, interruptions not counted.
+        step: steps done.
+        elapsed_s: seconds of training before the clock was started.
+
+    Raises:
+        RunError: the run would have no end.
+    """
+
+    num_steps: int | None
+    budget_s: float | None
+    step: int = 0
+    elapsed_s: float = 0.0
+    _started: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_steps is None and self.budget_s is None:
+            raise RunError("a run needs an end: give --steps or --budget")
+
+    def start_clock(self) -> None:
+        """Count seconds of training from now on."""
+        self._started = time.monotonic()
+
+    def go_to(self, *, step: int, elapsed_s: float) -> None:
+        """Go on from a saved state."""
+        self.step, self.elapsed_s = step, elapsed_s
+        if self._started is not None:
+            self.start_clock()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training so far, over all parts of the run."""
+        running = 0.0 if self._started is None else time.monotonic() - self._started
+        return self.elapsed_s + running
+
+    @property
+    def done(self) -> float:
+        """The part of the run that is done, from 0 to 1."""
+        by_steps = self.step / self.num_steps if self.num_steps else 0.0
+        by_time = self.seconds / self.budget_s if self.budget_s else 0.0
+        return min(1.0, max(by_steps, by_time))
+
+
+@dataclass(kw_only=True)
+class Stability:
+    """Steps whose gradient was not finite: they are left out, and many in a row undone.
+
+    Attributes:
+        patience: so many in a row send the run back to its last checkpoint, at half the rate.
+        num_skipped: steps left out so far.
+        num_in_a_row: those among them since the last good one.
+        num_rollbacks: how often the run went back.
+    """
+
+    patience: int = 5
+    max_rollbacks: int = 4
+    num_skipped: int = 0
+    num_in_a_row: int = 0
+    num_rollbacks: int = 0
+
+    @property
+    def rate_factor(self) -> float:
+        """What the rates are lowered by."""
+        return 0.5**self.num_rollbacks
+
+    def take(self, *, is_finite: bool) -> None:
+        """Count one step."""
+        self.num_skipped += not is_finite
+        self.num_in_a_row = 0 if is_finite else self.num_in_a_row + 1
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the run has to go back."""
+        return self.num_in_a_row >= self.patience
+
+    def roll_back(self) -> None:
+        """Count one return to the last checkpoint.
+
+        Raises:
+            RunError: there were too many.
+        """
+        self.num_in_a_row = 0
+        self.num_rollbacks += 1
+        if self.num_rollbacks > self.max_rollbacks:
+            raise RunError(
+                f"the gradient is not finite, and was not after {self.max_rollbacks} returns to "
+                "the last checkpoint, each at half the rate; start again with lower rates"
+            )
+
+
+def is_known_run(folder: Path, settings: Mapping[str, Any]) -> bool:
+    """Whether the folder holds this run.
+
+    Settings that its `run.json` does not name are not compared.
+
+    Raises:
+        RunError: the folder holds a run with other settings, or an earlier version's.
+    """
+    if (folder / "state.pt").is_file():
+        raise RunError(
+            f"{folder} holds a run of an earlier version; give another --output, and "
+            f"--initialize-from {folder / 'checkpoint'} to begin with its weights"
+        )
+    file = folder / "run.json"
+    if not file.is_file():
+        return False
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunError(f"{file} is not JSON: {error}; give another --output") from error
+    if not isinstance(known, dict):
+        raise RunError(f"{file} is not a JSON object; give another --output")
+    changed = list(_differences(known, settings))
+    if changed:
+        raise RunError(
+            f"{folder} holds a run with {'; '.join(changed)}. "
+            "Give the same options to go on with it, or another --output"
+        )
+    return True
+
+
+def _differences(known: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+    """What differs, down to the single setting."""
+    found: list[str] = []
+    for name, value in settings.items():
+        before = known.get(name, value)
+        if isinstance(before, dict) and isinstance(value, dict):
+            found += _differences(before, value)
+        elif before != value:
+            found.append(f"{name} {before!r}, not {value!r}")
+    return found
+
+
+def record_run(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Make the run's folder, with the `run.json` that `is_known_run` reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "run.json", json.dumps(dict(settings), indent=2).encode())

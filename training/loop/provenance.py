@@ -1,0 +1,45 @@
+"""Where a checkpoint comes from: `training.json` beside it, one entry a stage of training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training.model.checkpoint import write_atomically
+
+_FILE = "training.json"
+
+
+def record_stage(
+    folder: Path, program: str, stage: Mapping[str, Any], *, earlier: Path | None = None
+) -> None:
+    """Write `training.json` into a checkpoint's folder: the stages of `earlier`, then this one.
+
+    Args:
+        folder: the checkpoint's folder.
+        program: what ran, such as `training.pretrain`.
+        stage: settings, steps, tokens and data of this stage.
+        earlier: the folder of the checkpoint that this one started from.
+    """
+    stages = read_stages(earlier) if earlier else []
+    record = {"program": program, "torch": torch.__version__, **stage}
+    content = json.dumps({"stages": [*stages, record]}, indent=2) + "\n"
+    write_atomically(folder / _FILE, content.encode())
+
+
+def read_stages(folder: Path) -> list[dict[str, Any]]:
+    """The stages that `record_stage` wrote; none where there is no record."""
+    file = folder / _FILE
+    if not file.is_file():
+        return []
+    stages: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["stages"]
+    return stages
+
+
+def file_names(files: Iterable[Path] | None) -> list[str]:
+    """The names of data files, without the folders of the machine that they were on."""
+    return [file.name for file in files or []]

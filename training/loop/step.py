@@ -1,0 +1,171 @@
+"""A model in training: one step, and the state that it goes on from.
+
+What a step computes follows from the seed, the step's number and the saved state alone, so that
+a run that was stopped and one that was not end with the same weights.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from training.loop.distributed import World, accumulating, shard_like, shard_states, whole
+from training.loop.progress import Progress, RunError, Stability
+from training.model.checkpoint import parameters
+from training.model.heads import AlbertForTasks
+from training.objectives.feeds import Feed
+from training.objectives.losses import LossName, Score, Tally
+from training.optim.optimizers import Optimizers, Schedule
+from training.precision import precision
+
+_STATE_VERSION: Final = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """What one step did.
+
+    Attributes:
+        tallies: of the passes that this process took.
+        num_tokens: real tokens in its batches, in all processes together.
+        grad_norm: norm of the gradient before it was clipped; where it is not finite, the step
+            changed nothing.
+        lr_factor: the part of the peak rates that it was made at.
+    """
+
+    tallies: Mapping[LossName, Tally]
+    num_tokens: int
+    grad_norm: float
+    lr_factor: float
+
+
+@dataclass(kw_only=True)
+class Run:
+    """A model in training, and how far it is.
+
+    Attributes:
+        objective: the model and its losses, as the processes of the world share them.
+        weights: how often each feed is drawn, in the order of `feeds`.
+        loss_weights: by the loss' name, where it does not count as 1. Sentence order has one label
+            a sequence: in small batches its gradient is mostly noise and drowns the others'.
+        num_steps: steps made so far, by the feed's name.
+        num_tokens: real tokens trained on so far.
+    """
+
+    model: AlbertForTasks
+    objective: nn.Module
+    optimizers: Optimizers
+    schedule: Schedule
+    feeds: Sequence[Feed]
+    weights: Sequence[float]
+    loss_weights: Mapping[LossName, float]
+    clip_norm: float
+    seed: int
+    world: World
+    progress: Progress
+    stability: Stability = field(default_factory=Stability)
+    num_steps: Counter[str] = field(default_factory=Counter)
+    num_tokens: int = 0
+
+    def step(self, done: float) -> Step:
+        """One update on the task that is drawn for this step, `done` being the part behind it.
+
+        A gradient that is not finite leaves the weights as they are.
+        """
+        feed = self._draw()
+        passes = feed.step()
+        *counts, num_tokens = self.world.sum(
+            [sum(one.counts[name] for one in passes) for name in feed.losses]
+            + [sum(one.num_tokens for one in passes)]
+        )
+        totals = dict(zip(feed.losses, counts, strict=True))
+        tallies: dict[LossName, Tally] = {name: Tally() for name in feed.losses}
+        for number, one in enumerate(passes):
+            self._seed_dropout(number)
+            with accumulating(self.objective, is_last=number == len(passes) - 1):
+                with precision(self.world.device):
+                    scores = self.objective(one)
+                self._loss(scores, totals).backward()  # type: ignore[no-untyped-call]
+            for name, score in scores.items():
+                tallies[name].add(score)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        grad_norm = float(whole(norm))
+        factor = self._update(grad_norm, done)
+        self.num_steps[feed.name] += 1
+        self.num_tokens += int(num_tokens)
+        return Step(
+            tallies=tallies, num_tokens=int(num_tokens), grad_norm=grad_norm, lr_factor=factor
+        )
+
+    def _loss(self, scores: Mapping[LossName, Score], totals: Mapping[LossName, float]) -> Tensor:
+        """This pass' part of the step's loss, the mean over all predictions of all passes.
+
+        Processes' gradients are averaged, hence the factor.
+        """
+        parts = [
+            self.loss_weights.get(name, 1.0) * self.world.size / max(totals[name], 1) * score.loss
+            for name, score in scores.items()
+        ]
+        return torch.stack(parts).sum()
+
+    def _update(self, grad_norm: float, done: float) -> float:
+        """Change the weights; returns the part of the peak rates that it was done at."""
+        is_finite = bool(np.isfinite(grad_norm))
+        factor = self.schedule.factor(done) * self.stability.rate_factor
+        if is_finite:
+            self.optimizers.step(factor)
+        else:
+            self.optimizers.zero_grad()
+        self.stability.take(is_finite=is_finite)
+        self.progress.step += 1
+        return factor
+
+    def _draw(self) -> Feed:
+        odds = np.asarray(self.weights) / sum(self.weights)
+        rng = np.random.default_rng([self.seed, self.progress.step])
+        return self.feeds[int(rng.choice(len(self.feeds), p=odds))]
+
+    def _seed_dropout(self, number: int) -> None:
+        """Seed what dropout draws by the pass alone, whichever process takes it."""
+        key = [self.seed, self.progress.step, number * self.world.size + self.world.rank]
+        torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1)[0]))
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs to go on, but for the weights; all processes must call it."""
+        return {
+            "version": _STATE_VERSION,
+            "optimizers": whole(self.optimizers.state_dict()),
+            "step": self.progress.step,
+            "elapsed_s": self.progress.seconds,
+            "tokens": self.num_tokens,
+            "num_steps": dict(self.num_steps),
+            "feeds": {feed.name: feed.state() for feed in self.feeds},
+            "stability": asdict(self.stability),
+        }
+
+    def restore(self, weights: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Go on from a state and the weights, by Hugging Face name, that were saved with it.
+
+        Raises:
+            RunError: it is an earlier version's.
+        """
+        if state.get("version") != _STATE_VERSION:
+            raise RunError("the run is an earlier version's; give another --output")
+        with torch.no_grad():
+            for name, parameter in parameters(self.model).items():
+                parameter.copy_(shard_like(weights[name], parameter))
+        self.optimizers.load_state_dict(state["optimizers"])
+        for part in self.optimizers.parts:
+            shard_states(part)
+        self.progress.go_to(step=state["step"], elapsed_s=state["elapsed_s"])
+        self.num_tokens = state["tokens"]
+        self.num_steps = Counter(state["num_steps"])
+        self.stability = Stability(**state["stability"])
+        for feed in self.feeds:
+            feed.go_to(state["feeds"][feed.name])

@@ -1,0 +1,328 @@
+"""The loop of pretraining and finetuning: step, report, measure, save."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from torch import Tensor
+from tqdm import tqdm
+
+from training.evaluation.validation import Validation, measure
+from training.loop.checkpointing import Checkpoints, Claim, load_state, step_of
+from training.loop.distributed import World, reshard, whole
+from training.loop.memory import keep_freed_memory
+from training.loop.meter import Meter, describe
+from training.loop.metrics import Metrics
+from training.loop.plateau import PlateauAlarm
+from training.loop.progress import RunError
+from training.loop.provenance import record_stage
+from training.loop.step import Run
+from training.model.checkpoint import parameters, read_weights, save_checkpoint
+from training.model.similarity import layer_similarity
+from training.signals import StopFlag
+
+_PROGRESS_BAR: Final = "{percentage:5.1f}%|{bar}| {elapsed}<{remaining} {postfix}"
+_POSTFIX_EVERY_S: Final = 0.5
+_ECHO_S: Final = 5.0
+
+
+@dataclass(kw_only=True)
+class Saver:
+    """Writes a run's checkpoints into its folder.
+
+    Attributes:
+        program: what trains, such as `training.pretrain`.
+        stage: the settings and data of this run, for the checkpoint's `training.json`.
+        initialized_from: the checkpoint that the run started from, if it did.
+        extra_config: further keys of the checkpoint's `config.json`.
+    """
+
+    folder: Path
+    checkpoints: Checkpoints
+    tokenizer_from: Path
+    every_s: float
+    program: str
+    stage: Mapping[str, Any]
+    initialized_from: Path | None = None
+    extra_config: Mapping[str, Any] = field(default_factory=dict)
+    _saved_at: float = field(default_factory=time.monotonic)
+    _claim: Claim | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `every_s` seconds have gone since the last time."""
+        return time.monotonic() - self._saved_at > self.every_s
+
+    def save(self, run: Run) -> None:
+        """Write a checkpoint; all processes must call it.
+
+        Raises:
+            RunError: it cannot be written; the last one stays.
+        """
+        tensors = {name: whole(tensor.detach()) for name, tensor in parameters(run.model).items()}
+        state = run.state()
+        if run.world.is_main:
+            self.checkpoints.save(
+                run.progress.step, lambda folder: self._write(run, folder, tensors), state
+            )
+        self._saved_at = time.monotonic()
+
+    def _write(self, run: Run, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+        save_checkpoint(
+            run.model,
+            folder,
+            tensors=tensors,
+            tokenizer_from=self.tokenizer_from,
+            extra_config=self.extra_config,
+        )
+        done = {
+            "steps": run.progress.step,
+            "tokens": run.num_tokens,
+            "seconds": round(run.progress.seconds),
+        }
+        record_stage(folder, self.program, {**self.stage, **done}, earlier=self.initialized_from)
+
+    def go_on(self, run: Run) -> bool:
+        """Restore the newest checkpoint that is whole; returns whether there is one.
+
+        All processes must call it. Until `let_go` no others can train the run.
+
+        Raises:
+            RunError: there are checkpoints and none is whole, or it is an earlier version's;
+                another command trains the run; or its folder is not the same for all processes.
+        """
+        newest = self._find_newest(run.world)
+        if newest is None:
+            return False
+        run.restore(read_weights(newest), load_state(newest))
+        return True
+
+    def _find_newest(self, world: World) -> Path | None:
+        """What the main process finds; it alone tidies up."""
+        found: Path | None = None
+        if world.is_main:
+            self._claim = self._claim or Claim(self.folder)
+            found = self.checkpoints.newest()
+        (step,) = world.sum([-1 if found is None else step_of(found)] if world.is_main else [0])
+        if step < 0:
+            return None
+        newest = self.checkpoints.at(int(step))
+        if not newest.is_dir():
+            raise RunError(
+                f"process {world.rank} does not see {newest}; give an --output on a disk that all "
+                "hosts share"
+            )
+        return newest
+
+    def let_go(self) -> None:
+        """Let others train the run."""
+        if self._claim is not None:
+            self._claim.let_go()
+            self._claim = None
+
+
+class Decision(NamedTuple):
+    """What all processes do next, so that none waits for another that has stopped."""
+
+    done: float
+    stop: int | None
+    saves: bool
+
+
+@dataclass(kw_only=True)
+class Trainer:
+    """Steps a run to its end, reports and saves.
+
+    Attributes:
+        metrics: where figures go; None in a process that does not write.
+        report_every: steps a line of metrics.
+        alarm: for a loss that stands still.
+        validation: text to measure the run on meanwhile.
+        flops_a_token: of training; 0 where it is not told.
+        peak_flops: of the device, a second.
+    """
+
+    run: Run
+    saver: Saver
+    metrics: Metrics | None
+    report_every: int
+    alarm: PlateauAlarm | None = None
+    validation: Validation | None = None
+    flops_a_token: float = 0.0
+    peak_flops: float = 0.0
+
+    def train(self) -> int:
+        """Train until the run is done or stopped by a signal, and save it.
+
+        Returns the exit status: 0 for a run that is done, 128 + the signal's number for one that
+        was stopped, so that no script takes it for done.
+
+        Raises:
+            RunError: a checkpoint cannot be written, the gradient stays not finite, or a process
+                that makes batches has ended.
+        """
+        run = self.run
+        if run.world.device.type == "cpu":
+            keep_freed_memory()
+        run.objective.train()
+        run.progress.start_clock()
+        # A scheduler signals torchrun, which passes it on, and its processes as well.
+        echo_s = _ECHO_S if run.world.size > 1 else 0.0
+        try:
+            with (
+                StopFlag(echo_s=echo_s) as stop,
+                tqdm(
+                    total=1.0,
+                    initial=run.progress.done,
+                    disable=None if run.world.is_main else True,
+                    bar_format=_PROGRESS_BAR,
+                ) as bar,
+            ):
+                return self._loop(stop, bar)
+        except (RuntimeError, ConnectionError) as error:
+            if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
+                raise
+            raise RunError(
+                f"a process that makes batches has ended: {error}; "
+                "the same command goes on from the last checkpoint"
+            ) from error
+        finally:
+            self.saver.let_go()
+            if self.metrics is not None:
+                self.metrics.close()
+
+    def _loop(self, stop: StopFlag, bar: tqdm[Any]) -> int:
+        run, meter, shown_at = self.run, self._meter(), 0.0
+        if run.progress.step == 0:
+            self.saver.save(run)  # there is something to go back to from the first step on
+        while True:
+            decision = self._decide(stop)
+            if decision.done >= 1 or decision.stop is not None:
+                break
+            # What is amidst steps that are left out may be what they come from.
+            if decision.saves and not run.stability.num_in_a_row:
+                self.saver.save(run)
+            step = run.step(decision.done)
+            meter.add(step)
+            if run.stability.num_in_a_row:
+                self._tell(bar, f"step {run.progress.step:,} left out: its gradient is not finite")
+            if run.stability.is_lost:
+                self._roll_back(bar)
+                meter = self._meter()
+                continue
+            if run.progress.step % self.report_every == 0:
+                self._report(meter, decision.done, bar)
+                meter = self._meter()
+            self._validate(stop, bar)
+            bar.update(decision.done - bar.n)
+            if run.world.size == 1 and time.monotonic() - shown_at > _POSTFIX_EVERY_S:
+                bar.set_postfix_str(describe(meter.figures(run.world)), refresh=False)
+                shown_at = time.monotonic()
+        bar.update(decision.done - bar.n)
+        self.saver.save(run)
+        if decision.stop is None or decision.done >= 1:
+            return 0
+        self._tell(bar, f"stopped at {decision.done:.1%}; the same command goes on")
+        return 128 + decision.stop
+
+    def _decide(self, stop: StopFlag) -> Decision:
+        """What to do next, by the main process' clock and any process' signal."""
+        run = self.run
+        done, saves = run.progress.done, self.saver.is_due
+        if run.world.size == 1:
+            return Decision(done, stop.signal, saves)
+        is_main = run.world.is_main
+        done, num_saves, num_stops = run.world.sum(
+            [done * is_main, saves and is_main, stop.signal is not None]
+        )
+        number = (stop.signal or signal.SIGTERM) if num_stops else None
+        return Decision(done, number, bool(num_saves))
+
+    def _roll_back(self, bar: tqdm[Any]) -> None:
+        """Go back to the last checkpoint, at half the rates.
+
+        The clock is not put back: a budget is one of time that has gone. A run that ends before
+        its next checkpoint knows nothing of the return: gone on with, it comes by here again.
+        """
+        run = self.run
+        stability, seconds = run.stability, run.progress.seconds
+        stability.roll_back()
+        self.saver.go_on(run)
+        run.stability = stability
+        run.progress.go_to(step=run.progress.step, elapsed_s=seconds)
+        if self.metrics is not None:  # lines of what is undone go
+            self.metrics.close()
+            self.metrics = Metrics(self.saver.folder, step=run.progress.step)
+        self._tell(
+            bar,
+            f"back at step {run.progress.step:,} after {stability.patience} steps whose gradient "
+            f"was not finite; rates are {run.stability.rate_factor:g} of what they were",
+        )
+
+    def _report(self, meter: Meter, done: float, bar: tqdm[Any]) -> None:
+        run = self.run
+        figures = meter.figures(run.world) | run.optimizers.figures()
+        if run.stability.num_skipped:
+            figures["skipped"] = run.stability.num_skipped
+        bar.set_postfix_str(describe(figures), refresh=False)
+        if self.alarm is not None and "fill-mask/loss" in figures:
+            message = self.alarm.add(
+                step=run.progress.step,
+                progress=done,
+                loss=figures["fill-mask/loss"],
+                accuracy=figures["fill-mask/accuracy"],
+            )
+            figures["plateau"] = int(self.alarm.is_raised)
+            if message is not None:
+                self._tell(bar, message)
+        self._write(figures)
+
+    def _validate(self, stop: StopFlag, bar: tqdm[Any]) -> None:
+        """Measure the run on held-out text, where it is time to."""
+        run, validation = self.run, self.validation
+        if validation is None or run.progress.step % validation.every:
+            return
+        # A signal does not wait for the end; processes that have to agree on it do.
+        tallies = measure(
+            run.objective,
+            validation.batches,
+            run.feeds[0].tasks,
+            run.world.device,
+            should_stop=lambda: run.world.size == 1 and stop.signal is not None,
+        )
+        if tallies is None:
+            return
+        figures: dict[str, float] = {}
+        for task, tally in tallies.items():
+            figures |= {
+                f"validation/{task}/loss": tally.loss,
+                f"validation/{task}/accuracy": tally.accuracy,
+            }
+        self._write(figures)
+        # All processes take part, also where one alone writes: the weights may be spread.
+        layers = layer_similarity(run.model, [validation.batches[0].tokens])
+        reshard(run.objective)
+        if self.metrics is not None:
+            self.metrics.write_layers(step=run.progress.step, layers=layers)
+
+    def _write(self, figures: Mapping[str, float]) -> None:
+        if self.metrics is not None:
+            run = self.run
+            self.metrics.write(
+                step=run.progress.step,
+                tokens=run.num_tokens,
+                elapsed_s=run.progress.seconds,
+                **figures,
+            )
+
+    def _meter(self) -> Meter:
+        return Meter(flops_a_token=self.flops_a_token, peak_flops=self.peak_flops)
+
+    def _tell(self, bar: tqdm[Any], message: str) -> None:
+        if self.run.world.is_main:
+            bar.write(message)

@@ -1,0 +1,1 @@
+"""ALBERT in torch, its heads, and its checkpoints."""

@@ -1,0 +1,359 @@
+"""Checkpoints as Hugging Face directories: `config.json`, `model.safetensors`, the tokenizer.
+
+All foreign names of weights are in `HF_NAMES`, which is read in both directions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import safetensors
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from albert_serve.config import AlbertConfig
+from albert_serve.errors import ConfigError
+from training.errors import TrainingError
+from training.model.heads import POOLED_TASKS, AlbertForTasks, Task
+
+# Our name <-> Hugging Face's, less `.weight` or `.bias`. {g} and {i} are the group and the layer
+# within it; ours counts the distinct blocks, which are group * num_inner_layers + inner.
+HF_NAMES: Final[dict[str, str]] = {
+    "albert.embeddings.word": "albert.embeddings.word_embeddings",
+    "albert.embeddings.position": "albert.embeddings.position_embeddings",
+    "albert.embeddings.token_type": "albert.embeddings.token_type_embeddings",
+    "albert.embeddings.norm": "albert.embeddings.LayerNorm",
+    "albert.embeddings.project": "albert.encoder.embedding_hidden_mapping_in",
+    "albert.encoder.attentions.{n}.query": "{layer}.attention.query",
+    "albert.encoder.attentions.{n}.key": "{layer}.attention.key",
+    "albert.encoder.attentions.{n}.value": "{layer}.attention.value",
+    "albert.encoder.attentions.{n}.output": "{layer}.attention.dense",
+    "albert.encoder.attentions.{n}.norm": "{layer}.attention.LayerNorm",
+    "albert.encoder.ffns.{n}.up": "{layer}.ffn",
+    "albert.encoder.ffns.{n}.down": "{layer}.ffn_output",
+    "albert.encoder.ffns.{n}.norm": "{layer}.full_layer_layer_norm",
+    "pooler.dense": "albert.pooler",
+    "heads.fill-mask.dense": "predictions.dense",
+    "heads.fill-mask.norm": "predictions.LayerNorm",
+    "heads.fill-mask.decoder": "predictions",  # its weight is the word embeddings: only .bias
+    "heads.sentence-order.output": "sop_classifier.classifier",
+    "heads.text-classification.output": "classifier",
+    "heads.multiple-choice.output": "classifier",
+    "heads.question-answering.output": "qa_outputs",
+}
+_HF_LAYER: Final = "albert.encoder.albert_layer_groups.{g}.albert_layers.{i}"
+_TIED: Final = ("predictions.decoder.weight", "predictions.decoder.bias")
+# The `transformers` class that reads a task's head; fill-mask with sentence order has its own.
+_ARCHITECTURES: Final[dict[Task, str]] = {
+    "fill-mask": "AlbertForMaskedLM",
+    "text-classification": "AlbertForSequenceClassification",
+    "question-answering": "AlbertForQuestionAnswering",
+    "multiple-choice": "AlbertForMultipleChoice",
+}
+_TOKENIZER_FILES: Final = ("tokenizer.json", "spiece.model")
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint that cannot be read, or whose parts contradict each other."""
+
+
+def hf_name(ours: str, config: AlbertConfig) -> str:
+    """Hugging Face's name of one of our parameters.
+
+    Raises:
+        KeyError: there is no parameter of that name.
+    """
+    stem, _, kind = ours.rpartition(".")
+    number = re.search(r"\.(\d+)\.", stem)
+    if number is None:
+        return f"{HF_NAMES[stem]}.{kind}"
+    group, inner = divmod(int(number[1]), config.num_inner_layers)
+    layer = _HF_LAYER.format(g=group, i=inner)
+    return f"{HF_NAMES[stem.replace(number[0], '.{n}.')]}.{kind}".format(layer=layer)
+
+
+def parameters(model: AlbertForTasks) -> dict[str, nn.Parameter]:
+    """Each distinct parameter once, by its Hugging Face name."""
+    return {hf_name(name, model.config): tensor for name, tensor in model.named_parameters()}
+
+
+def find_tasks(
+    shapes: Mapping[str, tuple[int, ...]], architectures: Sequence[str] = ()
+) -> dict[Task, int]:
+    """The tasks whose heads a checkpoint holds, and each head's outputs, from its weights' shapes.
+
+    Args:
+        shapes: by Hugging Face name.
+        architectures: those of `config.json`. A `classifier` of one output is a multiple choice
+            where they say so, or else a regression (`text-classification` of one label).
+    """
+    keys: dict[Task, str] = {
+        "fill-mask": "predictions.bias",
+        "sentence-order": "sop_classifier.classifier.bias",
+        "text-classification": "classifier.bias",
+        "question-answering": "qa_outputs.bias",
+    }
+    found = {task: shapes[key][0] for task, key in keys.items() if key in shapes}
+    is_choice = _ARCHITECTURES["multiple-choice"] in architectures
+    if is_choice and found.get("text-classification") == 1:
+        found["multiple-choice"] = found.pop("text-classification")
+    return found
+
+
+def save_checkpoint(
+    model: AlbertForTasks,
+    folder: Path,
+    *,
+    tensors: Mapping[str, Tensor] | None = None,
+    tokenizer_from: Path | None = None,
+    extra_config: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the model as a Hugging Face directory; each file appears whole or not at all.
+
+    Args:
+        tensors: the weights by Hugging Face name, where the model's own are not whole.
+        tokenizer_from: a folder whose `tokenizer.json` and `spiece.model` are copied along.
+        extra_config: further keys of `config.json`, such as `id2label`.
+
+    Raises:
+        CheckpointError: a weight is not finite.
+        OSError: the folder cannot be written.
+    """
+    given = parameters(model) if tensors is None else tensors
+    tensors = {name: tensor.detach().cpu() for name, tensor in given.items()}
+    bad = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+    if bad:
+        raise CheckpointError(f"not saved: {', '.join(bad[:3])} hold numbers that are not finite")
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "architectures": _architectures(model.tasks),
+        **model.config.to_hf(),
+        **({} if "id2label" in (extra_config or {}) else _label_keys(model.tasks)),
+        **(extra_config or {}),
+    }
+    write_atomically(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
+    partial = folder / "model.safetensors.partial"
+    save_file({k: v.contiguous() for k, v in tensors.items()}, partial, {"format": "pt"})
+    # safetensors makes a file that its owner alone may read; whoever serves it may be another.
+    partial.chmod(0o644)
+    put_in_place(partial, folder / "model.safetensors")
+    if tokenizer_from is not None:
+        _copy_tokenizer(tokenizer_from, folder)
+        _write_tokenizer_config(model.config, folder)
+
+
+def _label_keys(tasks: Mapping[Task, int]) -> dict[str, Any]:
+    """Names for labels that have none; without them `transformers` takes there to be two."""
+    names = [f"LABEL_{index}" for index in range(tasks.get("text-classification", 0))]
+    return label_keys(names) if names else {}
+
+
+def label_keys(names: Sequence[str], *, multi_label: bool = False) -> dict[str, Any]:
+    """The keys of `config.json` that name the labels of text classification.
+
+    Args:
+        multi_label: whether a text can have several labels at once.
+    """
+    problem = "single_label_classification" if len(names) > 1 else "regression"
+    return {
+        "id2label": {str(index): name for index, name in enumerate(names)},
+        "label2id": {name: index for index, name in enumerate(names)},
+        "problem_type": "multi_label_classification" if multi_label else problem,
+    }
+
+
+def _copy_tokenizer(source: Path, folder: Path) -> None:
+    for name in _TOKENIZER_FILES:
+        if (source / name).is_file():
+            write_atomically(folder / name, (source / name).read_bytes())
+
+
+def _write_tokenizer_config(config: AlbertConfig, folder: Path) -> None:
+    """What `transformers` 5 must be told: without it, it leaves out the token types of pairs."""
+    known = {
+        "tokenizer_class": "AlbertTokenizer",
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+        "model_max_length": config.max_positions,
+    }
+    content = json.dumps(known, indent=2) + "\n"
+    write_atomically(folder / "tokenizer_config.json", content.encode())
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The keys of a checkpoint's `config.json`.
+
+    Raises:
+        CheckpointError: there is no such file, or it is not a JSON object.
+    """
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{file} is not a JSON object")
+    return config
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint by Hugging Face name, tied copies left out.
+
+    Raises:
+        CheckpointError: the file is missing, truncated, or not safetensors.
+    """
+    file = folder / "model.safetensors"
+    try:
+        tensors = load_file(file)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}; is it complete?") from error
+    return {name: tensor for name, tensor in tensors.items() if name not in _TIED}
+
+
+def load_checkpoint(folder: Path, tasks: Mapping[Task, int] | None = None) -> AlbertForTasks:
+    """The model of a checkpoint, ours or one that `transformers` wrote.
+
+    Args:
+        tasks: the heads to carry; those that the file lacks, or has with another number of
+            outputs, start fresh. By default the heads that the file holds.
+
+    Raises:
+        CheckpointError: a file cannot be read, a weight of the backbone or of a head that the
+            file holds is missing, or a shape contradicts the config.
+    """
+    hf = read_config(folder)
+    try:
+        config = AlbertConfig.from_hf(hf)
+    except ConfigError as error:
+        raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
+    weights = with_backbone_prefix(read_weights(folder))
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    known = find_tasks(shapes, hf.get("architectures") or ())
+    model = AlbertForTasks(config, known if tasks is None else tasks)
+    kept = {task for task, num_outputs in model.tasks.items() if known.get(task) == num_outputs}
+    _load_weights(model, weights, kept, source=str(folder))
+    return model
+
+
+def _load_weights(
+    model: AlbertForTasks, weights: Mapping[str, Tensor], heads: Set[Task], *, source: str
+) -> None:
+    """Copy the weights of the backbone and of these heads; a pooler too, where there is one."""
+    stems = tuple(f"heads.{task}." for task in heads)
+    has_pooler = bool(heads & set(POOLED_TASKS)) or "albert.pooler.weight" in weights
+    for ours, parameter in model.named_parameters():
+        if not ours.startswith(("albert.", *stems, *(["pooler."] if has_pooler else []))):
+            continue
+        name = hf_name(ours, model.config)
+        if name not in weights:
+            raise CheckpointError(f"{source} has no {name}, which its config.json asks for")
+        if weights[name].shape != parameter.shape:
+            raise CheckpointError(
+                f"{source}: {name} has shape {tuple(weights[name].shape)}; "
+                f"its config.json asks for {tuple(parameter.shape)}"
+            )
+        with torch.no_grad():
+            parameter.copy_(weights[name])
+
+
+def cut_positions(model: AlbertForTasks, num_positions: int) -> AlbertForTasks:
+    """The same model with its first `num_positions` positions alone.
+
+    Raises:
+        CheckpointError: it has fewer.
+    """
+    if num_positions > model.config.max_positions:
+        raise CheckpointError(
+            f"{num_positions} positions cannot be cut from the model's {model.config.max_positions}"
+        )
+    weights: dict[str, Tensor] = dict(parameters(model))
+    table = "albert.embeddings.position_embeddings.weight"
+    weights[table] = weights[table][:num_positions]
+    cut = AlbertForTasks(replace(model.config, max_positions=num_positions), model.tasks)
+    _load_weights(cut, weights, set(model.tasks), source="the model")
+    return cut
+
+
+def grow_depth(model: AlbertForTasks, num_layers: int) -> AlbertForTasks:
+    """The same weights applied by more layers, to go on training a deeper model (appendix A.1).
+
+    Where layers have weights of their own, each begins with those of the layer at its relative
+    depth.
+
+    Raises:
+        CheckpointError: the model has more layers than that.
+    """
+    if num_layers < model.config.num_layers:
+        raise CheckpointError(
+            f"the checkpoint has {model.config.num_layers} layers; a model of {num_layers} "
+            "cannot be grown from it"
+        )
+    grown = AlbertForTasks(replace(model.config, num_layers=num_layers), model.tasks)
+    rest = {k: v for k, v in model.state_dict().items() if not k.startswith("albert.encoder.")}
+    grown.load_state_dict(rest, strict=False)
+    old, new = model.albert.encoder, grown.albert.encoder
+    for blocks, shallower in ((new.attentions, old.attentions), (new.ffns, old.ffns)):
+        for place, block in enumerate(blocks):
+            layer, inner = divmod(place, model.config.num_inner_layers)
+            source = layer * len(shallower) // len(blocks) * model.config.num_inner_layers + inner
+            block.load_state_dict(shallower[source].state_dict())
+    return grown
+
+
+def with_backbone_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a bare `AlbertModel`, whose names lack `albert.`, under the full names."""
+    bare = ("embeddings.", "encoder.", "pooler.")
+    return {
+        f"albert.{name}" if name.startswith(bare) else name: tensor
+        for name, tensor in weights.items()
+    }
+
+
+def expand_for_hf(source: Path, folder: Path) -> None:
+    """Write a checkpoint of any sharing for `transformers`, which can share whole layers only.
+
+    What the layers of `source` share is repeated: the copy has a group of its own for each layer.
+
+    Raises:
+        CheckpointError: `source` cannot be read.
+        OSError: the folder cannot be written.
+    """
+    model = load_checkpoint(source)
+    config = replace(model.config, sharing="all", num_groups=model.config.num_layers)
+    expanded = AlbertForTasks(config, model.tasks)
+    rest = {k: v for k, v in model.state_dict().items() if not k.startswith("albert.encoder.")}
+    expanded.load_state_dict(rest, strict=False)
+    given, repeated = model.albert.encoder, expanded.albert.encoder
+    for place, (attention, ffn) in enumerate(model.config.layer_plan):
+        repeated.attentions[place].load_state_dict(given.attentions[attention].state_dict())
+        repeated.ffns[place].load_state_dict(given.ffns[ffn].state_dict())
+    extra = {k: v for k, v in read_config(source).items() if k not in config.to_hf()}
+    save_checkpoint(expanded, folder, tokenizer_from=source, extra_config=extra)
+
+
+def write_atomically(file: Path, content: bytes) -> None:
+    """Write a file so that a reader, or a crash, sees the old content or the new, never a part."""
+    partial = file.with_name(file.name + ".partial")
+    partial.write_bytes(content)
+    put_in_place(partial, file)
+
+
+def put_in_place(partial: Path, file: Path) -> None:
+    """Give a file that is written whole its name, once its content is on the disk."""
+    with partial.open("rb") as stream:
+        os.fsync(stream.fileno())
+    os.replace(partial, file)
+
+
+def _architectures(tasks: Mapping[Task, int]) -> list[str]:
+    """The `transformers` classes that read these heads."""
+    names = [name for task, name in _ARCHITECTURES.items() if task in tasks]
+    if {"fill-mask", "sentence-order"} <= tasks.keys():
+        names[0] = "AlbertForPreTraining"
+    return names or ["AlbertModel"]

@@ -1,0 +1,157 @@
+"""The heads of the five tasks, and the model that carries any of them over one backbone.
+
+Every head maps rows of hidden states to rows of logits, so what a task costs is what it asks
+for: masked positions for fill-mask, the [CLS] row for classification, all real rows for spans.
+
+Shape legend: B sequences, S positions, H hidden size, E embedding size, V vocabulary,
+R rows gathered from hidden states, K outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from albert_serve.config import AlbertConfig
+from albert_serve.errors import ConfigError
+from training.model.albert import Albert, Batch, Initializer, activation
+
+Task = Literal[
+    "fill-mask", "sentence-order", "text-classification", "question-answering", "multiple-choice"
+]
+# Tasks whose head reads the pooled [CLS] row.
+POOLED_TASKS: Final[tuple[Task, ...]] = ("sentence-order", "text-classification", "multiple-choice")
+# How many outputs a task's head has, where the task says; None where the labels say.
+NUM_OUTPUTS: Final[dict[Task, int | None]] = {
+    "fill-mask": None,
+    "sentence-order": 2,
+    "text-classification": None,
+    "question-answering": 2,
+    "multiple-choice": 1,
+}
+
+
+class FillMaskHead(nn.Module):
+    """Scores over the vocabulary, through the tied word embeddings (H to E to V)."""
+
+    def __init__(self, config: AlbertConfig, word: nn.Embedding) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.embedding_size)
+        self.activation = activation(config)
+        self.norm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
+        self.decoder = nn.Linear(config.embedding_size, config.vocab_size)
+        self.decoder.weight = word.weight
+
+    def forward(self, rows_RH: Tensor) -> Tensor:
+        """Logits (R, V) of rows (R, H)."""
+        logits_RV: Tensor = self.decoder(self.norm(self.activation(self.dense(rows_RH))))
+        return logits_RV
+
+
+class Pooler(nn.Module):
+    """tanh of a linear map of the [CLS] row."""
+
+    def __init__(self, config: AlbertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, rows_RH: Tensor) -> Tensor:
+        """Pooled rows (R, H) of [CLS] rows (R, H)."""
+        return torch.tanh(self.dense(rows_RH))
+
+
+class PooledHead(nn.Module):
+    """Pooler, dropout, linear: sentence order, classification and multiple choice."""
+
+    def __init__(self, config: AlbertConfig, pooler: Pooler, num_outputs: int) -> None:
+        super().__init__()
+        self.pooler = pooler
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.output = nn.Linear(config.hidden_size, num_outputs)
+
+    def forward(self, rows_RH: Tensor) -> Tensor:
+        """Logits (R, K) of [CLS] rows (R, H)."""
+        logits_RK: Tensor = self.output(self.dropout(self.pooler(rows_RH)))
+        return logits_RK
+
+
+class SpanHead(nn.Module):
+    """Start and end logits of every token."""
+
+    def __init__(self, config: AlbertConfig) -> None:
+        super().__init__()
+        self.output = nn.Linear(config.hidden_size, 2)
+
+    def forward(self, rows_RH: Tensor) -> Tensor:
+        """Logits (R, 2), start and end, of rows (R, H)."""
+        logits_R2: Tensor = self.output(rows_RH)
+        return logits_R2
+
+
+class AlbertForTasks(nn.Module):
+    """One backbone and a head for each task: `model.heads[task](rows)`.
+
+    Args:
+        tasks: the number of outputs of each task's head; see `head_sizes`.
+
+    Raises:
+        ConfigError: an unknown task, or a number of outputs that it cannot have.
+    """
+
+    def __init__(self, config: AlbertConfig, tasks: Mapping[Task, int]) -> None:
+        super().__init__()
+        _check_tasks(config, tasks)
+        self.config = config
+        self.tasks = dict(tasks)
+        self.albert = Albert(config)
+        pooled = [task for task in tasks if task in POOLED_TASKS]
+        self.pooler = Pooler(config) if pooled else None
+        self.heads = nn.ModuleDict({task: self._head(task, tasks[task]) for task in tasks})
+        initialize = Initializer(config.initializer_range)
+        for head in self.heads.values():
+            head.apply(initialize)
+
+    def _head(self, task: Task, num_outputs: int) -> nn.Module:
+        if task == "fill-mask":
+            return FillMaskHead(self.config, self.albert.embeddings.word)
+        if task == "question-answering":
+            return SpanHead(self.config)
+        assert self.pooler is not None
+        return PooledHead(self.config, self.pooler, num_outputs)
+
+    def forward(self, batch: Batch, read: Tensor | None = None) -> Tensor:
+        """Hidden states (B, S, H), or those (R, H) of the tokens that are read; see `Albert`."""
+        hidden_BSH: Tensor = self.albert(batch, read)
+        return hidden_BSH
+
+    def logits(self, task: Task, rows_RH: Tensor) -> Tensor:
+        """Logits (R, K) of gathered rows (R, H)."""
+        logits_RK: Tensor = self.heads[task](rows_RH)
+        return logits_RK
+
+
+def head_sizes(
+    config: AlbertConfig, tasks: tuple[Task, ...], num_labels: int = 2
+) -> dict[Task, int]:
+    """The outputs of each task's head; `num_labels` is that of text classification."""
+    sizes = {**NUM_OUTPUTS, "fill-mask": config.vocab_size, "text-classification": num_labels}
+    return {task: sizes[task] or 0 for task in tasks}
+
+
+def _check_tasks(config: AlbertConfig, tasks: Mapping[Task, int]) -> None:
+    if {"text-classification", "multiple-choice"} <= tasks.keys():
+        raise ConfigError(
+            "text-classification and multiple-choice store their weights under one name, "
+            "`classifier`; a model can carry one of the two"
+        )
+    for task, num_outputs in tasks.items():
+        if task not in get_args(Task):
+            raise ConfigError(f"no task {task!r}; there are {', '.join(get_args(Task))}")
+        needed = config.vocab_size if task == "fill-mask" else NUM_OUTPUTS[task]
+        if num_outputs < 1 or (needed and num_outputs != needed):
+            raise ConfigError(
+                f"{task} has {num_outputs} outputs; it needs {needed or 'at least 1'}"
+            )

@@ -1,0 +1,44 @@
+"""Signals that end a run: they set a flag, and the run saves and ends after its step."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType, TracebackType
+from typing import Any, Final, TypeAlias
+
+STOPPING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_Handlers: TypeAlias = "dict[signal.Signals, Any]"
+
+
+class StopFlag:
+    """Inside `with`, SIGTERM, SIGINT and SIGUSR1 only set `signal`; a second one ends at once.
+
+    Args:
+        echo_s: seconds after the first in which another one is taken for the same.
+    """
+
+    def __init__(self, *, echo_s: float = 0.0) -> None:
+        self.signal: int | None = None
+        self._echo_s = echo_s
+        self._came_at = 0.0
+        self._before: _Handlers = {}
+
+    def __enter__(self) -> StopFlag:
+        self._before = {number: signal.signal(number, self._handle) for number in STOPPING}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is None:
+            self.signal, self._came_at = number, time.monotonic()
+        elif time.monotonic() - self._came_at >= self._echo_s:
+            raise SystemExit(128 + number)
