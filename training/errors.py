@@ -9,7 +9,6 @@ TrainingError (ValueError)
 ├── RunError         a run that cannot start or go on
 ├── TeacherError     a teacher that cannot be loaded, or cannot teach this student
 ├── RecordError      a run's figures that cannot be read or drawn
-├── AblationError    an ablation that cannot start or go on
 └── EvaluationError  data that a checkpoint cannot be measured on
 """
 

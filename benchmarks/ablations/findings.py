@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from training.ablate_tables import Row, Table, TableName, Variant
+from benchmarks.ablations.tables import Row, Table, TableName, Variant
 
 # A difference is told from none where it exceeds so many standard errors.
 _NUM_ERRORS: Final = 2.0

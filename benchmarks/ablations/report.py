@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from training.ablate_findings import Estimate, Estimates, Finding, Results, find_directions
-from training.ablate_tables import Table, distinct_variants
+from benchmarks.ablations.findings import Estimate, Estimates, Finding, Results, find_directions
+from benchmarks.ablations.tables import Table, distinct_variants
 
 if TYPE_CHECKING:  # slow to import
     from matplotlib.axes import Axes

@@ -23,10 +23,9 @@ from torch import Tensor
 
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.support import REPOSITORY, WIKI, randomize
-from training.ablate import main
-from training.ablate_findings import Estimates, Result, Results, find_directions
-from training.ablate_measure import (
+from benchmarks.ablations.__main__ import main
+from benchmarks.ablations.findings import Estimates, Result, Results, find_directions
+from benchmarks.ablations.measure import (
     PAIR_TASKS,
     Texts,
     length_features,
@@ -36,9 +35,11 @@ from training.ablate_measure import (
     segment_lengths,
     sequence_means,
 )
-from training.ablate_report import draw, render
-from training.ablate_runs import claim
-from training.ablate_tables import Base, Row, Table, Variant, distinct_variants
+from benchmarks.ablations.report import draw, render
+from benchmarks.ablations.runs import claim
+from benchmarks.ablations.tables import Base, Row, Table, Variant, distinct_variants
+from tests.training.conftest import one_thread  # noqa: F401 - a fixture
+from tests.training.support import REPOSITORY, WIKI, randomize
 from training.data.examples import SentenceTask
 from training.data.masking import NgramMasking, word_starts
 from training.data.shards import Shards
@@ -379,7 +380,7 @@ def test_the_picture_has_a_plot_for_each_figure_of_a_table_with_results() -> Non
 
 @pytest.fixture(scope="module")
 def folders(vocab_dir: Path, shards: Shards, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    corpus = tmp_path_factory.mktemp("ablate") / "shards"
+    corpus = tmp_path_factory.mktemp("ablations") / "shards"
     prepare([WIKI], vocab_dir / "tokenizer.json", corpus)
     return [
         *("--shards", str(corpus), "--validation", str(corpus), "--tokenizer", str(vocab_dir)),
@@ -467,7 +468,7 @@ def test_why_a_run_failed_is_told(folders: list[str], tmp_path: Path, capsys: Ca
 def test_a_killed_ablation_goes_on(folders: list[str], tmp_path: Path) -> None:
     """The process of a run ends with the ablation that was killed, and saves its run."""
     output = tmp_path / "out"
-    command = [sys.executable, "-m", "training.ablate", *folders, "--output", str(output)]
+    command = [sys.executable, "-m", "benchmarks.ablations", *folders, "--output", str(output)]
     command += ["--steps", "40"]
     ablation = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
     run = output / "runs" / "share-all-e8-sop-40-steps-seed0"

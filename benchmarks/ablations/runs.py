@@ -24,9 +24,9 @@ from typing import Any, Final
 import torch
 from tqdm import tqdm
 
-from training.ablate_findings import Result
-from training.ablate_setup import AblationError, Setup, is_done, make_run, read_result
-from training.ablate_tables import Variant
+from benchmarks.ablations.findings import Result
+from benchmarks.ablations.setup import AblationError, Setup, is_done, make_run, read_result
+from benchmarks.ablations.tables import Variant
 from training.errors import report_errors
 from training.signals import StopFlag
 

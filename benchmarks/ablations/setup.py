@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from albert_serve.tokenizer import AlbertTokenizer
+from benchmarks.ablations.findings import Result
+from benchmarks.ablations.measure import Texts, measure_variant
+from benchmarks.ablations.tables import Variant
 from training import pretrain
-from training.ablate_findings import Result
-from training.ablate_measure import Texts, measure_variant
-from training.ablate_tables import Variant
 from training.data.masking import NgramMasking, word_starts
 from training.data.shards import Shards
 from training.errors import TrainingError

@@ -19,11 +19,11 @@ from typing import Any, Final, get_args
 
 import torch
 
-from training.ablate_findings import Result
-from training.ablate_report import draw, render
-from training.ablate_runs import Runs, claim
-from training.ablate_setup import Setup
-from training.ablate_tables import Base, Table, TableName, Variant, distinct_variants
+from benchmarks.ablations.findings import Result
+from benchmarks.ablations.report import draw, render
+from benchmarks.ablations.runs import Runs, claim
+from benchmarks.ablations.setup import Setup
+from benchmarks.ablations.tables import Base, Table, TableName, Variant, distinct_variants
 from training.errors import report_errors
 from training.loop.progress import is_known_run, record_run
 from training.model.checkpoint import write_atomically
@@ -31,9 +31,9 @@ from training.options import default_device, parse_count, parse_part
 from training.plot import save_figure
 
 _EXAMPLES: Final = r"""examples:
-  python -m training.ablate --shards wiki-shards/ --validation held-out-shards/ \
+  python -m benchmarks.ablations --shards wiki-shards/ --validation held-out-shards/ \
       --tokenizer vocab/ --output runs/ablations --steps 2000
-  python -m training.ablate --shards wiki-shards/ --validation held-out-shards/ \
+  python -m benchmarks.ablations --shards wiki-shards/ --validation held-out-shards/ \
       --tokenizer vocab/ --output runs/sentence --tables sentence --seeds 2 --steps 1000 \
       --hidden-size 128 --layers 4 --length 64 --batch-size 64 --at-once 2
 """
@@ -134,7 +134,7 @@ def _heading(setup: Setup, results: dict[Variant, Result], num_variants: int) ->
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m training.ablate",
+        prog="python -m benchmarks.ablations",
         description=__doc__,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,0 +1,1 @@
+"""Measurements of this package, alone and beside others."""

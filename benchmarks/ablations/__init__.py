@@ -1,0 +1,1 @@
+"""The paper's ablations at small scale."""
