@@ -211,6 +211,21 @@ def test_batches_beside_each_other_give_the_same_numbers(
     assert len(several.run(inputs)) == len(inputs)
 
 
+@pytest.mark.parametrize(("exact", "num_warnings"), [(False, 1), (True, 0)])
+def test_an_int8_bundle_warns_where_products_saturate(
+    int8_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    exact: bool,
+    num_warnings: int,
+) -> None:
+    monkeypatch.setattr("albert_serve.runtime.engine.has_dot_products", lambda: exact)
+    caplog.set_level(logging.WARNING, "albert_serve")
+    Engine.open(int8_dir, RuntimeOptions(num_threads=1, device="cpu"))
+    warnings = [record for record in caplog.records if "serve the fp32 bundle" in record.message]
+    assert len(warnings) == num_warnings
+
+
 def test_int8_answers_do_not_depend_on_the_texts_beside_them(int8_dir: Path) -> None:
     engine = Engine.open(int8_dir, RuntimeOptions(num_threads=1))
     inputs = some_inputs(engine.tasks)
