@@ -33,7 +33,12 @@ from training.evaluation.torch_engine import TorchEngine
 from training.evaluation.validation import held_out, measure, unigram_entropy
 from training.model.checkpoint import load_checkpoint, read_config, write_atomically
 from training.model.heads import AlbertForTasks, Task
-from training.objectives.feeds import Objective, classification_pass, cut_batches, labelled_examples
+from training.objectives.feeds import (
+    Objective,
+    classification_micro_batch,
+    cut_batches,
+    labelled_examples,
+)
 from training.objectives.losses import Tally
 from training.options import default_device, parse_count
 from training.prepare import prepare
@@ -106,7 +111,7 @@ def evaluate_classification(
     with torch.inference_mode():
         for batch in cut_batches(order, sizes, _TOKENS_A_BATCH):
             chosen = [examples[index] for index in batch]
-            one = classification_pass(chosen)
+            one = classification_micro_batch(chosen)
             total.add(one.scores(model, device)["text-classification"])
     return {
         "text_classification_accuracy": total.accuracy,

@@ -253,7 +253,7 @@ def _train(options: argparse.Namespace) -> int:
         initialized_from=options.initialize_from,
         extra_config=extra_config,
     )
-    if saver.go_on(run):
+    if saver.resume(run):
         print(f"going on from step {run.progress.step:,}")
     trainer = Trainer(
         run=run,

@@ -222,7 +222,7 @@ def train_job(
     entropy = unigram_entropy(job.shards, job.config.vocab_size)
     if world.is_main and not is_known_run(options.output, record):
         record_run(options.output, {**record, "unigram_entropy": round(entropy, 4)})
-    if saver.go_on(run) and world.is_main:
+    if saver.resume(run) and world.is_main:
         print(f"going on from step {run.progress.step:,}")
     length = job.recipe.length  # a little more than packed sequences have on average
     trainer = Trainer(

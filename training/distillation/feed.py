@@ -19,7 +19,7 @@ from training.distillation.losses import (
 )
 from training.distillation.teacher import Teacher
 from training.model.heads import AlbertForTasks
-from training.objectives.feeds import Pass, PlannedFeed, counts_of
+from training.objectives.feeds import MicroBatch, PlannedFeed, counts_of
 from training.objectives.losses import LossName, Score
 from training.precision import precision
 
@@ -41,11 +41,11 @@ class DistilFeed(PlannedFeed[DistilBatch]):
         """Those of its heads, and the teacher's."""
         return (*self.tasks, *self.objectives.names)
 
-    def make_pass(self, batch: DistilBatch) -> Pass:
+    def make_micro_batch(self, batch: DistilBatch) -> MicroBatch:
         """A batch as a pass."""
         counts = counts_of(batch.student)
         counts |= dict.fromkeys(self.objectives.names, batch.num_spans)
-        return Pass(
+        return MicroBatch(
             num_tokens=batch.student.num_tokens,
             counts={name: counts[name] for name in self.losses},
             scores=partial(self._scores, batch),

@@ -24,7 +24,7 @@ from albert_serve.tokenizer import AlbertTokenizer
 from training.distillation.teacher import TeacherError, describe_model, load_frozen, num_positions
 from training.model.checkpoint import write_atomically
 from training.model.heads import AlbertForTasks
-from training.objectives.feeds import BatchFeed, Pass, cut_batches, like_lengths, pad
+from training.objectives.feeds import BatchFeed, MicroBatch, cut_batches, like_lengths, pad
 from training.objectives.losses import LossName, Score
 from training.precision import precision
 
@@ -155,7 +155,7 @@ def pseudo_labelled_feed(
         print(f"{len(texts) - len(examples)} of {len(texts)} texts are too long: left out")
     sizes: list[int] = [len(example.ids) for example in examples]
     batches = partial(like_lengths, sizes, tokens_a_batch=tokens_a_batch, seed=seed)
-    make = partial(_pass, problem=labels.problem, temperature=temperature)
+    make = partial(_micro_batch, problem=labels.problem, temperature=temperature)
     return BatchFeed(
         name="text-classification",
         tasks=("text-classification",),
@@ -163,7 +163,9 @@ def pseudo_labelled_feed(
     )
 
 
-def _pass(chosen: Sequence[PseudoLabelledExample], *, problem: Problem, temperature: float) -> Pass:
+def _micro_batch(
+    chosen: Sequence[PseudoLabelledExample], *, problem: Problem, temperature: float
+) -> MicroBatch:
     def scores(model: AlbertForTasks, device: torch.device) -> Mapping[LossName, Score]:
         hidden_BSH = model(pad([(one.ids, one.types) for one in chosen]).to(device))
         logits_BK = model.logits("text-classification", hidden_BSH[:, 0]).float()
@@ -173,7 +175,9 @@ def _pass(chosen: Sequence[PseudoLabelledExample], *, problem: Problem, temperat
         return {"text-classification": Score(loss=loss, right=right, count=len(chosen))}
 
     num_tokens = sum(len(one.ids) for one in chosen)
-    return Pass(num_tokens=num_tokens, counts={"text-classification": len(chosen)}, scores=scores)
+    return MicroBatch(
+        num_tokens=num_tokens, counts={"text-classification": len(chosen)}, scores=scores
+    )
 
 
 def distillation_loss(

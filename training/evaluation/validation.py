@@ -19,7 +19,7 @@ from training.data.masking import NgramMasking
 from training.data.packing import Plan
 from training.data.shards import Shards
 from training.model.heads import Task
-from training.objectives.feeds import pretrain_pass
+from training.objectives.feeds import pretrain_micro_batch
 from training.objectives.losses import Tally
 from training.precision import precision
 
@@ -72,7 +72,7 @@ def measure(
         for batch in bar:
             if should_stop():
                 return None
-            scores = objective(pretrain_pass(batch, tasks))
+            scores = objective(pretrain_micro_batch(batch, tasks))
             for task, tally in tallies.items():
                 tally.add(scores[task])
     return tallies
