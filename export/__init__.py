@@ -1,4 +1,4 @@
-"""From a Hugging Face checkpoint to the bundle that `albert_serve` opens.
+"""Export of a Hugging Face checkpoint to a bundle for `albert_serve`.
 
 python -m export CHECKPOINT_DIR BUNDLE_DIR
 """

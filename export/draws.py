@@ -1,4 +1,4 @@
-"""What each task is asked of real text, and how its logits are read as predictions.
+"""Evaluation samples of each task from real text, and the predictions from its logits.
 
 Predictions are marked by labels where the data has them, elsewhere by those of torch.
 """
@@ -37,7 +37,7 @@ from training.data.examples import IGNORED, Example
 from training.data.masking import NgramMasking, word_starts
 from training.evaluation.squad import evaluate_answers
 
-# A short text is gone through again, until there are so many predictions.
+# A short text is repeated until there are this many predictions.
 _ENOUGH_MASKS: Final = 1500
 _ENOUGH_PAIRS: Final = 1000
 _NUM_CHOICES: Final = 4
@@ -46,7 +46,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _Asked(NamedTuple):
-    """A question on a context, and what marks its answer if that is known."""
+    """A question on a context, and its labelled answers if there are any."""
 
     question: str
     context: str
@@ -54,7 +54,7 @@ class _Asked(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """Where a question's answer is in the context, and its text."""
+    """An answer's position in the context, and its text."""
 
     start: int
     end: int
@@ -64,7 +64,7 @@ class _Found(NamedTuple):
 def draw_samples(
     source: Source, tokenizer: AlbertTokenizer, data: RealData
 ) -> dict[TaskName, Sample]:
-    """A sample for each task of a checkpoint; the larger the model, the smaller.
+    """Draw a sample for each task of a checkpoint; smaller for a larger model.
 
     Texts that do not fit the model are left out; how many is logged.
 
@@ -103,7 +103,7 @@ def _check_tasks(source: Source, data: RealData) -> None:
 
 
 def _draw_masks(drawing: Drawing) -> Sample:
-    """Sequences of pretraining, but all that is predicted is shown as [MASK]."""
+    """Draw pretraining sequences in which all tokens to predict are [MASK]."""
     masking = NgramMasking(word_starts=word_starts(drawing.tokenizer))
     mask_id = drawing.tokenizer.mask_id
 
@@ -122,7 +122,7 @@ def _draw_masks(drawing: Drawing) -> Sample:
 
 
 def _draw_pairs(drawing: Drawing) -> Sample:
-    """Two segments of a text, in order or swapped."""
+    """Draw pairs of segments, in order or swapped."""
 
     def items(examples: Iterable[Example]) -> Iterator[Item]:
         for example in examples:
@@ -141,7 +141,7 @@ def _input(task: TaskName, ids: list[int], second: int, rows: list[int]) -> Enco
 
 
 def _draw_texts(drawing: Drawing) -> Sample:
-    """Labelled texts or, where there are none, sentences."""
+    """Draw labelled texts or, without any, sentences."""
     entry = drawing.source.tasks["text-classification"]
     has_one_label = entry.problem_type == "single_label_classification" and entry.num_outputs > 1
     files = drawing.data.labelled
@@ -160,7 +160,7 @@ def _draw_texts(drawing: Drawing) -> Sample:
 def _fitting(
     drawing: Drawing, texts: Iterable[LabelledText]
 ) -> Iterator[tuple[EncoderInput, list[int] | None]]:
-    """Texts with what marks them. A labelled one is not cut: its label is that of the whole."""
+    """Yield texts with their labels. A labelled text is not cut, since its label is the whole's."""
     for text in texts:
         is_labelled = text.label != IGNORED
         try:
@@ -191,7 +191,7 @@ def _classified(
 
 
 def _draw_questions(drawing: Drawing) -> Sample:
-    """Questions or, where there are none, the first sentences of paragraphs."""
+    """Draw questions or, without any, the first sentences of paragraphs."""
     files = drawing.data.questions
     if not files:
         paragraphs = [each for each in drawing.text.paragraphs if len(each.sentences) > 1]
@@ -236,7 +236,7 @@ def _mean_f1(answers: Sequence[_Found], questions: Sequence[Question]) -> float:
 
 
 def _draw_choices(drawing: Drawing) -> Sample:
-    """A sentence, with the one after it and random ones to choose from."""
+    """Draw sentences, with the next sentence and random ones as choices."""
     rng = np.random.default_rng(SEED)
     sentences = drawing.text.sentences
     pairs = [pair for each in drawing.text.paragraphs for pair in pairwise(each.sentences)]
@@ -280,7 +280,7 @@ def _read_answer(prepared: Prepared[QuestionAnsweringAnswer], logits: list[Logit
     return [_Found(answer.start, answer.end, answer.answer)]
 
 
-# How each task's sample is drawn, and what that takes.
+# The function that draws each task's sample.
 _DRAWS: Final[dict[TaskName, tuple[Callable[[Drawing], Sample], str]]] = {
     "fill-mask": (_draw_masks, "text in words that the vocabulary has"),
     "sentence-order": (_draw_pairs, "documents of two sentences or more"),

@@ -1,4 +1,4 @@
-"""The encoder's graph: ids to hidden states, the layer stored once and looped over.
+"""Graph of the encoder: ids to hidden states, with a Loop over the shared layer.
 
 A Loop whose body is one group's layers loads 12 to 20 times faster than the same layers written
 one after another, and runs as fast. CUDA graphs refuse control flow, hence the unrolled form.
@@ -19,7 +19,7 @@ from albert_serve.config import AlbertConfig
 from export.graph import CPU_FORM, Form, Initializers, Nodes, make_model
 from export.layers import apply_layer, embed, flatten
 
-# (attention, feed-forward) of each layer that is applied in one turn.
+# (attention, feed-forward) of each layer in one iteration.
 _Turn = tuple[tuple[int, int], ...]
 
 _LENGTHS: Final = "lengths"
@@ -29,7 +29,7 @@ HIDDEN: Final = "hidden_states"
 def build_encoder(
     config: AlbertConfig, stored: Mapping[str, StoredTensor], form: Form = CPU_FORM
 ) -> ModelProto:
-    """The graph (input_ids (B, S), token_type_ids (B, S), lengths (B)) -> hidden_states (B, S, H).
+    """Build (input_ids (B, S), token_type_ids (B, S), lengths (B)) -> hidden_states (B, S, H).
 
     Inputs are int64. Hidden states are fp32 whatever the graph computes in: the heads read them.
 
@@ -65,7 +65,7 @@ def build_encoder(
 
 
 def repetitions(config: AlbertConfig) -> list[tuple[_Turn, int]]:
-    """The plan of layers as runs: (the layers of one turn, how many turns follow each other)."""
+    """Split the layer plan into runs: (layers of one iteration, number of iterations)."""
     size = config.num_inner_layers
     plan = config.layer_plan
     turns = [plan[start : start + size] for start in range(0, len(plan), size)]
@@ -74,7 +74,7 @@ def repetitions(config: AlbertConfig) -> list[tuple[_Turn, int]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Stack:
-    """The layers of one encoder, ready to be put into its graph or into Loop bodies of it.
+    """The layers of one encoder, for its graph or for Loop bodies.
 
     Attributes:
         shape: (B, S, H).
@@ -85,7 +85,7 @@ class _Stack:
     shape: str
 
     def apply(self, nodes: Nodes, turn: _Turn, x_RH: str) -> str:
-        """Append the layers of one turn to `nodes`."""
+        """Append the layers of one iteration to `nodes`."""
         for attention, ffn in turn:
             x_RH = apply_layer(
                 nodes,
@@ -99,7 +99,7 @@ class _Stack:
         return x_RH
 
     def loop(self, turn: _Turn, num_turns: int, x_RH: str) -> str:
-        """Append a Loop over the layers of one turn.
+        """Append a Loop whose body is the layers of one iteration.
 
         The weights stay outside of the body: inside, they would be mapped and packed twice.
         """

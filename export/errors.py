@@ -1,7 +1,7 @@
-"""What stops an export."""
+"""Exceptions of the export."""
 
 from __future__ import annotations
 
 
 class ExportError(ValueError):
-    """A checkpoint that cannot be exported, or a bundle that would not be as good as it."""
+    """A checkpoint that cannot be exported, or a bundle that is worse than its checkpoint."""

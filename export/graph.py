@@ -46,7 +46,7 @@ _COMPUTE_TYPES: Final[dict[Compute, str]] = {"fp32": "F32", "fp16": "F16", "bf16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Form:
-    """In which of its forms a graph is written.
+    """The form of a graph: compute type and repetition of layers.
 
     Attributes:
         repetition: layers that are applied several times in a row as a Loop, or one after another.
@@ -75,7 +75,7 @@ CUDA_FORM: Final = Form(repetition="unroll", kernels="cuda", compute="fp16")
 
 
 class Initializers:
-    """The initializers of one model, each tensor once, and what is made of them at first."""
+    """The initializers of one model, each tensor once, and the nodes that convert them."""
 
     def __init__(self, stored: Mapping[str, StoredTensor], form: Form = CPU_FORM) -> None:
         self.form = form
@@ -84,11 +84,11 @@ class Initializers:
         self._converted: dict[str, NodeProto] = {}
 
     def dtype(self, name: str) -> str:
-        """How the weight of this Hugging Face name is stored, as safetensors calls it."""
+        """Return the stored type (safetensors' name) of the weight of this Hugging Face name."""
         return self._stored[stored_name(name, self._stored)].dtype
 
     def stored(self, name: str) -> str:
-        """The weight of this Hugging Face name as it is stored; returns the initializer's name.
+        """Add the weight of this Hugging Face name as stored; return the initializer's name.
 
         Raises:
             KeyError: the file holds no such weight.
@@ -99,7 +99,7 @@ class Initializers:
         return name
 
     def weight(self, name: str) -> str:
-        """The weight of this Hugging Face name in the type that the graph computes in.
+        """Add the weight of this Hugging Face name in the graph's compute type.
 
         Raises:
             KeyError: the file holds no such weight.
@@ -119,18 +119,18 @@ class Initializers:
         return self._convert("Cast", [initializer], f"{initializer}/{kind}", to=self.form.data_type)
 
     def constant(self, name: str, value: NDArray[Any]) -> str:
-        """A constant of a few bytes, kept in the graph itself."""
+        """Add a constant of a few bytes, stored in the graph itself."""
         self._protos[name] = numpy_helper.from_array(value, name)
         return name
 
     @property
     def protos(self) -> list[TensorProto]:
-        """All of them, in order of first use."""
+        """All initializers, in order of first use."""
         return list(self._protos.values())
 
     @property
     def conversions(self) -> list[NodeProto]:
-        """The nodes that make weights of what is stored."""
+        """The nodes that convert stored weights to the compute type."""
         return list(self._converted.values())
 
     def _convert(self, op: str, inputs: list[str], name: str, **attributes: Any) -> str:
@@ -175,7 +175,7 @@ class Nodes:
         domain: str = "",
         attributes: Attributes | None = None,
     ) -> str:
-        """Append a node of one output, once: the same node again is the one that is there.
+        """Append a node of one output; an identical node is reused.
 
         Returns:
             The output's name.
@@ -192,15 +192,15 @@ class Nodes:
         return output
 
     def weight(self, name: str) -> str:
-        """The weight of this Hugging Face name in the type that the graph computes in."""
+        """Add the weight of this Hugging Face name in the graph's compute type."""
         return self.initializers.weight(name)
 
     def constant(self, name: str, value: NDArray[Any]) -> str:
-        """A constant of a few bytes."""
+        """Add a constant of a few bytes."""
         return self.initializers.constant(name, value)
 
     def return_as(self, value: str, name: str) -> None:
-        """Give the node that made `value` the output name that the graph promises."""
+        """Rename the output of the node that computes `value`."""
         maker = next(node for node in self.protos if value in node.output)
         maker.output[list(maker.output).index(value)] = name
 
@@ -208,7 +208,7 @@ class Nodes:
 def make_model(
     name: str, nodes: Nodes, inputs: Sequence[ValueInfoProto], outputs: Sequence[ValueInfoProto]
 ) -> ModelProto:
-    """The model of these nodes and of all initializers that they read."""
+    """Build the model of these nodes and their initializers."""
     graph = helper.make_graph(
         [*nodes.initializers.conversions, *nodes.protos],
         name,

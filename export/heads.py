@@ -1,4 +1,4 @@
-"""The graphs of the heads: the rows that are asked for of hidden states, to rows of logits.
+"""Graphs of the heads: gathered rows of hidden states to rows of logits.
 
 Shape legend: B sequences, S positions, R rows asked for, H hidden size, E embedding size,
 V vocabulary, K outputs.
@@ -20,7 +20,7 @@ from export.layers import activate, as_rows, linear, matmul, multiply, norm
 def build_head(
     config: AlbertConfig, task: TaskName, num_outputs: int, stored: Mapping[str, StoredTensor]
 ) -> ModelProto:
-    """The graph (hidden_states (B, S, H), rows (R)) -> logits (R, num_outputs), pooler included.
+    """Build (hidden_states (B, S, H), rows (R)) -> logits (R, num_outputs), with the pooler.
 
     `rows` are int64: row b * S + s is position s of sequence b.
     """
@@ -44,7 +44,7 @@ def _pool(nodes: Nodes, rows_RH: str) -> str:
 
 
 def _fill_mask(nodes: Nodes, config: AlbertConfig, rows_RH: str) -> str:
-    """H to E, then to V through the word embeddings that the encoder reads too."""
+    """Map H to E, then to V through the encoder's word embeddings."""
     dense = "predictions.dense"
     dense_RE = activate(nodes, config, matmul(nodes, rows_RH, dense), dense)
     normed_RE = norm(nodes, config, dense_RE, "predictions.LayerNorm")

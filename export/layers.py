@@ -1,4 +1,4 @@
-"""The parts of an ALBERT as ONNX nodes, each described once for every form and precision.
+"""The blocks of an ALBERT as ONNX nodes, for every form and precision.
 
 Matrices in fp32 and fp16 stay as torch lays them out, [out, in]; FusedMatMul reads them transposed
 in place. Matrices in int8 lie the other way round, as the runtime's product takes them.
@@ -24,7 +24,7 @@ from export.graph import CONTRIB, Nodes
 _EMBEDDINGS: Final = "albert.embeddings"
 _PROJECTION: Final = "albert.encoder.embedding_hidden_mapping_in"
 _QKV: Final = ("query", "key", "value")
-# U8 with its zero in the middle: 127 steps on either side.
+# U8 with its zero point in the middle: 127 steps on either side.
 _ZERO: Final = 128
 _STEPS: Final = 127
 # Of a row that is all zero.
@@ -57,7 +57,7 @@ def as_rows(nodes: Nodes, x: str, size: int) -> str:
 
 
 def cast(nodes: Nodes, x: str, dtype: str) -> str:
-    """Values of this type of safetensors in the type that the graph computes in."""
+    """Convert values from a type of safetensors to the graph's compute type."""
     if dtype == nodes.form.dtype:
         return x
     return nodes.add("Cast", [x], attributes={"to": nodes.form.data_type})
@@ -99,17 +99,17 @@ def apply_layer(
 
 
 def linear(nodes: Nodes, x_RI: str, name: str) -> str:
-    """The linear map `name` of rows, bias included: (R, O)."""
+    """Apply the linear map `name` with its bias to rows: (R, O)."""
     return nodes.add("Add", [matmul(nodes, x_RI, name), nodes.weight(f"{name}.bias")])
 
 
 def matmul(nodes: Nodes, x_RI: str, name: str) -> str:
-    """Rows times the transposed weight of the linear map `name`, without its bias: (R, O)."""
+    """Apply the linear map `name` without its bias to rows: (R, O)."""
     return multiply(nodes, x_RI, f"{name}.weight")
 
 
 def multiply(nodes: Nodes, x_RI: str, weight: str) -> str:
-    """Rows times a transposed weight [O, I], however it is stored: (R, O)."""
+    """Multiply rows by a transposed weight [O, I] of any stored type: (R, O)."""
     if nodes.initializers.dtype(weight) == "I8" and nodes.form.kernels == "cpu":
         return _multiply_int8(nodes, x_RI, weight)
     return nodes.add(
@@ -148,7 +148,7 @@ def _words(nodes: Nodes, ids_BS: str) -> str:
 
 
 def _multiply_int8(nodes: Nodes, x_RI: str, weight: str) -> str:
-    """The scale of the rows comes after the product: the kernel takes one for all rows only."""
+    """Scale the rows after the product, since the kernel takes one scale for all rows only."""
     quantized_RI, scale_R1 = _quantize_rows(nodes, x_RI)
     one = nodes.constant("one", np.array(1, np.float32))
     zero = nodes.constant("zero", np.array(_ZERO, np.uint8))
@@ -172,7 +172,7 @@ def _quantize_rows(nodes: Nodes, x_RI: str) -> tuple[str, str]:
     )
     scale_R1 = nodes.add("Max", [nodes.add("Mul", [largest_R1, step]), least])
     scale_R = nodes.add("Squeeze", [scale_R1, last])
-    # Outside of a Loop: once, not at every turn.
+    # Outside of a Loop, so that it is computed once.
     zero_R = nodes.outer.add("Expand", [zero, nodes.outer.add("Shape", [nodes.rows])])
     quantized_RI = nodes.add("QuantizeLinear", [x_RI, scale_R, zero_R], attributes={"axis": 0})
     return quantized_RI, scale_R1

@@ -1,4 +1,4 @@
-"""The weight file of a bundle in another precision than the checkpoint's.
+"""Conversion of a checkpoint's weights to the precision of a bundle.
 
 Vectors stay fp32, as do matrices too small to matter: positions, token types, output layers.
 
@@ -24,7 +24,7 @@ from albert_serve.bundle.weights import SCALE_SUFFIX
 from export.errors import ExportError
 from export.source import Source, read_weight
 
-# Part -> how the names of its matrices end.
+# Part -> suffixes of its matrices' names.
 PARTS: Final[dict[Part, tuple[str, ...]]] = {
     "embeddings": ("word_embeddings", "embedding_hidden_mapping_in"),
     "attention": ("query", "key", "value", "attention.dense"),
@@ -55,7 +55,7 @@ def write_weights(source: Source, file: Path, precision: Precision, kept: Collec
 
 
 def part_of(name: str) -> Part | None:
-    """The part whose matrix this weight is; None for what is always fp32."""
+    """Return the part of this matrix; None for a weight that is always fp32."""
     stem = name.removesuffix(".weight")
     for part, endings in PARTS.items():
         if stem != name and any(f".{stem}".endswith(f".{ending}") for ending in endings):
@@ -64,7 +64,7 @@ def part_of(name: str) -> Part | None:
 
 
 def quantize(weight_OI: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """A matrix [O, I] as int8 [I, O] and the scale of each output (O): weight = int8 * scale."""
+    """Quantise a matrix [O, I] to int8 [I, O] and a scale (O) per output: weight = int8 * scale."""
     scale_O = np.abs(weight_OI).max(axis=1) / _STEPS
     safe_O1 = np.where(scale_O > 0, scale_O, 1.0)[:, None]
     steps_OI = np.clip(np.rint(weight_OI / safe_O1), -_STEPS, _STEPS)

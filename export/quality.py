@@ -1,4 +1,4 @@
-"""What a bundle's precision costs each task, measured against torch on real text."""
+"""Accuracy loss of each task due to a bundle's precision, against torch on real text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LABELS_FROM: Final[dict[TaskName, str]] = {
 def measure_quality(
     source: Source, tokenizer_file: Path, reference: Runner, engine: Runner, data: RealData
 ) -> dict[TaskName, Quality]:
-    """Ask torch and a bundle the same, and mark the answers of both, for each task.
+    """Run torch and a bundle on the same samples, and score both, for each task.
 
     fill-mask and sentence-order are asked what pretraining asks, and marked by the text itself:
     accuracy. text-classification and question-answering are marked by the labels of the data that
@@ -68,7 +68,7 @@ def measure_quality(
 
 
 def check_quality(quality: Mapping[TaskName, Quality], max_cost: float) -> None:
-    """See that no task loses more than `max_cost` points, as far as that is known.
+    """Check that no task loses more than `max_cost` points, as far as that is known.
 
     A task that is measured by agreement must agree in 90 % of the cases, or in as many as make it
     certain that no more than `max_cost` is lost.
@@ -76,8 +76,8 @@ def check_quality(quality: Mapping[TaskName, Quality], max_cost: float) -> None:
     Raises:
         ExportError: a task loses more.
     """
-    found = (_describe_loss(task, one, max_cost) for task, one in quality.items())
-    over = [description for description in found if description]
+    losses = (_describe_loss(task, result, max_cost) for task, result in quality.items())
+    over = [loss for loss in losses if loss]
     if over:
         raise ExportError(
             f"{'; '.join(over)}. Nothing was written. Keep the parts in fp32 that need it "
@@ -87,7 +87,7 @@ def check_quality(quality: Mapping[TaskName, Quality], max_cost: float) -> None:
 
 
 def _describe_loss(task: TaskName, quality: Quality, max_cost: float) -> str | None:
-    """What a task loses, if it is too much."""
+    """Describe a task's loss if it is over `max_cost`; None otherwise."""
     if quality.metric == AGREEMENT:
         least = min(_LEAST_AGREEMENT, 100 - max_cost)
         if quality.bundle >= least - _ROUNDING:
@@ -107,7 +107,7 @@ def _describe_loss(task: TaskName, quality: Quality, max_cost: float) -> str | N
 
 
 def _measure(task: TaskName, sample: Sample, reference: Runner, engine: Runner) -> Quality:
-    # Like lengths together, for less padding.
+    # Sorted by length, for less padding.
     items = sorted(sample.items, key=lambda item: -item.num_tokens)
     size = min(_MOST_TOKENS_AT_ONCE, _BATCHES_AT_ONCE * engine.max_batch_tokens)
     bar = tqdm(
@@ -137,8 +137,8 @@ def _measure(task: TaskName, sample: Sample, reference: Runner, engine: Runner) 
 
 
 def _ask(runner: Runner, items: Sequence[Item]) -> list[Any]:
-    """The predictions of all items."""
-    logits = iter(runner.run([given for item in items for given in item.inputs]))
+    """Return the predictions of all items."""
+    logits = iter(runner.run([encoded for item in items for encoded in item.inputs]))
     return [
         prediction
         for item in items
@@ -147,11 +147,11 @@ def _ask(runner: Runner, items: Sequence[Item]) -> list[Any]:
 
 
 def _chunks(items: Sequence[Item], num_tokens: int) -> Iterator[list[Item]]:
-    """The items in order, so many together that they have as many tokens."""
+    """Yield chunks of the items, in order, of about `num_tokens` tokens."""
     chunk: list[Item] = []
     for item in items:
         chunk.append(item)
-        if sum(each.num_tokens for each in chunk) >= num_tokens:
+        if sum(item.num_tokens for item in chunk) >= num_tokens:
             yield chunk
             chunk = []
     if chunk:

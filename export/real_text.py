@@ -1,4 +1,4 @@
-"""The files that a bundle is compared with torch on, and their text as sentences."""
+"""Real text for the comparison of a bundle with torch, as sentences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULT_TEXT: Final = Path(__file__).parents[1] / "examples" / "verification.jso
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RealData:
-    """Files that a bundle is compared with torch on.
+    """Files for the comparison of a bundle with torch.
 
     Attributes:
         text: a corpus, as pretraining takes it.
@@ -36,7 +36,7 @@ class RealData:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Paragraph:
-    """A paragraph, and the sentences that it consists of."""
+    """A paragraph, and its sentences."""
 
     text: str
     sentences: list[str]
@@ -44,24 +44,24 @@ class Paragraph:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RealText:
-    """Documents as paragraphs, and the names of the files that they are from."""
+    """Documents as paragraphs, and the names of their files."""
 
     documents: list[list[Paragraph]]
     files: list[str]
 
     @property
     def paragraphs(self) -> list[Paragraph]:
-        """Those of all documents."""
+        """The paragraphs of all documents."""
         return list(chain.from_iterable(self.documents))
 
     @property
     def sentences(self) -> list[str]:
-        """Those of all documents, each once."""
+        """The distinct sentences of all documents."""
         every = chain.from_iterable(paragraph.sentences for paragraph in self.paragraphs)
         return list(dict.fromkeys(every))
 
     def tokenize(self, tokenizer: AlbertTokenizer) -> Part:
-        """The documents as a part of a tokenised corpus; sentences of no tokens are left out."""
+        """Tokenise the documents as a part of a corpus; sentences without tokens are dropped."""
         bar = tqdm(self.documents, desc="tokenising", disable=None, delay=3, leave=False)
         documents = [list(_tokenize(document, tokenizer)) for document in bar]
         documents = [sentences for sentences in documents if sentences]
@@ -74,7 +74,7 @@ class RealText:
 
 
 def read_real_text(paths: Sequence[Path], max_characters: int) -> RealText:
-    """The first documents of each file, about so many characters in all.
+    """Read the first documents of each file, up to about that number of characters in all.
 
     Raises:
         CorpusError: a file cannot be read.

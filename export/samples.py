@@ -1,4 +1,4 @@
-"""A sample of what a task is asked, and what samples are drawn from.
+"""Samples of a task's inputs, and the source that they are drawn from.
 
 Draws have a fixed seed, so that every bundle of a checkpoint is asked the same.
 """
@@ -39,7 +39,7 @@ Mark: TypeAlias = Callable[[Sequence[Any], Sequence[Any]], float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
-    """What is run together.
+    """Inputs that are scored together.
 
     Attributes:
         read: the predictions that its logits are, one (R, K) array an input.
@@ -53,18 +53,18 @@ class Item:
     @property
     def num_tokens(self) -> int:
         """Tokens over all inputs."""
-        return sum(len(given.ids) for given in self.inputs)
+        return sum(len(encoded.ids) for encoded in self.inputs)
 
 
 def share_equal(predictions: Sequence[Any], rights: Sequence[Any]) -> float:
-    """The predictions that are what they should be, in percent."""
+    """Return the fraction of right predictions, in percent."""
     pairs = zip(predictions, rights, strict=True)
-    return 100 * sum(bool(one == other) for one, other in pairs) / len(rights)
+    return 100 * sum(bool(prediction == right) for prediction, right in pairs) / len(rights)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """What is asked of one task.
+    """The sample of one task.
 
     Attributes:
         metric: its name; with `AGREEMENT`, predictions are marked by those of torch.
@@ -80,7 +80,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """What samples are drawn from.
+    """The source of samples.
 
     Attributes:
         left_out: texts that were drawn and do not fit the model, by task.
@@ -93,18 +93,18 @@ class Drawing:
 
     @property
     def max_positions(self) -> int:
-        """The most tokens of an input."""
+        """The maximum tokens of an input."""
         return self.source.config.max_positions
 
     @property
     def num_tokens(self) -> int:
-        """The most tokens of a sample: the larger the model, the fewer."""
+        """The maximum tokens of a sample; fewer for a larger model."""
         num_flops_a_token = 2 * self.source.config.num_compute_weights
         return int(min(_MOST_TOKENS, _MOST_FLOPS / num_flops_a_token))
 
     @cached_property
     def text(self) -> RealText:
-        """As much of the text as samples can need."""
+        """The text, cut to the amount that samples can need."""
         return read_real_text(self.data.text, _CHARACTERS_A_TOKEN * self.num_tokens)
 
     @cached_property
@@ -113,7 +113,7 @@ class Drawing:
         return self.text.tokenize(self.tokenizer)
 
     def epochs(self) -> Iterator[list[Example]]:
-        """The text as sequences of pretraining, in each epoch cut elsewhere."""
+        """Yield the text as pretraining sequences, with different cuts in each epoch."""
         length = min(_LENGTH, self.max_positions)
         if length < MIN_LENGTH:
             raise ExportError(
@@ -122,15 +122,15 @@ class Drawing:
         has_pairs = "sentence-order" in self.source.tasks
         settings = ExampleSettings(length=length, sentence_task="sop" if has_pairs else "none")
         for epoch in range(_MOST_EPOCHS):
-            found = build_examples(self.part, settings, seed=SEED, epoch=epoch)
-            rows = zip(found.bounds.tolist(), found.labels.tolist(), strict=True)
+            examples = build_examples(self.part, settings, seed=SEED, epoch=epoch)
+            rows = zip(examples.bounds.tolist(), examples.labels.tolist(), strict=True)
             yield shuffled(
                 Example(0, epoch, number, tuple(bounds), label)
                 for number, (bounds, label) in enumerate(rows)
             )
 
     def gather(self, epochs: Iterable[Iterable[Item]], *, enough: int = 0) -> list[Item]:
-        """Items of as many epochs as give enough predictions, but up to the most tokens."""
+        """Gather items of epochs until there are enough predictions or the maximum of tokens."""
         items: list[Item] = []
         num_left, num_predictions = self.num_tokens, 0
         for epoch in epochs:
@@ -146,6 +146,6 @@ class Drawing:
 
 
 def shuffled(values: Iterable[T]) -> list[T]:
-    """The values in a random order, always the same."""
+    """Shuffle the values with a fixed seed."""
     ordered = list(values)
     return [ordered[index] for index in np.random.default_rng(SEED).permutation(len(ordered))]

@@ -1,4 +1,4 @@
-"""A checkpoint directory, read and found fit to be exported."""
+"""A checkpoint directory, read and validated for export."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from training.model.checkpoint import find_tasks, read_config
 
 SPIECE_FILE: Final = "spiece.model"
 _WORD: Final = "albert.embeddings.word_embeddings.weight"
-# Copies that some writers keep of tied weights -> the weight that they must equal.
+# Copies of tied weights in some checkpoints -> the weight that they must equal.
 _TIED: Final = {
     "predictions.decoder.weight": _WORD,
     "predictions.decoder.bias": "predictions.bias",
@@ -46,8 +46,8 @@ class Source:
         tasks: the tasks whose heads it holds.
         stored: its weights' places in `model.safetensors`, by their names there.
         names: those that the backbone and the tasks need.
-        evaluation: what its `evaluation.json` says, if there is one.
-        training: what its `training.json` says, if there is one.
+        evaluation: content of its `evaluation.json`, if there is one.
+        training: content of its `training.json`, if there is one.
     """
 
     folder: Path
@@ -60,7 +60,7 @@ class Source:
 
     @property
     def weights_file(self) -> Path:
-        """The file that holds the weights."""
+        """The file of the weights."""
         return self.folder / WEIGHTS_FILE
 
     @property
@@ -102,7 +102,7 @@ def read_source(folder: Path) -> Source:
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; an empty one where there is no file.
+    """Read the object in a JSON file; an empty one if there is no file.
 
     Raises:
         ExportError: the file is no JSON object.
@@ -121,7 +121,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
 
 
 def read_weight(file: Path, tensor: StoredTensor) -> np.memmap[Any, np.dtype[np.float32]]:
-    """An fp32 weight, mapped and not read."""
+    """Memory-map an fp32 weight."""
     return np.memmap(file, np.dtype("<f4"), "r", tensor.offset, tensor.shape)
 
 
@@ -136,7 +136,7 @@ def _check_files(folder: Path) -> None:
 
 
 def _advice(folder: Path) -> str:
-    """How to come by a `model.safetensors`."""
+    """Return advice on creating a `model.safetensors`."""
     if (folder / f"{WEIGHTS_FILE}.index.json").is_file():
         return f"Its weights are in several files; {_CONVERT}"
     if (folder / "pytorch_model.bin").is_file():
@@ -187,7 +187,7 @@ def _check_weights(
     config: AlbertConfig,
     num_outputs: Mapping[TaskName, int],
 ) -> list[str]:
-    """See that all weights are there, fp32 and of the right shape; returns their stored names."""
+    """Check that all weights are there, fp32 and of the right shape; return their stored names."""
     expected = expected_shapes(config, num_outputs)
     names = [stored_name(name, stored) for name in expected]
     others = sorted({stored[name].dtype for name in names if name in stored} - {"F32"})

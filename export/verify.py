@@ -1,4 +1,4 @@
-"""What is seen to before a bundle is given out.
+"""Verification of a bundle's graphs.
 
 The graphs compute what torch does, and they reach each weight exactly once.
 
@@ -46,7 +46,7 @@ def measure_parity(
     *,
     encoder_file: str = ENCODER_FILE,
 ) -> dict[str, float]:
-    """The largest absolute difference from torch, of "encoder" and of each task's logits.
+    """Return the largest absolute difference from torch, of "encoder" and of each task's logits.
 
     Batches are random and ragged, with lengths from 1 to all positions; padding is left out of
     the comparison. A head is given its runtime's own hidden states, so its figure is end to end.
@@ -77,7 +77,7 @@ def measure_parity(
 
 
 def check_parity(parity: Mapping[str, float], max_difference: float) -> None:
-    """See that no figure is over the limit.
+    """Check that no difference is over the limit.
 
     Raises:
         ExportError: one is, or is not a number.
@@ -92,7 +92,7 @@ def check_parity(parity: Mapping[str, float], max_difference: float) -> None:
 
 
 def check_references(files: list[Path], stored: Mapping[str, StoredTensor]) -> list[str]:
-    """See that the graphs hold no weight and reach each weight by one name and one range.
+    """Check that the graphs hold no weight and refer to each weight by one name and one range.
 
     Returns:
         The names of stored weights that no graph uses.
@@ -113,7 +113,7 @@ def check_references(files: list[Path], stored: Mapping[str, StoredTensor]) -> l
 
 
 def external_tensors(file: Path) -> dict[str, tuple[int, int]]:
-    """The (offset, length) of each external initializer of a graph, by name.
+    """Return the (offset, length) of each external initializer of a graph, by name.
 
     Raises:
         ExportError: an initializer over 4 kB is in the graph itself.
@@ -129,7 +129,7 @@ def external_tensors(file: Path) -> dict[str, tuple[int, int]]:
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of a graph, in its nodes and in the graphs inside it, too."""
+    """Yield every tensor of a graph, of its nodes and its subgraphs."""
     yield from graph.initializer
     for node in graph.node:
         for attribute in node.attribute:
@@ -154,7 +154,7 @@ def draw_samples(config: AlbertConfig) -> Iterator[PaddedBatch]:
 
 
 def _real_rows(batch: PaddedBatch) -> NDArray[np.int64]:
-    """The rows that are no padding, of the batch's B * S."""
+    """Return the unpadded rows of the batch's B * S."""
     is_real_BS = np.arange(batch.ids.shape[1]) < batch.lengths[:, None]
     return np.flatnonzero(is_real_BS)
 
@@ -166,7 +166,7 @@ def _differences(
     batch: PaddedBatch,
     hidden_BSH: Floats,
 ) -> Iterator[tuple[str, float]]:
-    """Of the encoder and each head: the largest difference from torch on this batch."""
+    """Return the largest difference from torch on this batch, of the encoder and each head."""
     given = Batch(
         ids=torch.from_numpy(batch.ids),
         types=torch.from_numpy(batch.types),

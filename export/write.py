@@ -1,4 +1,4 @@
-"""The bundle's folder: written beside its place, checked, and only then moved there."""
+"""Writer of a bundle's folder: written under a temporary name, verified, and then renamed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _TORCH_BATCH_TOKENS: Final = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exported:
-    """What an export gave.
+    """The result of an export.
 
     Attributes:
         unused: names of the checkpoint's weights that no graph reads.
@@ -66,7 +66,7 @@ class Exported:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What an export lets through.
+    """The limits that a bundle must meet.
 
     Attributes:
         max_difference: the largest absolute difference of an fp32 bundle from torch.
@@ -90,7 +90,7 @@ def export_bundle(
     evaluation: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> Exported:
-    """Write a checkpoint as a bundle; the target appears whole or not at all.
+    """Write a checkpoint as a bundle, atomically.
 
     Args:
         checkpoint: a Hugging Face directory.
@@ -149,7 +149,7 @@ def export_bundle(
 
 
 def _check_target(checkpoint: Path, target: Path, overwrite: bool) -> None:
-    """Refuse before any work is done; never let a folder be replaced that is no bundle."""
+    """Refuse to replace a folder that is no bundle, before any work is done."""
     if target in (checkpoint, *checkpoint.parents):
         raise ExportError(f"{target} holds the checkpoint itself; choose another folder")
     if not target.exists():
@@ -162,7 +162,7 @@ def _check_target(checkpoint: Path, target: Path, overwrite: bool) -> None:
 
 @contextmanager
 def _partial_folder(target: Path) -> Iterator[Path]:
-    """A new folder beside the target, gone afterwards unless it was moved."""
+    """Create a temporary folder beside the target, removed afterwards unless it was moved."""
     folder = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         folder.mkdir(parents=True)
@@ -212,17 +212,17 @@ def _measure_quality(
 
 
 def _write_tokenizer(source: Source, folder: Path) -> None:
-    """Without the line breaks and blanks that make half of some files."""
-    given = source.folder / TOKENIZER_FILE
+    """Write the tokenizer as compact JSON, since white space is half of some files."""
+    file = source.folder / TOKENIZER_FILE
     try:
-        if given.is_file():
-            tokenizer = Tokenizer.from_file(str(given))
+        if file.is_file():
+            tokenizer = Tokenizer.from_file(str(file))
         else:
             tokenizer = build_tokenizer(source.folder / SPIECE_FILE)
     except VocabError:
         raise
     except Exception as error:  # tokenizers raises plain Exception
-        raise ExportError(f"{given} cannot be read: {error}") from error
+        raise ExportError(f"{file} cannot be read: {error}") from error
     tokenizer.save(str(folder / TOKENIZER_FILE), pretty=False)
     num_ids = max(tokenizer.get_vocab().values(), default=-1) + 1
     if num_ids > source.config.vocab_size:
@@ -233,7 +233,7 @@ def _write_tokenizer(source: Source, folder: Path) -> None:
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
-    """One file under two names where the file system can, so that a bundle costs no disk."""
+    """Hard-link a file where the file system can, else copy it."""
     try:
         os.link(source.resolve(), target)
     except OSError:
@@ -258,7 +258,7 @@ def _provenance(source: Source) -> dict[str, Any]:
 
 
 def _move(folder: Path, target: Path) -> None:
-    """Put the folder in the target's place; what was there stays if that fails."""
+    """Move the folder to the target, which is kept if that fails."""
     if not target.exists():
         folder.rename(target)
         return

@@ -1,14 +1,14 @@
-"""Distillation: an encoder of `transformers` teaches an ALBERT (BERT, RoBERTa, MiniLM, ELECTRA).
+"""Distil an encoder of `transformers` (BERT, RoBERTa, MiniLM, ELECTRA) into an ALBERT.
 
-The student learns masked tokens as in pretraining, and at each word what the teacher, which reads
-the text unmasked, makes of it: hidden states of chosen layers, or the relations of its last layer's
-queries, keys and values (MiniLMv2, arXiv 2012.15828), which need no equal widths. Tokenizers that
-differ are aligned through the characters of words. With `--start teacher` the student begins with
-the teacher's embeddings and one of its layers. Writes what training.pretrain writes; the same
+The student learns masked tokens as in pretraining, and at each word the states of the teacher,
+which reads the text unmasked: hidden states of chosen layers, or the relations of its last layer's
+queries, keys and values (MiniLMv2, arXiv 2012.15828), for which hidden sizes may differ. Different
+tokenizers are aligned by the characters of words. With `--start teacher` the student starts from
+the teacher's embeddings and one of its layers. Writes the files of training.pretrain; the same
 command resumes a run that was stopped.
 
-With --text-classification a finetuned teacher's logits label texts that need no labels, and the
-student's classifier learns them. The options are then those of training.finetune.
+With --text-classification a finetuned teacher's logits label the texts, and the student's
+classifier learns them. The options are then those of training.finetune.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ _EXAMPLES: Final = r"""examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    if "--text-classification" in given:
-        return finetune.main(given)
-    options = build_parser().parse_args(given)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if "--text-classification" in words:
+        return finetune.main(words)
+    options = build_parser().parse_args(words)
     return report_errors(lambda: _run(options))
 
 
@@ -123,25 +123,25 @@ def _run(options: argparse.Namespace) -> int:
 def _config(
     options: argparse.Namespace, recipe: Recipe, teacher: Teacher, vocab_size: int
 ) -> AlbertConfig:
-    """The student's sizes: those that are given, and otherwise the preset's or the teacher's."""
-    given = given_sizes(options)
+    """Return the student's config: sizes of the options, otherwise the preset's or teacher's."""
+    sizes = given_sizes(options)
     if options.initialize_from is not None:
-        return check_length(grown_config(options, given, vocab_size), recipe)
+        return check_length(grown_config(options, sizes, vocab_size), recipe)
     if options.preset is None:
-        given = sizes_of(teacher) | given
+        sizes = sizes_of(teacher) | sizes
     elif recipe.start == "teacher":
-        given["activation"] = sizes_of(teacher)["activation"]
-    config = preset(options.preset or "base", vocab_size=vocab_size, **given)
+        sizes["activation"] = sizes_of(teacher)["activation"]
+    config = preset(options.preset or "base", vocab_size=vocab_size, **sizes)
     dropout = recipe.dropout_of(config)
     config = replace(config, hidden_dropout=dropout, attention_dropout=dropout)
     return check_length(config, recipe)
 
 
 def _objectives(options: argparse.Namespace, config: AlbertConfig, teacher: Teacher) -> Objectives:
-    """What is matched: nothing of what has the weight 0.
+    """Return the objectives with a weight above 0.
 
     Raises:
-        TeacherError: nothing is.
+        TeacherError: all weights are 0.
     """
     if not (options.hidden_weight or options.relation_weight):
         raise TeacherError(
@@ -157,7 +157,7 @@ def _objectives(options: argparse.Namespace, config: AlbertConfig, teacher: Teac
 
 
 def _default_pairs(config: AlbertConfig, teacher: Teacher) -> list[tuple[int, int]]:
-    """The layers at each third of the depth of both."""
+    """Return pairs of layers at each third of both depths."""
     ours, theirs = config.num_layers * config.num_inner_layers, teacher.num_layers
     thirds = ((max(1, round(ours * k / 3)), max(1, round(theirs * k / 3))) for k in (1, 2, 3))
     return sorted(set(thirds))
@@ -166,7 +166,7 @@ def _default_pairs(config: AlbertConfig, teacher: Teacher) -> list[tuple[int, in
 def _start_layers(
     options: argparse.Namespace, recipe: Recipe, config: AlbertConfig, teacher: Teacher
 ) -> tuple[int, ...]:
-    """The teacher's layers that the student's own start from; none where they do not."""
+    """Return the teacher's layers that initialise the student's; empty without such a start."""
     if recipe.start != "teacher" or options.initialize_from is not None:
         if options.start_layers:
             raise TeacherError("--start-layers goes with --start teacher and new weights")
@@ -179,10 +179,10 @@ def _start_layers(
 
 
 def _parse_pair(text: str) -> tuple[int, int]:
-    """A student's and a teacher's layer, such as `2:4`.
+    """Parse a student's and a teacher's layer, such as `2:4`.
 
     Raises:
-        argparse.ArgumentTypeError: it is not written so.
+        argparse.ArgumentTypeError: the format is invalid.
     """
     ours, colon, theirs = text.partition(":")
     if not (colon and ours.isdecimal() and theirs.isdecimal()):
@@ -191,7 +191,7 @@ def _parse_pair(text: str) -> tuple[int, int]:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The options of this command."""
+    """Build the parser of this command."""
     parser = argparse.ArgumentParser(
         prog="python -m training.distil",
         description=__doc__,
@@ -202,7 +202,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_data(parser)
     add_sizes(parser)
     add_end(parser)
-    how = parser.add_argument_group("how it trains")
+    how = parser.add_argument_group("training")
     add_recipe(how)
     add_reports(parser)
     add_machine(parser)
@@ -216,14 +216,14 @@ def _add_teacher(parser: argparse.ArgumentParser) -> None:
     add(
         "--start",
         choices=("teacher", "local", "random"),
-        help="the student's first weights: the teacher's embeddings and one of its layers "
-        "(teacher), attention to what is near, or random ones",
+        help="the student's initialization: the teacher's embeddings and one of its layers "
+        "(teacher), attention to neighbours, or random weights",
     )
     add(
         "--start-layers",
         nargs="+",
         type=parse_count,
-        help="the teacher's layers that the student's start from (the one at two thirds)",
+        help="the teacher's layers that initialise the student's (the one at two thirds)",
     )
     add(
         "--hidden-layers",
@@ -235,11 +235,11 @@ def _add_teacher(parser: argparse.ArgumentParser) -> None:
     add(
         "--relation-heads",
         type=parse_count,
-        help="heads that relations are compared in (as many as the teacher has)",
+        help="number of relation heads (the teacher's number of attention heads)",
     )
-    add("--hidden-weight", type=parse_weight, default=3.0, help="of hidden states (%(default)s)")
-    add("--relation-weight", type=parse_weight, default=0.0, help="of relations (%(default)s)")
-    add("--masked-weight", type=parse_weight, default=1.0, help="of masked tokens (%(default)s)")
+    add("--hidden-weight", type=parse_weight, default=3.0, help="hidden-state loss (%(default)s)")
+    add("--relation-weight", type=parse_weight, default=0.0, help="relation loss (%(default)s)")
+    add("--masked-weight", type=parse_weight, default=1.0, help="masked-token loss (%(default)s)")
 
 
 if __name__ == "__main__":

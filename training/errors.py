@@ -1,15 +1,15 @@
-"""The errors of training, and which of them a command reports in one line.
+"""Exceptions of training, and their report by a command in one line.
 
 TrainingError (ValueError)
 ├── CorpusError      a file of text or examples that cannot be read
 ├── VocabError       a vocabulary that cannot be trained or read
-├── ShardError       a tokenised corpus that cannot be read or made
+├── ShardError       a tokenised corpus that cannot be read or written
 ├── CheckpointError  a checkpoint that cannot be read or saved
-├── OptimizerError   optimizers or a schedule that cannot be
-├── RunError         a run that cannot start or go on
+├── OptimizerError   invalid settings of optimizers or a schedule
+├── RunError         a run that cannot be started or resumed
 ├── TeacherError     a teacher that cannot be loaded, or cannot teach this student
-├── RecordError      a run's figures that cannot be read or drawn
-└── EvaluationError  data that a checkpoint cannot be measured on
+├── RecordError      a run's metrics that cannot be read or drawn
+└── EvaluationError  data that a checkpoint cannot be evaluated on
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REPORTED: Final = (TrainingError, AlbertServeError, OSError)
 
 
 def report_errors(command: Callable[[], int]) -> int:
-    """The exit status of a command; an error of its user is one line on stderr, and status 1."""
+    """Run a command and return its exit status; report a user's error on stderr, with status 1."""
     try:
         return command()
     except _REPORTED as error:

@@ -1,7 +1,7 @@
-"""Held-out figures of a checkpoint, each task by its own metric.
+"""Evaluate a checkpoint on held-out data, each task by its own metric.
 
-Prints a table and writes `evaluation.json` into the checkpoint's folder, where `export` finds it.
-Answers to questions are made by the code that serves them.
+Prints a table and writes `evaluation.json` into the checkpoint's folder, where `export` reads it.
+Questions are answered by the serving code.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ from training.evaluation.torch_engine import TorchEngine
 from training.evaluation.validation import held_out, measure, unigram_entropy
 from training.model.checkpoint import load_checkpoint, read_config, write_atomically
 from training.model.heads import AlbertForTasks, Task
-from training.objectives.feeds import Objective, classification_pass, cut_batches, labelled_examples
+from training.objectives.feeds import (
+    Objective,
+    classification_micro_batch,
+    cut_batches,
+    labelled_examples,
+)
 from training.objectives.losses import Tally
 from training.options import default_device, parse_count
 from training.prepare import prepare
@@ -48,16 +53,16 @@ _EXAMPLES: Final = r"""examples:
 
 
 class EvaluationError(TrainingError):
-    """Data that a checkpoint cannot be measured on."""
+    """Data that a checkpoint cannot be evaluated on."""
 
 
 def evaluate_pretraining(
     model: AlbertForTasks, shards: Shards, masking: NgramMasking, settings: ExampleSettings
 ) -> dict[str, float]:
-    """Masked-token loss (nats) and accuracy, and the sentence task's accuracy; nan where none is.
+    """Evaluate masked tokens (loss in nats, accuracy) and the sentence task; nan without any.
 
-    `unigram_entropy` is the loss of always predicting with the frequencies of this very text:
-    what a model reaches that has learnt nothing but how frequent tokens are.
+    `unigram_entropy` is the loss of a model that has learnt the token frequencies of this text
+    and nothing else.
     """
     device = next(model.parameters()).device
     tasks: tuple[Task, ...] = ("fill-mask",)
@@ -87,7 +92,7 @@ def evaluate_pretraining(
 def evaluate_classification(
     model: AlbertForTasks, tokenizer: AlbertTokenizer, files: Sequence[Path], names: Sequence[str]
 ) -> dict[str, float]:
-    """Accuracy of text classification.
+    """Evaluate the accuracy and loss of text classification.
 
     Raises:
         EvaluationError: a text is longer than the model has positions.
@@ -105,9 +110,8 @@ def evaluate_classification(
     order = np.argsort(sizes, kind="stable")
     with torch.inference_mode():
         for batch in cut_batches(order, sizes, _TOKENS_A_BATCH):
-            chosen = [examples[index] for index in batch]
-            one = classification_pass(chosen)
-            total.add(one.scores(model, device)["text-classification"])
+            micro_batch = classification_micro_batch([examples[index] for index in batch])
+            total.add(micro_batch.scores(model, device)["text-classification"])
     return {
         "text_classification_accuracy": total.accuracy,
         "text_classification_loss": total.loss,
@@ -118,7 +122,7 @@ def evaluate_classification(
 def evaluate_questions(
     model: AlbertForTasks, tokenizer: AlbertTokenizer, questions: Sequence[Question]
 ) -> dict[str, float]:
-    """Exact match and F1 in percent, by SQuAD's rules."""
+    """Evaluate exact match and F1 in percent, by SQuAD's rules."""
     task = QuestionAnswering(tokenizer=tokenizer, max_positions=model.config.max_positions)
     engine = TorchEngine(model, max_batch_tokens=_TOKENS_A_BATCH)
     unanswerable = any(question.start is None for question in questions)
@@ -190,7 +194,7 @@ def _held_out_figures(
 
 
 def _sentence_task(folder: Path, model: AlbertForTasks) -> SentenceTask:
-    """What the checkpoint's sentence head was trained on."""
+    """Return the task that the checkpoint's sentence head was trained on."""
     if "sentence-order" not in model.tasks:
         return "none"
     return "nsp" if read_config(folder).get("albert_sentence_task") == "nsp" else "sop"
@@ -242,8 +246,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--pretraining", nargs="+", type=Path, help="held-out text")
     add("--text-classification", nargs="+", type=Path, help="TSV, CSV or JSONL files")
     add("--question-answering", nargs="+", type=Path, help="SQuAD files")
-    add("--length", type=parse_count, default=128, help="tokens a sequence of held-out text (128)")
-    add("--output", type=Path, help="where the figures go (evaluation.json in the checkpoint)")
+    add("--length", type=parse_count, default=128, help="tokens per row of held-out text (128)")
+    add("--output", type=Path, help="output file (evaluation.json in the checkpoint)")
     add("--device", type=torch.device, default=default_device())
     return parser
 

@@ -1,9 +1,9 @@
 """Finetuning of several tasks into one set of weights.
 
-Each step trains one task, drawn by its --weights. `--pretraining` goes on with masked tokens and
-sentence order, so that fill-mask and sentence order stay good while the shared layer changes.
-Writes `checkpoints/`, of which `checkpoint` is the newest, `metrics.jsonl` and `tensorboard/` into
-the output folder; the same command goes on with a run that was stopped.
+Each step trains one task, drawn by its --weights. `--pretraining` continues masked tokens and
+sentence order, so that these tasks keep their accuracy while the shared layer changes. Writes
+`checkpoints/`, of which `checkpoint` is the newest, `metrics.jsonl` and `tensorboard/` into the
+output folder; the same command resumes a run that was stopped.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _EXAMPLES: Final = r"""examples:
       --question-answering squad/train-v1.1.json --pretraining wiki/*.jsonl.xz \
       --weights 1 2 1 --budget 30m
 """
-# Options that do not change what a run computes.
+# Options that do not affect the results.
 _NOT_RECORDED: Final = frozenset({"output", "device", "save_every", "report_every", "keep"})
 _DEFAULTS: Final[dict[str, float | str]] = {
     "optimizer": "muon",
@@ -73,16 +73,16 @@ _DEFAULTS: Final[dict[str, float | str]] = {
 
 
 def _build(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
-    """The run, and the keys of config.json that name its labels."""
+    """Build the run, and the keys of config.json that name its labels."""
     hf = read_config(options.initialize_from)
     config = AlbertConfig.from_hf(hf)
     _check_length(options.length, options.max_positions or config.max_positions)
     progress = Progress(num_steps=options.steps, budget_s=options.budget)
     feeds, labels = _feeds(options)
     torch.manual_seed(options.seed)
-    known = load_checkpoint(options.initialize_from).tasks
-    wanted = tuple(task for feed in feeds for task in feed.tasks)
-    sizes = {**known, **head_sizes(config, wanted, len(labels.get("id2label", ())))}
+    heads = load_checkpoint(options.initialize_from).tasks
+    tasks = tuple(task for feed in feeds for task in feed.tasks)
+    sizes = {**heads, **head_sizes(config, tasks, len(labels.get("id2label", ())))}
     model = load_checkpoint(options.initialize_from, sizes)
     if options.max_positions:
         model = cut_positions(model, options.max_positions)
@@ -123,7 +123,7 @@ def _check_length(length: int, max_positions: int) -> None:
 
 
 def _feeds(options: argparse.Namespace) -> tuple[list[Feed], dict[str, Any]]:
-    """The feeds, in the order of --weights, and the keys of config.json that name the labels."""
+    """Return the task streams in the order of --weights, and config.json's label keys."""
     tokenizer = AlbertTokenizer.from_file(options.initialize_from / "tokenizer.json")
     feeds: list[Feed] = []
     labels: dict[str, Any] = {}
@@ -173,8 +173,8 @@ def _classification(
 def _taught_classification(
     options: argparse.Namespace, tokenizer: AlbertTokenizer
 ) -> tuple[BatchFeed, dict[str, Any]]:
-    """Texts with a teacher's logits in the place of labels."""
-    # transformers is imported where a teacher is asked for.
+    """Return the task stream of texts with a teacher's logits as labels, and its label keys."""
+    # Imported here, since only a teacher needs transformers.
     from training.distillation.pseudo_labels import pseudo_label, pseudo_labelled_feed
 
     if options.labels:
@@ -216,7 +216,7 @@ def _pretraining(options: argparse.Namespace, tokenizer: AlbertTokenizer) -> Pre
 
 
 def _example_settings(options: argparse.Namespace) -> ExampleSettings:
-    """The sentence task goes on as the checkpoint's head was pretrained."""
+    """Return the settings with the sentence task of the checkpoint's pretraining."""
     task = read_config(options.initialize_from).get("albert_sentence_task")
     return ExampleSettings(length=options.length, sentence_task="nsp" if task == "nsp" else "sop")
 
@@ -253,7 +253,7 @@ def _train(options: argparse.Namespace) -> int:
         initialized_from=options.initialize_from,
         extra_config=extra_config,
     )
-    if saver.go_on(run):
+    if saver.resume(run):
         print(f"going on from step {run.progress.step:,}")
     trainer = Trainer(
         run=run,
@@ -268,7 +268,7 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _data_names(options: argparse.Namespace) -> dict[str, list[str]]:
-    """The data files without their folders."""
+    """Return the names of the data files without their folders."""
     return {
         "initialize_from": file_names([options.initialize_from]),
         "text_classification": file_names(options.text_classification),
@@ -294,7 +294,7 @@ def _parser() -> argparse.ArgumentParser:
     data.add_argument(
         "--teacher",
         help="a finetuned encoder of transformers, a folder or a name on the hub, whose logits "
-        "take the place of labels; --text-classification may then be .txt files, a text a line",
+        "replace the labels; --text-classification may then be .txt files, one text per line",
     )
     data.add_argument(
         "--temperature",
@@ -303,24 +303,29 @@ def _parser() -> argparse.ArgumentParser:
         help="of the teacher's and the student's probabilities (%(default)s)",
     )
     data.add_argument("--question-answering", nargs="+", type=Path, help="SQuAD files")
-    data.add_argument("--pretraining", nargs="+", type=Path, help="text to go on pretraining with")
+    data.add_argument("--pretraining", nargs="+", type=Path, help="text for continued pretraining")
     data.add_argument(
-        "--weights", nargs="+", type=parse_positive, help="how often each, in that order (1)"
+        "--weights",
+        nargs="+",
+        type=parse_positive,
+        help="relative frequency of each task, in that order (1)",
     )
     add_end(parser)
-    how = parser.add_argument_group("how it trains")
+    how = parser.add_argument_group("training")
     how.add_argument(
-        "--max-positions", type=parse_count, help="cut off positions that pretraining never saw"
+        "--max-positions", type=parse_count, help="drop positions that pretraining never used"
     )
     how.add_argument(
-        "--length", type=parse_count, default=128, help="longest sequence, tokens (128)"
+        "--length", type=parse_count, default=128, help="maximum tokens of a sequence (128)"
     )
-    how.add_argument("--batch-tokens", type=parse_count, default=4096, help="tokens a step (4096)")
+    how.add_argument(
+        "--batch-tokens", type=parse_count, default=4096, help="tokens per step (4096)"
+    )
     how.add_argument(
         "--classification-tokens",
         type=parse_count,
         default=2048,
-        help="the same for classification (2048)",
+        help="tokens per step of classification (2048)",
     )
     add_optimization(how, _DEFAULTS)
     add_reports(parser)

@@ -1,4 +1,4 @@
-"""A pretraining, from its recipe to the run that is ready to be stepped."""
+"""Pretraining job: builds the run from a recipe."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from training.objectives.losses import LossName, pretrain_sums
 from training.optim.optimizers import build_optimizers
 from training.recipes import Recipe
 
-# Tokens of a pass through the model, where the job does not say it.
-_TOKENS_A_PASS: Final = {"cpu": 8192, "cuda": 65536}
+# Default tokens of a micro-batch.
+_TOKENS_A_MICRO_BATCH: Final = {"cpu": 8192, "cuda": 65536}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One pretraining, ready to be built.
+    """The settings of one pretraining run.
 
     Attributes:
         tokenizer: folder that `training.vocab` wrote.
-        initialize_from: a checkpoint's folder, where the weights do not begin anew.
-        micro_batch_size: rows that go through the model together; None for as many as suit the
-            device. It changes sums in their last digits alone.
+        initialize_from: a checkpoint's folder, for initial weights; None for new ones.
+        micro_batch_size: rows per micro-batch; None for the device's default. It changes sums in
+            their last digits only.
         compiles: whether the model and its losses are compiled.
-        recomputes: whether activations are computed twice to save memory.
-        num_workers: processes that make batches; None for as many as suit the device.
+        recomputes: whether activations are recomputed to save memory.
+        num_workers: data loader workers; None for the device's default.
     """
 
     config: AlbertConfig
@@ -61,7 +61,7 @@ class Job:
 
     @property
     def example_settings(self) -> ExampleSettings:
-        """How examples are cut."""
+        """The settings for cutting examples."""
         return ExampleSettings(
             length=self.recipe.length,
             sentence_task=self.recipe.sentence_task,
@@ -70,21 +70,21 @@ class Job:
 
     @property
     def masking(self) -> NgramMasking:
-        """How tokens are masked."""
+        """The masking of tokens."""
         tokenizer = AlbertTokenizer.from_file(self.tokenizer / "tokenizer.json")
         return NgramMasking(word_starts=word_starts(tokenizer), rate=self.recipe.mask_rate)
 
     @property
     def slicing(self) -> Slicing:
-        """How a step's rows are divided.
+        """The division of a step's rows into micro-batches.
 
         Raises:
-            RunError: they do not divide.
+            RunError: the rows are not divisible.
         """
         rows, size = self.recipe.batch_size, self.world.size
         if rows % size:
             raise RunError(f"--batch-size {rows} is no multiple of the {size} processes")
-        most = _TOKENS_A_PASS.get(self.world.device.type, 8192) // self.recipe.length
+        most = _TOKENS_A_MICRO_BATCH.get(self.world.device.type, 8192) // self.recipe.length
         rows_a_batch = self.micro_batch_size or _largest_divisor(rows // size, max(1, most))
         if rows % (rows_a_batch * size):
             raise RunError(
@@ -96,7 +96,7 @@ class Job:
         )
 
     def feed(self) -> PretrainFeed:
-        """The steps of the run."""
+        """Return the task stream of pretraining."""
         return PretrainFeed(
             plan=self.plan,
             collate=self.collator,
@@ -106,12 +106,12 @@ class Job:
 
     @property
     def plan(self) -> Plan:
-        """The steps over the corpus."""
+        """The plan of steps over the corpus."""
         return Plan(shards=self.shards, settings=self.example_settings, seed=self.recipe.seed)
 
     @property
     def collator(self) -> Collator:
-        """What makes masked batches."""
+        """The collate function."""
         return Collator(
             shards=self.shards,
             masking=self.masking,
@@ -121,7 +121,7 @@ class Job:
 
     @property
     def num_loaders(self) -> int:
-        """Processes that make batches."""
+        """The number of data loader workers."""
         if self.num_workers is not None:
             return self.num_workers
         if self.world.device.type != "cuda":
@@ -129,7 +129,7 @@ class Job:
         return max(1, min(8, (os.cpu_count() or 1) // self.world.size - 1))
 
     def model(self, tasks: tuple[Task, ...]) -> AlbertForTasks:
-        """The model with its first weights."""
+        """Return the model with its initial weights."""
         torch.manual_seed(self.recipe.seed)
         sizes = head_sizes(self.config, tasks)
         if self.initialize_from is not None:
@@ -141,7 +141,7 @@ class Job:
         return model
 
     def check(self) -> None:
-        """Check what the parts have to be for each other.
+        """Check that the settings are compatible.
 
         Raises:
             RunError: the optimizer cannot be sharded.
@@ -150,10 +150,10 @@ class Job:
             raise RunError("muon needs whole matrices; with --parallel fsdp take lamb or adamw")
 
     def build(self) -> Run:
-        """The run at its beginning.
+        """Build the run at step 0.
 
         Raises:
-            RunError: the batch does not divide, or the optimizer cannot be sharded.
+            RunError: the batch is not divisible, or the optimizer cannot be sharded.
         """
         self.check()
         feed = self.feed()
@@ -162,7 +162,7 @@ class Job:
         return self.assemble(feed, {"sentence-order": self.recipe.sentence_weight})
 
     def assemble(self, feed: Feed, loss_weights: Mapping[LossName, float]) -> Run:
-        """A run at its beginning that trains a fresh model on a feed."""
+        """Assemble the run at step 0 of a new model on a task stream."""
         model = self.model(feed.tasks).to(self.world.device)
         model.albert.encoder.recomputes = self.recomputes
         objective = share(Objective(model, self.world.device), model, self.world, self.parallelism)

@@ -1,4 +1,4 @@
-"""Command-line options that several programs share, and how their values are written."""
+"""Command-line options that several programs share, and parsers of their values."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ import torch
 
 from training.optim.optimizers import OptimizerName, ScheduleName
 
-_SENTENCE_WEIGHT = "of the sentence task's loss; the paper's is 1, with 4096 sequences a step"
+_SENTENCE_WEIGHT = "weight of the sentence task's loss; 1 in the paper, with 4096 sequences a step"
 
 
 def add_end(parser: argparse.ArgumentParser) -> None:
-    """Options that end a run."""
-    end = parser.add_argument_group("end of the run (the first of both that is reached)")
+    """Add the options for the end of a run."""
+    end = parser.add_argument_group("end of the run (whichever is reached first)")
     end.add_argument("--steps", type=parse_count)
-    end.add_argument("--budget", type=parse_duration, help="time of training, such as 25m or 2h")
+    end.add_argument("--budget", type=parse_duration, help="training time, such as 25m or 2h")
 
 
 def add_optimization(group: argparse._ArgumentGroup, defaults: Mapping[str, float | str]) -> None:
-    """Options of the optimizers.
+    """Add the options of the optimizers.
 
     Args:
-        defaults: by the options' names; what it lacks is None where it is not given.
+        defaults: by the options' names; None for an option that it lacks.
     """
     add = group.add_argument
     add(
         "--optimizer",
         choices=get_args(OptimizerName),
-        help="muon leaves all but the layers' matrices to AdamW",
+        help="muon trains the layers' matrices, and AdamW the rest",
     )
-    add("--lr", type=parse_positive, help="peak rate; with muon that of the layers' matrices")
-    add("--adamw-lr", type=parse_positive, help="with muon, the peak rate of everything else")
-    add("--weight-decay", type=parse_part, help="of matrices")
-    add("--schedule", choices=get_args(ScheduleName), help="of the rate, over steps or the budget")
-    add("--warmup", type=parse_part, help="first part of the run")
-    add("--decay", type=parse_part, help="last part of the run, with wsd")
+    add("--lr", type=parse_positive, help="peak learning rate; with muon of the layers' matrices")
+    add("--adamw-lr", type=parse_positive, help="with muon, the peak learning rate of the rest")
+    add("--weight-decay", type=parse_part, help="weight decay of matrices")
+    add("--schedule", choices=get_args(ScheduleName), help="learning-rate schedule")
+    add("--warmup", type=parse_part, help="fraction of the run that is warm-up")
+    add("--decay", type=parse_part, help="fraction of the run that is decay, with wsd")
     add("--sentence-weight", type=parse_part, help=_SENTENCE_WEIGHT)
-    add("--clip-norm", type=parse_positive, help="norm that a gradient is cut to")
-    add("--seed", type=parse_seed, help="of data order, masks and dropout")
+    add("--clip-norm", type=parse_positive, help="maximum gradient norm")
+    add("--seed", type=parse_seed, help="seed of data order, masks and dropout")
     for action in group._group_actions:
         if action.dest in defaults:
             action.default = defaults[action.dest]
@@ -49,25 +49,25 @@ def add_optimization(group: argparse._ArgumentGroup, defaults: Mapping[str, floa
 
 
 def add_reports(parser: argparse.ArgumentParser) -> None:
-    """Options of where a run computes and what it writes, which do not change what it computes."""
-    group = parser.add_argument_group("where it runs, and what it writes")
+    """Add the options for device, checkpoints and reports, which do not affect the results."""
+    group = parser.add_argument_group("device and output")
     add = group.add_argument
     add("--device", type=torch.device, default=default_device(), help="(%(default)s)")
     add("--save-every", type=parse_duration, default=300.0, help="time between checkpoints (5m)")
-    add("--keep", type=parse_count, default=2, help="checkpoints that stay (2)")
-    add("--report-every", type=parse_count, default=50, help="steps a line of metrics (50)")
+    add("--keep", type=parse_count, default=2, help="checkpoints to keep (2)")
+    add("--report-every", type=parse_count, default=50, help="steps per line of metrics (50)")
 
 
 def default_device() -> torch.device:
-    """The GPU where there is one, or else the CPU."""
+    """Return the GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of a duration such as `90s`, `25m` or `1.5h`.
+    """Parse a duration such as `90s`, `25m` or `1.5h` into seconds.
 
     Raises:
-        argparse.ArgumentTypeError: it is not written so.
+        argparse.ArgumentTypeError: the format is invalid.
     """
     units = {"s": 1, "m": 60, "h": 3600}
     try:
@@ -80,10 +80,10 @@ def parse_duration(text: str) -> float:
 
 
 def parse_count(text: str) -> int:
-    """A whole number from 1.
+    """Parse an integer from 1.
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: the text is invalid.
     """
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
@@ -91,10 +91,10 @@ def parse_count(text: str) -> int:
 
 
 def parse_seed(text: str) -> int:
-    """A whole number from 0.
+    """Parse an integer from 0.
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: the text is invalid.
     """
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
@@ -102,10 +102,10 @@ def parse_seed(text: str) -> int:
 
 
 def parse_positive(text: str) -> float:
-    """A number above 0.
+    """Parse a number above 0.
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: the text is invalid.
     """
     number = _number(text)
     if not 0 < number < math.inf:
@@ -114,10 +114,10 @@ def parse_positive(text: str) -> float:
 
 
 def parse_weight(text: str) -> float:
-    """A number from 0.
+    """Parse a number from 0.
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: the text is invalid.
     """
     number = _number(text)
     if not 0 <= number < math.inf:
@@ -126,10 +126,10 @@ def parse_weight(text: str) -> float:
 
 
 def parse_part(text: str) -> float:
-    """A number from 0 to 1.
+    """Parse a number from 0 to 1.
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: the text is invalid.
     """
     number = _number(text)
     if not 0 <= number <= 1:

@@ -1,7 +1,7 @@
-"""Curves of training runs as a picture, from what they recorded; also of one that is going on.
+"""Plot the metrics of training runs, finished or not.
 
-Draws the `metrics.jsonl` of one or several runs, or with --layers their `layers.jsonl`: how far
-each layer moves its embeddings, as in Figure 1 of Lan et al. 2019.
+Draws the `metrics.jsonl` of one or several runs, or with --layers their `layers.jsonl`: distance
+and angle of each layer's input and output, as in Figure 1 of Lan et al. 2019.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _EXAMPLES: Final = r"""examples:
   python -m training.plot runs/lamb runs/muon --x hours --output optimizers.png
   python -m training.plot runs/base --layers --output layers.png
 """
-# Okabe and Ito's, less yellow and black: told apart with any colour vision.
+# Okabe and Ito's palette for any colour vision, without yellow and black.
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 _GREY: Final = "#555555"
 _HELD_OUT: Final = "validation/"
@@ -53,7 +53,7 @@ class Panel:
     """One plot of the picture: a figure of the runs.
 
     Attributes:
-        smoothing: the part of the points on either side of each that its mean is taken over.
+        smoothing: half the window of the moving mean, as a fraction of the points.
     """
 
     title: str
@@ -126,7 +126,7 @@ def draw_layers(runs: Sequence[RecordedLayers]) -> Figure:
 
 
 def smooth(values: NDArray[np.float64], part: float) -> NDArray[np.float64]:
-    """The mean of each value (P,) and that part of them all on either side; fewer at the ends."""
+    """Return the moving mean (P,), over that fraction of all values on either side."""
     reach = int(len(values) * part)
     sums = np.concatenate([[0.0], np.cumsum(values)])
     places = np.arange(len(values))
@@ -138,7 +138,7 @@ def smooth(values: NDArray[np.float64], part: float) -> NDArray[np.float64]:
 
 
 def save_figure(figure: Figure, file: Path) -> None:
-    """Write a picture whole or not at all, in the format that the file's name ends with.
+    """Write a picture atomically, in the format of the file's suffix.
 
     Raises:
         RecordError: there is no such format.
@@ -173,7 +173,7 @@ def _grid(num_panels: int) -> tuple[Figure, list[Axes]]:
 
 
 def _colours(num_runs: int) -> list[str]:
-    """One for each run; beyond the palette's, an even scale from dark to bright."""
+    """Return a colour for each run; beyond the palette, an even scale from dark to bright."""
     if num_runs <= len(_COLOURS):
         return list(_COLOURS[:num_runs])
     from matplotlib import colormaps
@@ -307,7 +307,11 @@ def _parser() -> argparse.ArgumentParser:
     add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
     add("--output", type=Path, help="picture to write (curves.png, or layers.png with --layers)")
     add("--x", choices=get_args(XAxis), default="steps", help="what is to the right (steps)")
-    add("--layers", action="store_true", help="draw what each layer does to its embeddings")
+    add(
+        "--layers",
+        action="store_true",
+        help="plot distance and angle of each layer's input and output",
+    )
     return parser
 
 

@@ -1,4 +1,4 @@
-"""The precision of matrix products: bf16 where the device multiplies it, else fp32."""
+"""Precision of matrix products: bf16 where the device supports it, else fp32."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _BF16_INSTRUCTIONS: Final = ("avx512_bf16", "amx_bf16", "bf16")
 
 
 def precision(device: torch.device) -> torch.autocast:
-    """The context of training: products of `product_dtype`; all else stays in fp32."""
+    """Return the autocast context of training: products in `product_dtype`, all else in fp32."""
     enabled = product_dtype(device) == torch.bfloat16
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)
 
 
 def product_dtype(device: torch.device) -> torch.dtype:
-    """bf16 where the device has it, else fp32.
+    """Return bf16 if the device supports it, else fp32.
 
     A CPU without instructions for bf16 emulates it, up to two hundred times slower than fp32.
     """
@@ -25,6 +25,6 @@ def product_dtype(device: torch.device) -> torch.dtype:
 
 
 def cpu_has_bf16() -> bool:
-    """Whether this CPU multiplies bf16 by instructions of its own."""
+    """Whether this CPU has instructions for bf16 products."""
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(name) for name in _BF16_INSTRUCTIONS)

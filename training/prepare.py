@@ -1,9 +1,9 @@
 """Tokenise a corpus once, for all runs that train on it.
 
-Writes parts of at most 60 MiB and `shards.json` into the output folder
-(training/data/shards.py says what they hold). The same command goes on with what was stopped, and
-leaves what is whole as it is. The files are the same to the byte however many processes made them
-and however often they were stopped.
+Writes parts of at most 60 MiB and `shards.json` into the output folder (their format is in
+training/data/shards.py). The same command resumes a preparation that was stopped; a complete
+corpus is left unchanged. The files are identical to the byte, whatever the number of workers and
+of interruptions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from training.data.shards import SHARDS_FILE, Manifest, Part, ShardError, Shards
 from training.data.tokenization import Tokenised, tokenise
 from training.errors import report_errors
 
-# A preparation that was stopped goes on after its last whole part.
+# A preparation is resumed after its last complete part.
 PART_BYTES: Final = 60 << 20
 _ARRAY_HEADER_BYTES: Final = 128
 _BOUND_BYTES: Final = 8
@@ -51,25 +51,25 @@ def prepare(
     num_workers: int = 1,
     part_bytes: int = PART_BYTES,
 ) -> Shards:
-    """Tokenise a corpus into `folder`, or open what an earlier call with the same input wrote.
+    """Tokenise a corpus into `folder`, or open the result of an earlier call with the same input.
 
-    The input is the same where files of the same names, sizes, first and last MiB come in the
-    same order, wherever they lie, with the same `tokenizer.json`. What an interrupted call left
-    is gone on with. Another corpus in the folder is replaced, other files in it are left alone.
+    The input is the same if files of the same names, sizes, first and last MiB come in the same
+    order, in any location, with the same `tokenizer.json`. An interrupted call is resumed. Another
+    corpus in the folder is replaced; other files in it are kept.
 
     Args:
         paths: text, JSONL and Parquet files, plain or compressed, or folders of them.
         tokenizer_file: an ALBERT's `tokenizer.json`.
-        folder: where to write.
-        num_workers: processes that tokenise; with 1 this one does. Others import the program's
-            main module, which must do nothing then (`if __name__ == "__main__"`).
-        part_bytes: the most that a part's files take; more only for a single document.
+        folder: output folder.
+        num_workers: worker processes; with 1 the work is done in this process. Workers import the
+            program's main module, which needs `if __name__ == "__main__"`.
+        part_bytes: maximum size of a part's files; exceeded only by a single document.
 
     Raises:
         CorpusError: a file cannot be read.
-        ShardError: the corpus holds no sentence, a worker died, or the folder cannot be written,
-            is being prepared by another process, or holds files but no tokenised corpus.
-        AlbertServeError: the tokenizer is none of an ALBERT.
+        ShardError: the corpus has no sentence, a worker died, or the folder cannot be written,
+            is being prepared by another process, or has files but no tokenised corpus.
+        AlbertServeError: the tokenizer is not an ALBERT's.
     """
     return _prepare(paths, tokenizer_file, folder, num_workers, part_bytes)[0]
 
@@ -77,7 +77,7 @@ def prepare(
 def _prepare(
     paths: Sequence[Path], tokenizer_file: Path, folder: Path, num_workers: int, part_bytes: int
 ) -> tuple[Shards, int]:
-    """The corpus, and how many of its tokens were not there before."""
+    """Prepare the corpus, and return it with the number of newly written tokens."""
     files = find_files(paths)
     vocab_size = AlbertTokenizer.from_file(tokenizer_file).vocab_size
     tokenizer_sha256 = hash_file(tokenizer_file)
@@ -107,7 +107,7 @@ def _fill(writer: ShardWriter, builder: _PartBuilder, documents: Iterable[Tokeni
 
 
 class _PartBuilder:
-    """Gathers documents up to a part's size. Where a part ends follows from the documents alone."""
+    """Gathers documents up to a part's size; parts depend on the documents alone."""
 
     def __init__(self, part_bytes: int, dtype: DTypeLike) -> None:
         self._part_bytes = part_bytes
@@ -118,7 +118,7 @@ class _PartBuilder:
         self._tokens: list[NDArray[np.generic]] = []
         self._lengths: list[NDArray[np.int32]] = []
         self._end = Place()
-        # Each array has a header, and each of the two bounds one entry more.
+        # Each array has a header, and each of the two bounds one additional entry.
         self._num_bytes = 3 * _ARRAY_HEADER_BYTES + 2 * _BOUND_BYTES
 
     @property
@@ -137,7 +137,7 @@ class _PartBuilder:
             self._num_bytes += self._size(document)
 
     def take(self) -> tuple[Part, tuple[int, int, int]]:
-        """The part, and where the corpus goes on after it; begins the next part."""
+        """Return the part and the position right after it, and begin the next part."""
         part = Part(
             tokens=np.concatenate(self._tokens),
             sentences=_bounds(np.concatenate(self._lengths)),
@@ -153,7 +153,7 @@ class _PartBuilder:
 
 
 class _Bar:
-    """A progress bar in bytes of the files as they lie on disk; for `with`."""
+    """A progress bar in bytes of the files on disk; for `with`."""
 
     def __init__(self, files: Sequence[Path], done: Manifest) -> None:
         self._num_documents = sum(part.num_documents for part in done.parts)
@@ -174,7 +174,7 @@ class _Bar:
         self._bar.close()
 
     def watch(self, chunks: Iterable[list[Tokenised]]) -> Iterator[Tokenised]:
-        """The documents one by one."""
+        """Yield the documents one by one, and update the bar."""
         for chunk in chunks:
             yield from chunk
             self._num_documents += sum(len(document.lengths) > 0 for document in chunk)
@@ -194,7 +194,7 @@ def _dtype(vocab_size: int) -> DTypeLike:
 
 
 def _end(manifest: Manifest) -> Place:
-    """Where the corpus goes on after the last part."""
+    """Return the position in the corpus right after the last part."""
     if not manifest.parts:
         return Place()
     num_files, num_documents, num_bytes = manifest.parts[-1].end
@@ -202,7 +202,7 @@ def _end(manifest: Manifest) -> Place:
 
 
 def _is_whole(folder: Path, fingerprint: str) -> bool:
-    """Whether this corpus lies tokenised in the folder."""
+    """Whether the folder has this corpus, completely tokenised."""
     try:
         return Manifest.read(folder / SHARDS_FILE).fingerprint == fingerprint
     except ShardError:
@@ -210,7 +210,7 @@ def _is_whole(folder: Path, fingerprint: str) -> bool:
 
 
 def _fingerprint(files: Sequence[Path], tokenizer_sha256: str, part_bytes: int) -> str:
-    """A hash of all that the tokens follow from, without reading all of it."""
+    """Hash the tokenizer, and names, sizes and ends of the files, without reading all of them."""
     digest = hashlib.sha256(f"{tokenizer_sha256} {part_bytes}\n".encode())
     for file in files:
         try:
@@ -276,7 +276,7 @@ def _parser() -> argparse.ArgumentParser:
         "--workers",
         type=_parse_workers,
         default=_num_usable_cpus(),
-        help="processes that tokenise (%(default)s, as many as there are CPUs to use)",
+        help="worker processes (%(default)s, the number of usable CPUs)",
     )
     return parser
 

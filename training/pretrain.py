@@ -1,8 +1,8 @@
 """Pretraining from text: masked n-grams and sentence order (Lan et al. 2019, section 3.1).
 
 Writes into the output folder: `checkpoints/`, of which `checkpoint` is the newest (Hugging Face
-directories), `metrics.jsonl`, `layers.jsonl` and `tensorboard/`. The same command goes on with a
-run that was stopped, in whatever way. On several GPUs or hosts begin it with torchrun.
+directories), `metrics.jsonl`, `layers.jsonl` and `tensorboard/`. The same command resumes a run
+that was stopped or killed. On several GPUs or hosts start it with torchrun.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from training.options import (
 )
 from training.recipes import RECIPES, Dropout, Recipe, scaled_lr
 
-# Rows of held-out text that a run is measured on meanwhile.
+# Tokens of held-out text in a validation.
 _VALIDATION_TOKENS: Final = 1 << 16
 
 _EXAMPLES: Final = r"""examples:
@@ -56,20 +56,20 @@ _EXAMPLES: Final = r"""examples:
 
 
 def changed_recipe(recipe: Recipe, options: argparse.Namespace) -> Recipe:
-    """A recipe, with the options that are given in the place of its values."""
-    given = {
+    """Return the recipe with its values overridden by the given options."""
+    overrides = {
         field.name: getattr(options, field.name)
         for field in fields(Recipe)
         if getattr(options, field.name, None) is not None
     }
-    if "batch_size" in given and "lr" not in given and "optimizer" not in given:
-        given["lr"] = scaled_lr(recipe, given["batch_size"])
-    return replace(recipe, **given)
+    if "batch_size" in overrides and "lr" not in overrides and "optimizer" not in overrides:
+        overrides["lr"] = scaled_lr(recipe, overrides["batch_size"])
+    return replace(recipe, **overrides)
 
 
 def given_sizes(options: argparse.Namespace) -> dict[str, Any]:
-    """The sizes that options name, by the names of `AlbertConfig`."""
-    given = {
+    """Return the sizes that the options set, by the names of `AlbertConfig`."""
+    sizes = {
         "embedding_size": options.embedding_size,
         "hidden_size": options.hidden_size,
         "num_layers": options.layers,
@@ -80,25 +80,25 @@ def given_sizes(options: argparse.Namespace) -> dict[str, Any]:
         "sharing": options.sharing,
         "max_positions": options.max_positions,
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in sizes.items() if value is not None}
 
 
 def _config(options: argparse.Namespace, recipe: Recipe, vocab_size: int) -> AlbertConfig:
-    given = given_sizes(options)
+    sizes = given_sizes(options)
     if options.initialize_from is None:
-        config = preset(options.preset or "base", vocab_size=vocab_size, **given)
+        config = preset(options.preset or "base", vocab_size=vocab_size, **sizes)
         dropout = recipe.dropout_of(config)
         config = replace(config, hidden_dropout=dropout, attention_dropout=dropout)
     else:
-        config = grown_config(options, given, vocab_size)
+        config = grown_config(options, sizes, vocab_size)
     return check_length(config, recipe)
 
 
 def check_length(config: AlbertConfig, recipe: Recipe) -> AlbertConfig:
-    """The config, if its positions hold the recipe's rows.
+    """Return the config if it has enough positions for the recipe's rows.
 
     Raises:
-        RunError: they do not.
+        RunError: it has too few.
     """
     if not MIN_LENGTH <= recipe.length <= config.max_positions:
         raise RunError(
@@ -109,12 +109,12 @@ def check_length(config: AlbertConfig, recipe: Recipe) -> AlbertConfig:
 
 
 def grown_config(
-    options: argparse.Namespace, given: Mapping[str, Any], vocab_size: int
+    options: argparse.Namespace, sizes: Mapping[str, Any], vocab_size: int
 ) -> AlbertConfig:
-    """The sizes of the checkpoint that the run begins from, and the layers that are asked for.
+    """Return the config of the initial checkpoint, with the number of layers from `--layers`.
 
     Raises:
-        RunError: other sizes are asked for than it has.
+        RunError: the options set other sizes than the checkpoint's.
     """
     config = load_checkpoint(options.initialize_from).config
     if options.preset is not None:
@@ -123,7 +123,7 @@ def grown_config(
         raise RunError(
             f"{options.initialize_from} has {config.vocab_size} tokens, --tokenizer {vocab_size}"
         )
-    for name, value in given.items():
+    for name, value in sizes.items():
         if name != "num_layers" and getattr(config, name) != value:
             raise RunError(
                 f"{name} {value}: {options.initialize_from} has {getattr(config, name)}; "
@@ -133,12 +133,12 @@ def grown_config(
 
 
 def open_shards(options: argparse.Namespace, world: World) -> Shards:
-    """The tokenised corpus; the main process makes it, where need be, while the others wait."""
+    """Open the tokenised corpus; if need be, the main process first prepares it."""
     tokenizer = options.tokenizer / "tokenizer.json"
     if options.shards is not None:
         return Shards.open(options.shards, tokenizer)
     if world.is_main:
-        # A run on shards needs none of the packages that read and split text.
+        # Imported here, since a run on shards does not need its dependencies.
         from training.prepare import prepare
 
         prepare(options.corpus, tokenizer, options.output / "shards")
@@ -147,7 +147,7 @@ def open_shards(options: argparse.Namespace, world: World) -> Shards:
 
 
 def corpus_record(options: argparse.Namespace) -> list[list[Any]]:
-    """Names and sizes of the files: enough to tell another corpus by, and the same anywhere."""
+    """Return names and sizes of the files, which identify the corpus on any machine."""
     if options.shards is not None:
         return [[Shards.open(options.shards).fingerprint, 0]]
     from training.data.corpus import find_files
@@ -211,20 +211,20 @@ def _run(options: argparse.Namespace) -> int:
 def train_job(
     options: argparse.Namespace, job: Job, record: dict[str, Any], *, program: str
 ) -> int:
-    """Train a job to its end, or go on with it; returns the exit status.
+    """Train a job to its end, or resume it; return the exit status.
 
     Args:
-        record: what `run.json` holds: settings, config and corpus.
-        program: what trains, such as `training.pretrain`.
+        record: content of `run.json`: settings, config and corpus.
+        program: module that trains, such as `training.pretrain`.
     """
     run, world = job.build(), job.world
     saver = _saver(options, record, program)
     entropy = unigram_entropy(job.shards, job.config.vocab_size)
     if world.is_main and not is_known_run(options.output, record):
         record_run(options.output, {**record, "unigram_entropy": round(entropy, 4)})
-    if saver.go_on(run) and world.is_main:
+    if saver.resume(run) and world.is_main:
         print(f"going on from step {run.progress.step:,}")
-    length = job.recipe.length  # a little more than packed sequences have on average
+    length = job.recipe.length  # slightly over the mean length of packed sequences
     trainer = Trainer(
         run=run,
         saver=saver,
@@ -251,21 +251,21 @@ def train_job(
 
 
 def _saver(options: argparse.Namespace, record: Mapping[str, Any], program: str) -> Saver:
-    given = [options.shards] if options.corpus is None else [Path(n) for n, _ in record["corpus"]]
+    files = [options.shards] if options.corpus is None else [Path(n) for n, _ in record["corpus"]]
     return Saver(
         folder=options.output,
         checkpoints=Checkpoints(folder=options.output, num_kept=options.keep),
         tokenizer_from=options.tokenizer,
         every_s=options.save_every,
         program=program,
-        stage={"settings": record["settings"], "corpus": file_names(given)},
+        stage={"settings": record["settings"], "corpus": file_names(files)},
         initialized_from=options.initialize_from,
         extra_config={"albert_sentence_task": record["settings"]["sentence_task"]},
     )
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The options of this command."""
+    """Build the parser of this command."""
     parser = argparse.ArgumentParser(
         prog="python -m training.pretrain",
         description=__doc__,
@@ -275,17 +275,17 @@ def build_parser() -> argparse.ArgumentParser:
     add_data(parser)
     add_sizes(parser)
     add_end(parser)
-    how = parser.add_argument_group("how it trains (what is not given is the recipe's)")
+    how = parser.add_argument_group("training (defaults are the recipe's)")
     how.add_argument(
         "--recipe",
         choices=list(RECIPES),
         default="small",
-        help="the paper's, or the best one for hours on a small machine (small)",
+        help="the paper's, or one for a few hours on a small machine (small)",
     )
     how.add_argument(
         "--start",
         choices=("local", "random"),
-        help="first weights: with attention to what is near, or the paper's random ones",
+        help="initialization: attention to neighbours, or the paper's random weights",
     )
     add_recipe(how)
     add_reports(parser)
@@ -294,7 +294,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
-    """Options of the corpus, the tokenizer and the run's folder."""
+    """Add the options of the corpus, the tokenizer and the run's folder."""
     data = parser.add_argument_group("data")
     corpus = data.add_mutually_exclusive_group(required=True)
     corpus.add_argument("--corpus", nargs="+", type=Path, help="files of text, or folders")
@@ -307,8 +307,8 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sizes(parser: argparse.ArgumentParser) -> None:
-    """Options of the model."""
-    sizes = parser.add_argument_group("model (what is not given is the preset's)")
+    """Add the options of the model."""
+    sizes = parser.add_argument_group("model (defaults are the preset's)")
     sizes.add_argument("--preset", choices=list(PRESETS), help="(base)")
     for name in (
         *("embedding-size", "hidden-size", "layers", "heads", "ffn-size"),
@@ -317,34 +317,36 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
         sizes.add_argument(f"--{name}", type=parse_count)
     sizes.add_argument("--sharing", choices=get_args(Sharing))
     sizes.add_argument(
-        "--initialize-from", type=Path, help="a checkpoint to begin from; --layers may be more"
+        "--initialize-from",
+        type=Path,
+        help="checkpoint with the initial weights; --layers may be more",
     )
 
 
 def add_recipe(how: argparse._ArgumentGroup) -> None:
-    """Options that change a recipe."""
+    """Add the options that override a recipe."""
     add = how.add_argument
-    add("--length", type=parse_count, help="tokens a row")
-    add("--batch-size", type=parse_count, help="rows a step")
-    add("--mask-rate", type=parse_part, help="part of the tokens that is predicted")
+    add("--length", type=parse_count, help="tokens per row")
+    add("--batch-size", type=parse_count, help="rows per step")
+    add("--mask-rate", type=parse_part, help="fraction of the tokens that is predicted")
     add("--sentence-task", choices=get_args(SentenceTask), help="order, next sentence, or none")
-    add("--short-rate", type=parse_part, help="part of the documents cut into shorter examples")
-    add("--dropout", choices=get_args(Dropout), help="0.1 but in xxlarge, or none")
+    add("--short-rate", type=parse_part, help="fraction of documents cut into shorter examples")
+    add("--dropout", choices=get_args(Dropout), help="0.1 except in xxlarge, or none")
     add_optimization(how, {})
 
 
 def add_machine(parser: argparse.ArgumentParser) -> None:
-    """Options that do not change what a run computes, but in the last digits."""
-    machine = parser.add_argument_group("what suits the machine")
+    """Add the options for the machine, which change results in their last digits at most."""
+    machine = parser.add_argument_group("machine")
     add = machine.add_argument
-    add("--micro-batch-size", type=parse_count, help="rows that go through the model together")
+    add("--micro-batch-size", type=parse_count, help="rows per forward pass")
     add("--parallel", choices=get_args(Parallelism), default="ddp", help="under torchrun (ddp)")
     add(
         "--recompute",
         action="store_true",
-        help="compute activations twice instead of keeping them; for xlarge and xxlarge",
+        help="recompute activations in the backward pass; for xlarge and xxlarge",
     )
-    add("--workers", type=parse_seed, help="processes that make batches (0 on a CPU)")
+    add("--workers", type=parse_seed, help="data loader workers (0 on a CPU)")
     add("--compile", action=argparse.BooleanOptionalAction, default=True)
 
 

@@ -1,4 +1,4 @@
-"""How a model is pretrained: the paper's way, and the one for hours on a small machine."""
+"""Training recipes: the paper's, and one for a few hours on a small machine."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from training.optim.optimizers import OptimizerName, OptimizerSettings, Schedule
 
 # `v1`: 0.1 everywhere but in xxlarge; `v2`: none (section 4.8 and the original's README).
 Dropout = Literal["v1", "v2"]
-# The batch that the paper's rate goes with.
+# The batch size of the paper's learning rate.
 _PAPER_BATCH: Final = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """Everything that decides what a run computes, but the corpus, the model and its end.
+    """The hyperparameters of a run, without the corpus, the model's sizes and the budget.
 
     Attributes:
         length: tokens of a row, which is one example or several that are packed.
-        batch_size: rows of a step.
-        num_steps: of the whole run, where the recipe has an end of its own.
-        lr: peak rate; with Muon that of the layers' matrices, and `adamw_lr` that of the rest.
-        pooled_factor: on the rate of what reads the [CLS] row.
-        warmup: first part of the run.
-        decay: last part of the run (`wsd`).
-        mask_rate: part of the tokens that is predicted.
-        sentence_weight: of the sentence task's loss.
-        start: the first weights.
+        batch_size: rows per step.
+        num_steps: of the whole run; None if the recipe does not set them.
+        lr: peak learning rate; with Muon of the layers' matrices, and `adamw_lr` of the rest.
+        pooled_factor: learning-rate multiplier of the parameters that read the [CLS] row.
+        warmup: fraction of the run that is warm-up.
+        decay: fraction of the run that is decay (`wsd`).
+        mask_rate: fraction of the tokens that is predicted.
+        sentence_weight: weight of the sentence task's loss.
+        start: the initialization.
     """
 
     length: int
@@ -56,7 +56,7 @@ class Recipe:
 
     @property
     def optimizer_settings(self) -> OptimizerSettings:
-        """Which optimizer, and its rates."""
+        """The settings of the optimizer."""
         return OptimizerSettings(
             name=self.optimizer,
             lr=self.lr,
@@ -67,11 +67,11 @@ class Recipe:
 
     @property
     def rate_schedule(self) -> Schedule:
-        """The learning rate over the run."""
+        """The learning-rate schedule."""
         return Schedule(kind=self.schedule, warmup=self.warmup, decay=self.decay)
 
     def dropout_of(self, config: AlbertConfig) -> float:
-        """The dropout of hidden states and attention in a model of these sizes."""
+        """Return the dropout of hidden states and attention in a model of these sizes."""
         is_widest = config.hidden_size >= preset("xxlarge").hidden_size
         return 0.0 if self.dropout == "v2" or is_widest else 0.1
 
@@ -133,7 +133,7 @@ DISTILLATION: Final = replace(
 
 
 def scaled_lr(recipe: Recipe, batch_size: int) -> float:
-    """The rate for another batch: LAMB's grows as its square root (You et al. 2019)."""
+    """Scale the learning rate to a batch size: LAMB's by the square root (You et al. 2019)."""
     if recipe.optimizer != "lamb":
         return recipe.lr
     return recipe.lr * math.sqrt(batch_size / recipe.batch_size)

@@ -1,4 +1,4 @@
-"""Signals that end a run: they set a flag, and the run saves and ends after its step."""
+"""Signal handling: a signal sets a flag, and the run saves and stops after its current step."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _Handlers: TypeAlias = "dict[signal.Signals, Any]"
 
 
 class StopFlag:
-    """Inside `with`, SIGTERM, SIGINT and SIGUSR1 only set `signal`; a second one ends at once.
+    """Flag that SIGTERM, SIGINT and SIGUSR1 set; a second signal exits at once; for `with`.
 
     Args:
-        echo_s: seconds after the first in which another one is taken for the same.
+        echo_s: seconds after the first signal in which further ones are ignored.
     """
 
     def __init__(self, *, echo_s: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""A SentencePiece vocabulary with ALBERT's settings, and the `tokenizer.json` that reads it.
+"""Train a SentencePiece vocabulary with ALBERT's settings.
 
 Writes `spiece.model` and `tokenizer.json`. Settings are those of the original code
 (google-research/albert, README, "SentencePiece").
@@ -56,7 +56,7 @@ def train_vocab(
     The same documents and `seed` give the same file. Returns the path of `spiece.model`.
 
     Raises:
-        VocabError: the corpus holds no sentence, or too little text for that many pieces.
+        VocabError: the corpus has no sentence, or too little text for that many pieces.
     """
     normalizer = text_normalizer()
     sentences = (
@@ -74,20 +74,20 @@ def train_vocab(
 
 
 def build_tokenizer(spiece: Path) -> Tokenizer:
-    """The tokenizer that gives the ids of SentencePiece itself on `text_normalizer`'s text.
+    """Build the tokenizer with the ids of SentencePiece itself on `text_normalizer`'s text.
 
-    `transformers.AutoTokenizer` reads its `tokenizer.json` as it is. Of a folder that holds only
-    `spiece.model`, transformers 5.23 makes another tokenizer: it adds the user-defined symbols as
-    tokens, so that a word after one of ( ) " - . gets a "▁" that the model was not trained with.
+    `transformers.AutoTokenizer` reads its `tokenizer.json` unchanged. From `spiece.model` alone,
+    transformers 5.23 builds another tokenizer: it adds the user-defined symbols as tokens, so that
+    a word after one of ( ) " - . gets a "▁" that the model was not trained with.
 
     Raises:
         VocabError: the file is no SentencePiece model, or its first five pieces are not ALBERT's.
     """
     proto = _read_model(spiece)
     pieces = [(piece.piece, piece.score) for piece in proto.pieces]
-    found = tuple(piece for piece, _ in pieces[: len(SPECIAL_TOKENS)])
-    if found != SPECIAL_TOKENS:
-        raise VocabError(f"{spiece} begins with {found}; ALBERT's begin with {SPECIAL_TOKENS}")
+    first = tuple(piece for piece, _ in pieces[: len(SPECIAL_TOKENS)])
+    if first != SPECIAL_TOKENS:
+        raise VocabError(f"{spiece} begins with {first}; ALBERT's begin with {SPECIAL_TOKENS}")
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=SPECIAL_TOKENS.index("<unk>")))
     tokenizer.normalizer = normalizers.Sequence(
         [text_normalizer(), normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap)]
@@ -106,9 +106,9 @@ def build_tokenizer(spiece: Path) -> Tokenizer:
 
 
 def _draw(items: Iterable[str], num_kept: int, rng: random.Random) -> list[str]:
-    """Keep `num_kept` items, each with the same chance, in one pass (reservoir sampling).
+    """Draw `num_kept` items uniformly in one pass (reservoir sampling).
 
-    Done here because SentencePiece draws another sample in every process, whatever its seed.
+    Not left to SentencePiece, whose sample differs in every process, whatever its seed.
     """
     kept: list[str] = []
     for index, item in enumerate(items):
@@ -120,10 +120,10 @@ def _draw(items: Iterable[str], num_kept: int, rng: random.Random) -> list[str]:
 
 
 def _train_model(sentences: list[str], vocab_size: int) -> bytes:
-    """The bytes of a SentencePiece model; empties `sentences`, which may be most of the memory."""
+    """Train a SentencePiece model, return its bytes, and empty `sentences` to free memory."""
     if not sentences:
         raise VocabError("no sentence to train on; is the corpus empty, or --num-sentences 0?")
-    # A writer, not a file name: that would be stored in the model.
+    # A writer, since a file name would be stored in the model.
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -142,7 +142,7 @@ def _train_model(sentences: list[str], vocab_size: int) -> bytes:
             minloglevel=1,
         )
     except RuntimeError as error:
-        # Without the place in its source before, and the name of its own option after.
+        # Without SentencePiece's source location before, and its own option's name after.
         reason = str(error).rpartition("] ")[2].partition(" Increase ")[0]
         raise VocabError(
             f"no vocabulary of {vocab_size} pieces from this corpus: {reason} "
@@ -158,7 +158,7 @@ def _drain(items: list[str]) -> Iterator[str]:
 
 
 def text_normalizer() -> normalizers.Normalizer:
-    """Double quotes made one character, accents dropped, lower case: as `AlbertTokenizer`."""
+    """Return a normalizer of quotes, accents and case, as in `AlbertTokenizer`."""
     return normalizers.Sequence(
         [
             normalizers.Replace("``", '"'),
@@ -219,9 +219,9 @@ def _parser() -> argparse.ArgumentParser:
         "--num-sentences",
         type=int,
         default=10_000_000,
-        help="draw at most so many from the corpus (%(default)s)",
+        help="maximum number of sentences to draw from the corpus (%(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of that draw (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of that draw (%(default)s)")
     return parser
 
 

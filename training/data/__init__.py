@@ -1,1 +1,1 @@
-"""From text to batches."""
+"""Data pipeline: text files, tokenised shards, examples, packed batches."""

@@ -1,4 +1,4 @@
-"""Batches of pretraining: packed rows of masked tokens, made ahead of the step that takes them.
+"""Collation of pretraining batches: packed rows of masked tokens, prefetched by a data loader.
 
 Shape legend: B rows, S positions, R tokens to predict, C sequences.
 """
@@ -25,21 +25,21 @@ from training.model.albert import Batch, Packing, move
 from training.signals import STOPPING
 
 Made = TypeVar("Made")
-# What makes a batch of the examples of its rows.
+# Collate function: from the examples of each row to a batch.
 Collate: TypeAlias = Callable[[Sequence[Sequence[Example]]], Made]
-# Numbers of predictions are rounded up to it, so that compiled code meets few different shapes.
+# Numbers of predictions are rounded up to a multiple, so that compiled code meets few shapes.
 _ROUNDING: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PretrainBatch:
-    """What one pass of pretraining reads.
+    """A micro-batch of pretraining.
 
     Attributes:
         tokens: ids (B, S), masked.
-        rows: (R,) tokens to predict, as indices into the flattened (B * S).
-        targets: (R,) the ids that stood there; IGNORED where R was rounded up.
-        firsts: (C,) the [CLS] of each sequence, as indices into the flattened (B * S).
+        rows: (R,) positions of the tokens to predict, as indices into the flattened (B * S).
+        targets: (R,) the original ids; IGNORED where R was rounded up.
+        firsts: (C,) positions of each sequence's [CLS], as indices into the flattened (B * S).
         labels: (C,) of the sentence task, or IGNORED.
         num_tokens: real tokens.
         num_masked: tokens to predict.
@@ -56,13 +56,13 @@ class PretrainBatch:
     num_pairs: int
 
     def to(self, device: torch.device) -> PretrainBatch:
-        """The same batch on another device."""
+        """Return the batch on another device."""
         return move(self, device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collator:
-    """Makes batches of examples: reads their tokens, masks them, packs them."""
+    """Collates examples into batches: reads their tokens, masks and packs them."""
 
     shards: Shards
     masking: NgramMasking
@@ -70,11 +70,11 @@ class Collator:
     seed: int
 
     def __call__(self, rows: Sequence[Sequence[Example]]) -> PretrainBatch:
-        """The batch of these rows of examples."""
+        """Collate rows of examples into a batch."""
         shape = (len(rows), self.length)
         ids, types, positions = (np.zeros(shape, np.int64) for _ in range(3))
         sequences = np.full(shape, -1, np.int64)
-        found = _Found()
+        sequence_lists = _SequenceLists()
         for line, row in enumerate(rows):
             begin = 0
             for number, example in enumerate(row):
@@ -85,15 +85,16 @@ class Collator:
                 types[line, begin + second : end] = 1
                 positions[line, begin:end] = np.arange(len(whole))
                 sequences[line, begin:end] = number
-                found.add(line * self.length + begin, len(whole), whole, chosen, example.label)
+                offset = line * self.length + begin
+                sequence_lists.add(offset, len(whole), whole, chosen, example.label)
                 begin = end
             if begin < self.length:
-                found.bounds.append(line * self.length + begin)
-        return found.batch(ids, types, positions, sequences)
+                sequence_lists.bounds.append(line * self.length + begin)
+        return sequence_lists.batch(ids, types, positions, sequences)
 
 
-class _Found:
-    """What is gathered over the sequences of a batch."""
+class _SequenceLists:
+    """Bounds, labels and targets, gathered over the sequences of a batch."""
 
     def __init__(self) -> None:
         self.bounds: list[int] = []
@@ -167,7 +168,7 @@ class _MadeBatch(Generic[Made]):
 
 
 class _Batches(Dataset[_MadeBatch[Made]]):
-    """What a worker process makes of a plan."""
+    """Dataset that a data loader worker collates from a plan."""
 
     def __init__(self, collate: Collate[Made]) -> None:
         self._collate = collate
@@ -178,15 +179,15 @@ class _Batches(Dataset[_MadeBatch[Made]]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slicing:
-    """How the rows of a step are divided: into batches, and among processes.
+    """Division of a step's rows into micro-batches and among processes.
 
     Attributes:
-        num_rows: of a step, in all processes together.
-        rows_a_batch: that go through the model together.
-        rank: of this process, which takes every `world_size`-th batch.
+        num_rows: rows per step, over all processes.
+        rows_a_batch: rows per micro-batch.
+        rank: of this process, which takes every `world_size`-th micro-batch.
 
     Raises:
-        TrainingError: the rows do not divide so.
+        TrainingError: the rows are not divisible.
     """
 
     num_rows: int
@@ -203,7 +204,7 @@ class Slicing:
 
     @property
     def num_batches(self) -> int:
-        """Batches of this process in a step."""
+        """Micro-batches of this process in a step."""
         return self.num_rows // (self.rows_a_batch * self.world_size)
 
 
@@ -214,8 +215,8 @@ def _planned(plan: Plan, slicing: Slicing, start: Position) -> Iterator[_Planned
             yield _PlannedBatch(step.rows[begin : begin + size], step.next)
 
 
-def _leave_stopping_to_the_run(worker: int) -> None:
-    """A signal to all processes of a run ends it after its step, which needs its batch."""
+def _ignore_stop_signals(worker: int) -> None:
+    """Ignore signals in a worker: the run stops after its current step, which needs the batch."""
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
 
@@ -223,10 +224,10 @@ def _leave_stopping_to_the_run(worker: int) -> None:
 def load_steps(
     plan: Plan, collate: Collate[Made], slicing: Slicing, start: Position, *, num_workers: int
 ) -> Iterator[tuple[list[Made], Position]]:
-    """The batches of each step that this process takes, and where the next step begins.
+    """Yield this process' micro-batches of each step, and the position of the next step.
 
     Args:
-        num_workers: processes that make batches ahead; with 0 each is made when it is asked for.
+        num_workers: number of data loader workers; with 0, batches are collated in this process.
     """
     loader: DataLoader[_MadeBatch[Made]] = DataLoader(
         _Batches(collate),
@@ -234,11 +235,11 @@ def load_steps(
         sampler=_planned(plan, slicing, start),
         num_workers=num_workers,
         prefetch_factor=4 if num_workers else None,
-        worker_init_fn=_leave_stopping_to_the_run if num_workers else None,
-        # Forked, they share the memory-mapped corpus; anything else would copy it to each.
+        worker_init_fn=_ignore_stop_signals if num_workers else None,
+        # Forked workers share the memory-mapped corpus; other start methods would copy it.
         multiprocessing_context="fork" if num_workers else None,
     )
-    made = iter(loader)
+    batches = iter(loader)
     while True:
-        step = [next(made) for _ in range(slicing.num_batches)]
-        yield [each.batch for each in step], step[-1].next
+        step = [next(batches) for _ in range(slicing.num_batches)]
+        yield [made.batch for made in step], step[-1].next

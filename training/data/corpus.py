@@ -1,6 +1,6 @@
 """Documents from text, JSONL and Parquet files, plain or compressed, and their sentences.
 
-However large the files are, little of them is in memory at a time.
+Files are streamed, so that memory is bounded whatever their size.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import zstandard
 
 from training.errors import TrainingError
 
-# Takes the mark that some editors put before UTF-8.
+# Drops the byte order mark that some editors put before UTF-8.
 _ENCODING: Final = "utf-8-sig"
 _DAMAGE: Final = (
     UnicodeDecodeError,
@@ -35,10 +35,10 @@ _DAMAGE: Final = (
     zlib.error,
     zstandard.ZstdError,
 )
-# What `zstd --ultra --long=31` asks for; zstandard refuses more than 128 MiB unless told.
+# The window of `zstd --ultra --long=31`; zstandard's default limit is 128 MiB.
 _ZSTD_MAX_WINDOW_BYTES: Final = 1 << 31
 _CHUNK_BYTES: Final = 1 << 16
-# A file without line ends, such as one of zeros, would else be read into memory whole.
+# Otherwise a file without line ends, such as one of zeros, would be read into memory whole.
 _MAX_LINE_CHARACTERS: Final = 1 << 26
 _MAX_DOCUMENT_CHARACTERS: Final = 1 << 22
 _ROWS_A_BATCH: Final = 256
@@ -51,12 +51,12 @@ class CorpusError(TrainingError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """A place between two documents of a list of files.
+    """A position between two documents of a list of files.
 
     Attributes:
         num_files: whole files before it.
         num_documents: documents of the next file before it.
-        num_bytes: about how many bytes of the files, as they lie on disk, are before it.
+        num_bytes: approximate number of bytes on disk before it.
     """
 
     num_files: int = 0
@@ -66,16 +66,16 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
-    """A document's text, and the place right after it."""
+    """A document's text, and the position right after it."""
 
     text: str
     end: Place
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:
-    """The files named, and those in the folders named, each once and in a stable order.
+    """Return the given files and those in the given folders, each once and in a stable order.
 
-    Hidden files and folders in folders are passed over.
+    Hidden files and folders within folders are skipped.
 
     Raises:
         CorpusError: a path does not exist, or there is no file at all.
@@ -96,11 +96,11 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def read_documents(files: Sequence[Path]) -> Iterator[str]:
-    """The text of each document: a record's `text`, or what stands between blank lines.
+    """Yield the text of each document: a record's `text`, or the text between blank lines.
 
-    A file is JSONL when its name ends in `.jsonl`, or in that and `.gz`, `.xz`, `.bz2` or `.zst`;
-    Parquet when it ends in `.parquet`; else text. A document over 4 Mi characters is given as
-    several, cut at line ends where it has any.
+    A file is JSONL if its name ends in `.jsonl`, or in that and `.gz`, `.xz`, `.bz2` or `.zst`;
+    Parquet if it ends in `.parquet`; else text. A document over 4 Mi characters is split, at line
+    ends where it has any.
 
     Raises:
         CorpusError: a line is not JSON, a record has no text, or a file is damaged.
@@ -109,27 +109,27 @@ def read_documents(files: Sequence[Path]) -> Iterator[str]:
 
 
 def read_from(files: Sequence[Path], start: Place) -> Iterator[Document]:
-    """The documents of `read_documents` that come after `start`, each with its place.
+    """Yield the documents of `read_documents` after `start`, each with its position.
 
-    Whole files before `start` are not opened; of the file that it is in, the documents before it
-    are read and passed over.
+    Whole files before `start` are not opened; earlier documents of its own file are read and
+    skipped.
 
     Raises:
         CorpusError: as `read_documents`.
     """
     num_bytes = sum(_size(file) for file in files[: start.num_files])
-    num_passed = start.num_documents
+    num_skipped = start.num_documents
     for index in range(start.num_files, len(files)):
         documents = enumerate(_read_file(files[index]), start=1)
-        for number, (text, position) in islice(documents, num_passed, None):
+        for number, (text, position) in islice(documents, num_skipped, None):
             place = Place(num_files=index, num_documents=number, num_bytes=num_bytes + position)
             yield Document(text=text, end=place)
-        num_passed = 0
+        num_skipped = 0
         num_bytes += _size(files[index])
 
 
 def read_lines(file: Path) -> Iterator[str]:
-    """The lines of a text file, decompressed where its name says that it is compressed.
+    """Yield the lines of a text file, decompressed according to its suffix.
 
     Raises:
         CorpusError: the file cannot be read, is damaged, or is not UTF-8.
@@ -139,7 +139,7 @@ def read_lines(file: Path) -> Iterator[str]:
 
 
 def split_sentences(document: str) -> list[str]:
-    """The sentences of a document; a paragraph's end always ends a sentence."""
+    """Split a document into sentences; a paragraph's end always ends a sentence."""
     sentences: list[str] = []
     for paragraph in document.split("\n"):
         if paragraph.strip():
@@ -163,7 +163,7 @@ def _size(file: Path) -> int:
 
 
 def _read_file(file: Path) -> Iterator[tuple[str, int]]:
-    """Documents, each with the bytes of the file that were read up to it."""
+    """Yield documents, each with the number of bytes of the file read so far."""
     if file.suffix == ".parquet":
         documents = _read_parquet(file)
     elif ".jsonl" in file.suffixes:
@@ -176,7 +176,7 @@ def _read_file(file: Path) -> Iterator[tuple[str, int]]:
 
 
 def _cut(text: str) -> Iterator[str]:
-    """A text in pieces of bounded length, cut at line ends where it has any."""
+    """Split a text into pieces of bounded length, at line ends where it has any."""
     while len(text) > _MAX_DOCUMENT_CHARACTERS:
         end = text.rfind("\n", 0, _MAX_DOCUMENT_CHARACTERS) + 1 or _MAX_DOCUMENT_CHARACTERS
         if piece := text[:end].strip():
@@ -187,7 +187,7 @@ def _cut(text: str) -> Iterator[str]:
 
 
 def _read_lines(file: Path) -> Iterator[tuple[str, int]]:
-    """Lines, each with the bytes of the file that were read up to it."""
+    """Yield lines, each with the number of bytes of the file read so far."""
     open_content = _OPENERS.get(file.suffix, _open_plain)
     try:
         with (
@@ -207,7 +207,7 @@ def _read_lines(file: Path) -> Iterator[tuple[str, int]]:
 
 
 class _ZstdReader(io.RawIOBase):
-    """The content of all frames; zstandard's own reader would take a file cut short for whole."""
+    """Reader of all frames; zstandard's own reader does not detect a truncated file."""
 
     def __init__(self, compressed: IO[bytes]) -> None:
         self._pieces = _read_zstd(compressed)
@@ -301,7 +301,7 @@ def _read_parquet(file: Path) -> Iterator[tuple[str, int]]:
     except ImportError as error:
         raise CorpusError(f"{file}: Parquet needs pyarrow; pip install pyarrow") from error
     try:
-        # A buffer, so that a row group is read page by page.
+        # With a buffer, a row group is read page by page.
         with parquet.ParquetFile(file, buffer_size=_CHUNK_BYTES, pre_buffer=False) as table:
             _check_text_column(file, table.schema_arrow, pyarrow.types)
             rows = _text_column(table)

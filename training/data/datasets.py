@@ -30,8 +30,8 @@ class Question:
     """A question on a context.
 
     Attributes:
-        answers: the texts that count as right; none where the context does not answer.
-        start: where the first of them begins in the context, in characters; None where none does.
+        answers: the correct answers; empty if the context has none.
+        start: character offset of the first answer in the context; None without an answer.
     """
 
     id: str
@@ -44,16 +44,16 @@ class Question:
 def read_labelled(
     files: Sequence[Path], label_names: Sequence[str] | None = None
 ) -> tuple[list[LabelledText], list[str]]:
-    """The examples of classification files, and the names of the labels in order.
+    """Read the examples of classification files, and the names of the labels in order.
 
-    The kind is told by the name: `.tsv`, `.csv` or `.jsonl`, then perhaps `.gz`, `.xz`, `.zst`.
+    The suffix gives the format: `.tsv`, `.csv` or `.jsonl`, optionally with `.gz`, `.xz`, `.zst`.
     Columns are `text` (or `sentence`, `sentence1`), for pairs `text_pair` (or `sentence2`), and
     `label` (or `category`).
 
     Args:
         files: read one after the other.
         label_names: names of the labels 0, 1, ... of the files; or the labels themselves, in the
-            order that the model shall have. Without it, the labels found, sorted (2 before 10).
+            order of the model's outputs. By default the labels of the files, sorted (2 before 10).
 
     Raises:
         CorpusError: a file cannot be read, has no such columns, or a label is not among the names.
@@ -61,10 +61,10 @@ def read_labelled(
     rows = [row for file in files for row in _read_rows(file)]
     if not rows:
         raise CorpusError(f"no examples in {', '.join(map(str, files))}")
-    found = sorted({label for _, _, label, _ in rows}, key=_natural)
-    names = list(label_names or found)
+    labels = sorted({label for _, _, label, _ in rows}, key=_natural)
+    names = list(label_names or labels)
     by_label = {name: index for index, name in enumerate(names)}
-    if not set(found) <= set(names):  # the files number the labels
+    if not set(labels) <= set(names):  # the files number the labels
         by_label = {str(index): index for index in range(len(names))}
     examples = []
     for text, pair, label, place in rows:
@@ -75,14 +75,14 @@ def read_labelled(
 
 
 def read_texts(files: Sequence[Path]) -> list[tuple[str, str | None]]:
-    """The texts, or pairs of texts, of classification files, whose labels are passed over.
+    """Read the texts, or pairs of texts, of classification files, without their labels.
 
-    Files are as for `read_labelled`, and need no column of labels; or `.txt`, with a text a line.
+    Files are as for `read_labelled`, but need no column of labels; or `.txt`, one text per line.
 
     Raises:
         CorpusError: a file cannot be read or has no column of texts, or there is no text.
     """
-    texts = [each for file in files for each in _read_texts(file)]
+    texts = [text for file in files for text in _read_texts(file)]
     if not texts:
         raise CorpusError(f"no texts in {', '.join(map(str, files))}")
     return texts
@@ -97,7 +97,7 @@ def _read_texts(file: Path) -> Iterator[tuple[str, str | None]]:
 
 
 def read_squad(files: Sequence[Path]) -> list[Question]:
-    """The questions of SQuAD files, v1.1 or v2.0 (a JSON file, perhaps compressed).
+    """Read the questions of SQuAD files, v1.1 or v2.0 (JSON, optionally compressed).
 
     Raises:
         CorpusError: a file cannot be read or is not in that format.
@@ -118,11 +118,11 @@ def read_squad(files: Sequence[Path]) -> list[Question]:
 def _questions(content: dict[str, Any]) -> Iterator[Question]:
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
-            for asked in paragraph["qas"]:
-                answers = asked["answers"]
+            for record in paragraph["qas"]:
+                answers = record["answers"]
                 yield Question(
-                    id=asked["id"],
-                    question=asked["question"].strip(),
+                    id=record["id"],
+                    question=record["question"].strip(),
                     context=paragraph["context"],
                     answers=tuple(answer["text"] for answer in answers),
                     start=answers[0]["answer_start"] if answers else None,
@@ -130,7 +130,7 @@ def _questions(content: dict[str, Any]) -> Iterator[Question]:
 
 
 def _read_rows(file: Path) -> Iterator[tuple[str, str | None, str, str]]:
-    """Text, pair, label and place of each row."""
+    """Yield text, pair, label and location of each row."""
     for row, place in _placed_records(file):
         text, pair = _texts_of(row, place)
         yield text, pair, _column(row, _LABEL_COLUMNS, place), place
@@ -143,7 +143,7 @@ def _texts_of(row: dict[str, Any], place: str) -> tuple[str, str | None]:
 
 
 def _placed_records(file: Path) -> Iterator[tuple[dict[str, Any], str]]:
-    """Each row of a file, and where it stands."""
+    """Yield each row of a file and its location, for error messages."""
     try:
         for number, row in enumerate(_records(file, read_lines(file)), start=1):
             yield row, f"{file}, row {number}"
@@ -159,7 +159,7 @@ def _records(file: Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
                 if not isinstance(record, dict):
                     raise CorpusError(f"{file}, line {number}: no JSON object")
                 yield record
-    elif ".tsv" in file.suffixes:  # as GLUE has it: quotes mean nothing
+    elif ".tsv" in file.suffixes:  # as in GLUE, quotes are ordinary characters
         yield from csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
     elif ".csv" in file.suffixes:
         yield from csv.DictReader(lines)
@@ -168,7 +168,7 @@ def _records(file: Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def _natural(label: str) -> tuple[bool, int, str]:
-    """Sorts numbers by their value, before other labels."""
+    """Return a sort key: numbers by their value, before other labels."""
     return (not label.isdecimal(), int(label) if label.isdecimal() else 0, label)
 
 

@@ -1,7 +1,7 @@
-"""Examples of pretraining from a tokenised corpus: which tokens, and the sentence task's label.
+"""Examples of pretraining from a tokenised corpus: segment bounds and the sentence task's label.
 
-Segments are told by their bounds in the corpus alone, so that an epoch's examples are a few numbers
-each. Which they are follows from (seed, epoch, part), so a run can stop and go on anywhere.
+Segments are stored as bounds in the corpus, so that an example is a few numbers. The examples
+depend on (seed, epoch, part) alone, so a run can be resumed anywhere.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ IGNORED: Final = -100  # torch's ignore_index
 # Tokens of the shortest pair worth training on: three special ones and a few of each segment.
 MIN_LENGTH: Final = 8
 _CLS, _SEP = 2, 3
-# Draws of one epoch, so that no two of them are alike.
+# Seeds of the random streams of an epoch.
 _EXAMPLES, _MASKS = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExampleSettings:
-    """How examples are cut from documents.
+    """Settings for cutting examples from documents.
 
     Attributes:
-        length: most tokens of an example, special ones counted.
-        sentence_task: what the second segment is: the first one's neighbour, in order or swapped
-            (`sop`); the next one or a random document's (`nsp`); there is none (`none`).
-        short_rate: part of the documents that are cut into shorter examples.
+        length: maximum tokens of an example, with special tokens.
+        sentence_task: second segment: the first one's neighbour, in order or swapped (`sop`); the
+            next one or a random document's (`nsp`); none (`none`).
+        short_rate: fraction of the documents that are cut into shorter examples.
     """
 
     length: int
@@ -44,20 +44,20 @@ class ExampleSettings:
 
     @property
     def room(self) -> int:
-        """Tokens of an example but for the special ones."""
+        """Maximum tokens of an example without special tokens."""
         return self.length - (2 if self.sentence_task == "none" else 3)
 
 
 class Example(NamedTuple):
-    """One example: which part of the corpus, which tokens, which label.
+    """One example: its part of the corpus, segment bounds and label.
 
     Attributes:
-        part: number of the part; with `epoch` and `number`, the example's among the part's, it
-            says what masks are drawn.
+        part: number of the part; `part`, `epoch` and `number` seed the masks.
+        number: of the example within the part.
         bounds: begin and end of the first and of the second segment in the part's tokens; the
-            second is empty where there is none.
-        label: of the sentence task, or IGNORED where there is one segment. 0 in order and 1
-            swapped (`sop`), 0 the next one and 1 another document's (`nsp`).
+            second is empty if there is none.
+        label: of the sentence task, or IGNORED with one segment. 0 in order and 1 swapped
+            (`sop`), 0 the next one and 1 another document's (`nsp`).
     """
 
     part: int
@@ -67,7 +67,7 @@ class Example(NamedTuple):
     label: int
 
     def tokens(self, part: Part) -> tuple[NDArray[np.int64], int]:
-        """[CLS] A [SEP] B [SEP], and where B begins (the end where there is none)."""
+        """Return [CLS] A [SEP] B [SEP], and the begin of B (the end if there is none)."""
         first_begin, first_end, second_begin, second_end = self.bounds
         pieces: list[ArrayLike] = [[_CLS], part.tokens[first_begin:first_end], [_SEP]]
         if second_end > second_begin:
@@ -76,13 +76,13 @@ class Example(NamedTuple):
         return whole, first_end - first_begin + 2
 
     def mask_rng(self, seed: int) -> np.random.Generator:
-        """What draws the masks of this example in this epoch."""
+        """Return the generator for the masks of this example in this epoch."""
         return np.random.default_rng([_MASKS, seed, self.epoch, self.part, self.number])
 
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """All examples of one part of the corpus in one epoch, as `Example` has them.
+    """All examples of one part of the corpus in one epoch; fields as in `Example`.
 
     Attributes:
         bounds: (N, 4).
@@ -97,7 +97,7 @@ class Examples:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Tokens of each example, special ones counted; (N,)."""
+        """Tokens of each example, with special tokens; (N,)."""
         segments = self.bounds[:, 1::2] - self.bounds[:, ::2]
         sizes: NDArray[np.int64] = segments.sum(1) + 2 + (segments[:, 1] > 0)
         return sizes
@@ -106,12 +106,12 @@ class Examples:
 def build_examples(
     part: Part, settings: ExampleSettings, *, seed: int, epoch: int, number: int = 0
 ) -> Examples:
-    """The examples of one epoch from the part of that number.
+    """Build the examples of one epoch from part `number`.
 
-    As the original's create_pretraining_data.py: sentences are gathered up to a target length,
-    which is random in a part `short_rate` of the documents; the cut is at a random sentence;
-    what is over the length is taken from either end of the longer segment. Unlike there, with
-    `sop` a chunk of one sentence has no order to predict; there it got a random second segment.
+    As in the original's create_pretraining_data.py: sentences are gathered up to a target length,
+    which is random in a fraction `short_rate` of the documents; the cut is at a random sentence;
+    excess tokens are removed from either end of the longer segment. Unlike there, with `sop` a
+    chunk of one sentence has no label; there it got a random second segment.
     """
     rng = np.random.default_rng([_EXAMPLES, seed, epoch, number])
     if settings.sentence_task == "nsp":
@@ -129,7 +129,7 @@ def build_examples(
 
 
 def _targets(part: Part, rng: np.random.Generator, settings: ExampleSettings) -> list[int]:
-    """How many tokens the chunks of each document shall have."""
+    """Draw the target length in tokens of each document's chunks."""
     is_short = rng.random(part.num_documents) < settings.short_rate
     short = rng.integers(2, settings.room + 1, part.num_documents)
     targets: list[int] = np.where(is_short, short, settings.room).tolist()
@@ -137,7 +137,7 @@ def _targets(part: Part, rng: np.random.Generator, settings: ExampleSettings) ->
 
 
 def _documents(part: Part) -> Iterator[list[int]]:
-    """The bounds of each document's sentences, in tokens."""
+    """Yield the bounds of each document's sentences, in tokens."""
     documents = part.documents.tolist()
     for first, last in pairwise(documents):
         yield part.sentences[first : last + 1].tolist()
@@ -146,7 +146,7 @@ def _documents(part: Part) -> Iterator[list[int]]:
 def _chunk_bounds(
     part: Part, rng: np.random.Generator, settings: ExampleSettings
 ) -> NDArray[np.int64]:
-    """(N, 3) begin, cut and end of each chunk of sentences; cut is end where it has one segment."""
+    """Return (N, 3) begin, cut and end of each chunk; cut equals end if it has one segment."""
     cuts = iter(rng.random(len(part.sentences)).tolist())
     chunks: list[tuple[int, int, int]] = []
     for bounds, target in zip(_documents(part), _targets(part, rng, settings), strict=True):
@@ -164,10 +164,10 @@ def _chunk_bounds(
 def _next_or_not(
     part: Part, rng: np.random.Generator, settings: ExampleSettings
 ) -> Iterator[tuple[int, int, int, int, int]]:
-    """Bounds of both segments and the label (0 the next one, 1 a random document's).
+    """Yield bounds of both segments and the label (0 the next one, 1 a random document's).
 
-    As BERT's: what a random segment takes the place of begins the next chunk, and a chunk of one
-    sentence always gets a random one. Where there is no other document, there are no pairs.
+    As in BERT: a segment that a random one replaces begins the next chunk, and a chunk of one
+    sentence always gets a random one. Without another document, there are no pairs.
     """
     targets = _targets(part, rng, settings)
     for number, (bounds, target) in enumerate(zip(_documents(part), targets, strict=True)):
@@ -192,7 +192,7 @@ def _next_or_not(
 def _random_segment(
     part: Part, rng: np.random.Generator, not_document: int, target: int
 ) -> tuple[int, int]:
-    """Bounds of some sentences of another document, of `target` tokens where it has as many."""
+    """Draw sentences of another document, of `target` tokens if it has as many; return bounds."""
     document = int(rng.integers(part.num_documents - 1))
     document += document >= not_document
     begin, end = part.documents[document : document + 2].tolist()
@@ -203,10 +203,10 @@ def _random_segment(
 
 
 def _truncate(bounds: NDArray[np.int64], rng: np.random.Generator, room: int) -> None:
-    """Shorten the segments in place to `room` tokens together.
+    """Truncate the segments in place to `room` tokens together.
 
-    As the original's loop does: a token at a time from the longer one, the second where they are
-    alike.
+    As the original's loop: one token at a time from the longer segment, from the second if both
+    are equally long.
     """
     sizes = bounds[:, 1::2] - bounds[:, ::2]
     excess = np.maximum(sizes.sum(1) - room, 0)

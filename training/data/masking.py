@@ -1,9 +1,8 @@
 """N-gram masking of whole words (paper, section 4.1; create_pretraining_data.py of the original).
 
 Spans of n words, p(n) proportional to 1/n for n up to 3, are chosen until 15 % of the tokens
-are predicted; of those 80 % become [MASK], 10 % a random piece, 10 % stay. The original draws
-random pieces from the whole vocabulary, special tokens included, and its spans can go on behind a
-[SEP]; here neither is so.
+are predicted; of those 80 % become [MASK], 10 % a random piece, 10 % stay. Unlike in the original,
+random pieces are never special tokens, and spans do not cross a [SEP].
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ _LATIN: Final = frozenset(string.ascii_lowercase + string.punctuation)
 
 @dataclass(frozen=True, kw_only=True)
 class NgramMasking:
-    """How tokens are chosen and replaced.
+    """N-gram masking of whole words.
 
     Attributes:
         word_starts: (V,) bool, whether a piece begins a word.
-        rate: part of the tokens, special ones counted, that is predicted.
+        rate: fraction of the tokens, with special tokens, that is predicted.
         max_words: longest span, in words.
     """
 
@@ -65,7 +64,7 @@ class NgramMasking:
         begin_of, end_of, taken = begins.tolist(), ends.tolist(), bytearray(len(ids))
         for word, last in zip(order.tolist(), lasts.tolist(), strict=True):
             begin = begin_of[word]
-            # One over the budget is tried shorter; one that meets another is left out.
+            # A span over the budget is shortened; a span that overlaps another is skipped.
             while last >= word and end_of[last] - begin > budget:
                 last -= 1
             if last >= word and not any(taken[begin : end_of[last]]):
@@ -77,7 +76,7 @@ class NgramMasking:
 
 
 def _last_neighbours(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each word, the last one that follows it without a special token between."""
+    """Return, for each word, the last one that follows it without a special token between."""
     breaks = np.flatnonzero(begins[1:] != ends[:-1])
     return np.append(breaks, len(begins) - 1)[np.searchsorted(breaks, np.arange(len(begins)))]
 
@@ -85,7 +84,7 @@ def _last_neighbours(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDAr
 def word_bounds(
     ids: NDArray[np.int64], word_starts: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where words begin and end in ids (S,); special tokens belong to none."""
+    """Return the begin and end of each word in ids (S,); special tokens belong to none."""
     special = ids < NUM_SPECIAL
     after_special = np.concatenate([[True], special[:-1]])
     begins = np.flatnonzero((word_starts[ids] | after_special) & ~special)
@@ -95,10 +94,10 @@ def word_bounds(
 
 
 def word_starts(tokenizer: AlbertTokenizer) -> NDArray[np.bool_]:
-    """For each id, whether its piece begins a word, by the original code's rule.
+    """Return for each id whether its piece begins a word, by the original code's rule.
 
-    A piece does when it begins with "▁" or "<", is one punctuation mark, or holds a character
-    other than a lower-case Latin letter or punctuation.
+    A piece does if it begins with "▁" or "<", is one punctuation mark, or has a character other
+    than a lower-case Latin letter or punctuation.
     """
     pieces = map(tokenizer.token, range(tokenizer.vocab_size))
     return np.array([_starts_word(piece) for piece in pieces])

@@ -1,9 +1,8 @@
-"""Which examples go into which rows, and which rows into which step.
+"""Sequence packing: the assignment of examples to rows, and of rows to steps.
 
-An example that fills a row has it to itself; the others are packed, best fit first, so that rows
-of a fixed length hold next to no padding. Steps of a constant number of rows follow each other over
-windows of the corpus and over epochs without a gap. What a step holds follows from the seed and
-its position alone.
+An example that fills a row is alone in it; the others are packed by best fit, so that rows of a
+fixed length have almost no padding. Steps have a constant number of rows, also across windows of
+the corpus and epochs. A step depends on the seed and its position alone.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from training.data.examples import Example, Examples, ExampleSettings, build_exa
 from training.data.shards import Shards
 from training.errors import TrainingError
 
-# Sequences that share a row at most, so that the bounds of a batch have a fixed size.
+# Maximum number of sequences in a row, so that the cu_seqlens of a batch have a fixed size.
 MAX_IN_ROW: Final = 16
-# Examples are shuffled over so many tokens at a time: all of a small corpus.
+# Tokens of a shuffle window: all of a small corpus.
 _WINDOW_TOKENS: Final = 1 << 26
-# The examples that do not fill a row are packed so many at a time.
+# Number of examples that are packed at a time.
 _POOL: Final = 4096
-# Draws of an epoch, unlike those of its examples and masks.
+# Seeds of the random streams of an epoch, other than those of its examples and masks.
 _PARTS, _ROWS = 2, 3
 
 
 class Position(NamedTuple):
-    """Where in the endless stream of rows a run is: the next row of a window of an epoch."""
+    """Position in the endless stream of rows: the next row of a window of an epoch."""
 
     epoch: int = 0
     window: int = 0
@@ -40,13 +39,13 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Examples of some parts of the corpus, and the rows in the order in which they are visited.
+    """Shuffle window: examples of some parts of the corpus, packed into rows in random order.
 
     Attributes:
         epoch: of the examples.
         parts: numbers of the parts, and the examples of each.
-        order: (N,) examples, counted through all parts, row by row.
-        row_bounds: (rows + 1,) where each row begins in `order`.
+        order: (N,) indices of examples, counted through all parts, row by row.
+        row_bounds: (rows + 1,) bounds of the rows in `order`.
     """
 
     epoch: int
@@ -60,7 +59,7 @@ class Window:
         return len(self.row_bounds) - 1
 
     def row(self, number: int) -> list[Example]:
-        """The examples of a row."""
+        """Return the examples of a row."""
         within = slice(*self.row_bounds[number : number + 2])
         return [self._example(index) for index in self.order[within].tolist()]
 
@@ -75,7 +74,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """The rows of one step, and where the step after it begins."""
+    """The rows of one step, and the position of the next step."""
 
     rows: list[list[Example]]
     next: Position
@@ -90,10 +89,10 @@ class Plan:
     seed: int
 
     def steps(self, num_rows: int, start: Position) -> Iterator[PlannedStep]:
-        """Steps of so many rows without end, from a position.
+        """Yield steps of `num_rows` rows without end, from a position.
 
         Raises:
-            TrainingError: the corpus gives no example.
+            TrainingError: the corpus yields no example.
         """
         rows: list[list[Example]] = []
         for at, window in self._windows(start):
@@ -104,10 +103,10 @@ class Plan:
                     rows = []
 
     def epoch(self, number: int) -> Iterator[list[Example]]:
-        """The rows of one epoch.
+        """Yield the rows of one epoch.
 
         Raises:
-            TrainingError: the corpus gives no example.
+            TrainingError: the corpus yields no example.
         """
         groups = self._groups(number)
         for index, parts in enumerate(groups):
@@ -115,17 +114,17 @@ class Plan:
             yield from map(window.row, range(window.num_rows))
 
     def _windows(self, start: Position) -> Iterator[tuple[Position, Window]]:
-        """Windows from a position on, each made while the one before it is used."""
+        """Yield windows from a position on; the next one is built in the background."""
         places = self._places(start)
         with ThreadPoolExecutor(1, thread_name_prefix="windows") as pool:
-            coming = pool.submit(self._window, next(places))
+            future = pool.submit(self._window, next(places))
             while True:
-                at, window = coming.result()
-                coming = pool.submit(self._window, next(places))
+                at, window = future.result()
+                future = pool.submit(self._window, next(places))
                 yield at, window
 
     def _places(self, start: Position) -> Iterator[tuple[Position, tuple[int, ...]]]:
-        """Positions of windows, and the parts of the corpus in each."""
+        """Yield the position of each window and its parts of the corpus."""
         at = start
         while True:
             groups = self._groups(at.epoch)
@@ -135,7 +134,7 @@ class Plan:
             at = Position(epoch=at.epoch + 1)
 
     def _groups(self, epoch: int) -> list[tuple[int, ...]]:
-        """The parts of the corpus in an order of this epoch's, so many tokens together."""
+        """Shuffle the parts of the corpus for an epoch, and group them into windows."""
         parts = self.shards.parts
         held = np.flatnonzero([part.num_documents for part in parts])
         if not len(held):
@@ -177,7 +176,7 @@ def arrange(
     rng: np.random.Generator,
     length: int,
 ) -> Window:
-    """The examples of some parts in rows of `length` tokens; one at least, in random order."""
+    """Pack the examples of some parts into rows of `length` tokens, in random order."""
     sizes = np.concatenate([examples.sizes for _, examples in parts])
     shuffled = rng.permutation(len(sizes))
     row_of = pack(sizes[shuffled], length)
@@ -189,10 +188,10 @@ def arrange(
 
 
 def pack(sizes: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-    """The row (N,) of each example (N,), so that no row holds over `length` tokens.
+    """Assign each example (N,) a row (N,), with at most `length` tokens a row.
 
-    Best fit, the largest first, over some thousand examples at a time: a full row is closed, an
-    example goes where it leaves the least room.
+    Best fit decreasing over some thousand examples at a time: an example goes into the row where
+    it leaves the least room.
     """
     row_of = np.zeros(len(sizes), np.int64)
     fills_a_row = sizes == length
@@ -209,10 +208,10 @@ def pack(sizes: NDArray[np.int64], length: int) -> NDArray[np.int64]:
 
 
 def _best_fit(sizes: list[int], length: int) -> list[int]:
-    """The row of each of these examples, which are in descending order."""
+    """Return the row of each example; sizes must be in descending order."""
     rows: list[int] = []
-    # Open rows by the room that they have left, and the rooms that there are as bits of a number:
-    # the lowest bit from `size` on is the best fit.
+    # Open rows by the room left, and a bit mask of these rooms: the lowest bit from `size` on is
+    # the best fit.
     open_rows: dict[int, list[tuple[int, int]]] = {}
     rooms = num_rows = 0
     for size in sizes:
@@ -227,7 +226,7 @@ def _best_fit(sizes: list[int], length: int) -> list[int]:
             num_rows += 1
         rows.append(row)
         left, num_in_row = room - size, num_in_row + 1
-        if left and num_in_row < MAX_IN_ROW - 1:  # what is padded counts as a sequence
+        if left and num_in_row < MAX_IN_ROW - 1:  # padding counts as a sequence
             open_rows.setdefault(left, []).append((row, num_in_row))
             rooms |= 1 << left
     return rows

@@ -1,8 +1,8 @@
-"""Writes a tokenised corpus part by part, so that nothing whole is lost, whatever happens.
+"""Crash-safe writer of a tokenised corpus, part by part.
 
-A part is written beside its place and moved into it, then `partial.json` names it. When all are
-there, that file becomes `shards.json`: a folder that has one is whole. What lies in the folder of
-another corpus goes when the first part of the new one is written, and never a file of others.
+A part is written under a temporary name and renamed, then recorded in `partial.json`. After the
+last part, that file becomes `shards.json`: a folder that has one is complete. Parts of another
+corpus are removed when the first part of the new one is written; other files never are.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _FILES: Final = (SHARDS_FILE, PARTIAL_FILE, PARTIAL_FILE + _HALF)
 
 
 class ShardWriter:
-    """Goes on with the corpus of this manifest in a folder, or begins it.
+    """Writer of a corpus' parts into a folder; resumes the corpus if the folder has some of it.
 
     Attributes:
-        manifest: the parts that are written, those of an earlier process among them.
+        manifest: the parts written so far, also by an earlier process.
     """
 
     def __init__(self, folder: Path, *, tokenizer_sha256: str, fingerprint: str) -> None:
@@ -55,10 +55,10 @@ class ShardWriter:
             self.manifest = replace(known, parts=_intact_parts(folder, known.parts))
 
     def add(self, part: Part, end: tuple[int, int, int]) -> None:
-        """Write the next part; `end` is where the corpus goes on after it.
+        """Write the next part; `end` is the position in the corpus right after it.
 
         Raises:
-            ShardError: it cannot be written; the parts before it are kept.
+            ShardError: it cannot be written; earlier parts are kept.
         """
         name = part_name(len(self.manifest.parts))
         try:
@@ -80,7 +80,7 @@ class ShardWriter:
             raise self._error(error) from error
 
     def complete(self) -> None:
-        """Make the folder a whole corpus.
+        """Mark the corpus as complete.
 
         Raises:
             ShardError: it cannot be written.
@@ -93,7 +93,7 @@ class ShardWriter:
             raise self._error(error) from error
 
     def _begin(self) -> None:
-        """Take away what is not of this corpus, once."""
+        """Remove parts of another corpus, once."""
         if self._is_begun:
             return
         self._record(self.manifest.parts)
@@ -123,12 +123,12 @@ class ShardWriter:
 
 @contextmanager
 def claim(folder: Path) -> Iterator[None]:
-    """Make the folder, and keep other processes from preparing into it; for `with`.
+    """Create the folder, and lock it against other processes; for `with`.
 
-    A folder that was made for nothing is taken away again.
+    A new folder that stays empty is removed again.
 
     Raises:
-        ShardError: it cannot be made, another process is at it, or it holds other things.
+        ShardError: it cannot be created, another process holds the lock, or it has other files.
     """
     was_there = folder.exists()
     try:
@@ -142,13 +142,13 @@ def claim(folder: Path) -> Iterator[None]:
         yield
     finally:
         if not was_there:
-            with suppress(OSError):  # as a rule it is not empty
+            with suppress(OSError):  # it is not empty
                 folder.rmdir()
         os.close(descriptor)
 
 
 def _lock(folder: Path, descriptor: int) -> None:
-    """Until the descriptor is closed, or the process ends, however it ends."""
+    """Lock the folder until the descriptor is closed or the process ends."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -190,7 +190,7 @@ def _write_part(folder: Path, part: Part) -> None:
 
 
 def _save(file: Path, array: NDArray[Any]) -> None:
-    """As np.save, whose error does not say that the disk is full."""
+    """Save as np.save does, but with the system's error, such as a full disk."""
     with file.open("wb") as stream:
         header = np.lib.format.header_data_from_array_1_0(array)
         np.lib.format.write_array_header_1_0(stream, header)
@@ -208,7 +208,7 @@ def _sync(path: Path) -> None:
 
 
 def _clear_half(folder: Path) -> None:
-    """Give back the room that a part took which could not be written whole."""
+    """Remove a part that could not be written, to free its disk space."""
     with suppress(OSError, ShardError):
         _remove_part(folder)
 

@@ -4,12 +4,12 @@ A folder of parts, `part-00000/` and on, each of three arrays that are memory-ma
 
 - `tokens.npy`: uint16, or int32 where the vocabulary is over 65,536; all documents, one after
   the other, without special tokens
-- `sentences.npy`: int64, where each sentence begins in the part's tokens, and their end
-- `documents.npy`: int64, where each document begins in the part's sentences, and their end
+- `sentences.npy`: int64, begin of each sentence in the part's tokens, and their end
+- `documents.npy`: int64, begin of each document in the part's sentences, and their end
 
 and `shards.json`, which lists them with their sizes and hashes. `training.prepare` writes it
-last, so that a folder with it is whole; until then the same list is in `partial.json`. Reading
-needs numpy alone, so that a machine that only trains needs none of what makes a corpus.
+last, so that a folder with it is complete; until then the same list is in `partial.json`. Reading
+needs numpy only, so that training needs no dependencies of `training.prepare`.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ PARTIAL_FILE: Final = "partial.json"
 PART_NAME: Final = re.compile(r"part-[0-9]{5,}")
 _FORMAT: Final = 2
 _TOKEN_DTYPES: Final = (np.uint16, np.int32)
-# bincount makes int64 of what it counts, so that it is given a piece at a time.
+# bincount converts its input to int64, so that it gets one piece at a time.
 _TOKENS_A_COUNT: Final = 1 << 22
 
 
 class ShardError(TrainingError):
-    """A tokenised corpus that cannot be read or made."""
+    """A tokenised corpus that cannot be read or written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Part:
-    """Consecutive documents of a tokenised corpus, whole ones.
+    """Consecutive whole documents of a tokenised corpus.
 
     Attributes:
         tokens: (T,) uint16 or int32, token ids without special tokens.
@@ -78,12 +78,12 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartRecord:
-    """What `shards.json` says of a part.
+    """The entry of a part in `shards.json`.
 
     Attributes:
         sha256: hash of each array's file, by the array's name.
-        end: where the corpus goes on after it: the number of whole files read, of documents of
-            the next one, and of bytes of all files, as they lie on disk.
+        end: position in the corpus right after it: number of whole files read, of documents of
+            the next one, and of bytes of all files on disk.
     """
 
     name: str
@@ -96,11 +96,11 @@ class PartRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """What `shards.json` holds.
+    """The content of `shards.json`.
 
     Attributes:
-        tokenizer_sha256: hash of the `tokenizer.json` that made the tokens.
-        fingerprint: hash of everything that the tokens follow from.
+        tokenizer_sha256: hash of the tokens' `tokenizer.json`.
+        fingerprint: hash of everything that the tokens depend on.
     """
 
     tokenizer_sha256: str
@@ -113,12 +113,12 @@ class Manifest:
         return sum(part.num_tokens for part in self.parts)
 
     def to_json(self) -> bytes:
-        """The file's content."""
+        """Serialise the manifest."""
         return (json.dumps({"format": _FORMAT, **asdict(self)}, indent=1) + "\n").encode()
 
     @classmethod
     def read(cls, file: Path) -> Manifest:
-        """Read what `to_json` made.
+        """Read a manifest that `to_json` serialised.
 
         Raises:
             ShardError: the file is missing, damaged, or of another format.
@@ -145,9 +145,9 @@ class Shards:
     """A tokenised corpus.
 
     Attributes:
-        parts: at least one; documents go on from part to part.
-        tokenizer_sha256: hash of the `tokenizer.json` that made the tokens.
-        fingerprint: hash of the corpus, the tokenizer and all else that the tokens follow from.
+        parts: at least one, each of whole documents.
+        tokenizer_sha256: hash of the tokens' `tokenizer.json`.
+        fingerprint: hash of the corpus, the tokenizer and all else that the tokens depend on.
     """
 
     parts: tuple[Part, ...]
@@ -166,11 +166,11 @@ class Shards:
 
     @property
     def num_documents(self) -> int:
-        """Documents that hold at least one sentence."""
+        """Documents of at least one sentence."""
         return sum(part.num_documents for part in self.parts)
 
     def token_counts(self, vocab_size: int) -> NDArray[np.int64]:
-        """How often each token occurs; (vocab_size,) int64.
+        """Count the occurrences of each token; (vocab_size,) int64.
 
         Raises:
             ShardError: an id is not below `vocab_size`.
@@ -195,15 +195,15 @@ class Shards:
     def open(cls, folder: Path, tokenizer_file: Path | None = None) -> Shards:
         """Memory-map a folder that `training.prepare` wrote, and check its parts.
 
-        Sizes and bounds are checked, hashes are not: those take as long as reading everything.
+        Sizes and bounds are checked; hashes are not, since that takes as long as reading all.
 
         Args:
-            folder: what `training.prepare` wrote.
-            tokenizer_file: the `tokenizer.json` that the tokens must have been made with.
+            folder: the `--output` of `training.prepare`.
+            tokenizer_file: the `tokenizer.json` to compare with that of the tokens.
 
         Raises:
-            ShardError: it is not whole, a file is missing or damaged, or the tokens were made
-                with another tokenizer.
+            ShardError: it is incomplete, a file is missing or damaged, or the tokens are another
+                tokenizer's.
         """
         manifest = _read_manifest(folder)
         if tokenizer_file is not None:
@@ -225,12 +225,12 @@ def _part_record(*, end: Sequence[int], **sizes: Any) -> PartRecord:
 
 
 def part_name(number: int) -> str:
-    """The folder of a part, counted from 0."""
+    """Return the folder's name of a part, counted from 0."""
     return f"part-{number:05}"
 
 
 def open_part(folder: Path, record: PartRecord) -> Part:
-    """Memory-map a part, and check it against what is recorded of it.
+    """Memory-map a part, and check it against its record.
 
     Raises:
         ShardError: a file is missing or damaged; the message names it.
@@ -243,18 +243,18 @@ def open_part(folder: Path, record: PartRecord) -> Part:
         raise ShardError(f"{folder / record.name}: documents.npy and sentences.npy contradict")
     if not _are_bounds(part.sentences, part.num_tokens):
         raise ShardError(f"{folder / record.name}: sentences.npy and tokens.npy contradict")
-    found = (part.num_tokens, part.num_sentences, part.num_documents)
+    sizes = (part.num_tokens, part.num_sentences, part.num_documents)
     recorded = (record.num_tokens, record.num_sentences, record.num_documents)
-    if found != recorded:
+    if sizes != recorded:
         raise ShardError(
-            f"{folder / record.name} holds {found} tokens, sentences and documents, "
+            f"{folder / record.name} holds {sizes} tokens, sentences and documents, "
             f"not {recorded} as recorded"
         )
     return part
 
 
 def is_intact(folder: Path, record: PartRecord) -> bool:
-    """Whether the files of a part have the hashes that were recorded."""
+    """Whether the files of a part match the recorded hashes."""
     try:
         return hash_part(folder / record.name) == record.sha256
     except OSError:
@@ -262,7 +262,7 @@ def is_intact(folder: Path, record: PartRecord) -> bool:
 
 
 def hash_part(part: Path) -> dict[str, str]:
-    """The sha256 of each array's file, by the array's name.
+    """Return the sha256 of each array's file, by the array's name.
 
     Raises:
         OSError: one cannot be read.
@@ -271,7 +271,7 @@ def hash_part(part: Path) -> dict[str, str]:
 
 
 def hash_file(file: Path) -> str:
-    """The sha256 of a file's content, as hexadecimal digits.
+    """Return the sha256 of a file's content, as hexadecimal digits.
 
     Raises:
         OSError: it cannot be read.
@@ -309,14 +309,14 @@ def _check_tokenizer(folder: Path, manifest: Manifest, tokenizer_file: Path) -> 
 
 def _open_array(file: Path) -> NDArray[Any]:
     try:
-        # As a plain array: slices of np.memmap cost several times as much.
+        # A plain array, since slices of np.memmap cost several times as much.
         return np.asarray(np.load(file, mmap_mode="r"))
     except (OSError, ValueError, EOFError) as error:
         raise ShardError(f"{file} is missing or damaged: {error}") from error
 
 
 def _are_bounds(bounds: NDArray[Any], end: int) -> bool:
-    """Whether they are int64 and ascend from 0 to `end`."""
+    """Whether `bounds` are int64 and ascend from 0 to `end`."""
     if bounds.dtype != np.int64 or bounds.ndim != 1 or len(bounds) < 2:
         return False
     return bool(bounds[0] == 0 and bounds[-1] == end and (np.diff(bounds) > 0).all())

@@ -1,4 +1,4 @@
-"""Documents to token ids, in one process or in several, in order and a bounded way ahead."""
+"""Tokenisation of documents, in order, in one process or by a pool of workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 from training.data.corpus import Document, Place, split_sentences
 from training.data.shards import ShardError
 
-# What one task takes: enough that its way to a worker costs little, little enough for memory.
+# Size of a worker's task: large enough to amortise its transfer, small enough for memory.
 _DOCUMENTS_A_CHUNK: Final = 256
 _CHARACTERS_A_CHUNK: Final = 1 << 18
 _SENTENCES_A_BATCH: Final = 1024
@@ -38,7 +38,7 @@ class Tokenised:
     Attributes:
         tokens: (T,) int32 ids, without special tokens.
         lengths: (S,) int32 tokens of each sentence, none of them 0.
-        end: the place in the corpus right after the document.
+        end: the position in the corpus right after the document.
     """
 
     tokens: NDArray[np.int32]
@@ -57,15 +57,15 @@ class _Encoded(NamedTuple):
 def tokenise(
     documents: Iterable[Document], tokenizer_file: Path, *, num_workers: int
 ) -> Generator[list[Tokenised]]:
-    """Tokenise documents, some at a time; the result is the same for any number of processes.
+    """Tokenise documents in chunks; the result is the same for any number of workers.
 
     Args:
-        documents: read a bounded way ahead.
+        documents: read ahead by a bounded number.
         tokenizer_file: `tokenizer.json`.
-        num_workers: processes to start; with 1 the work is done in this one.
+        num_workers: worker processes; with 1 the work is done in this process.
 
     Raises:
-        ShardError: a process died.
+        ShardError: a worker died.
     """
     chunks = _chunks(documents)
     if num_workers == 1:
@@ -78,7 +78,7 @@ def _tokenise_in_parallel(
 ) -> Generator[list[Tokenised]]:
     pool = ProcessPoolExecutor(
         num_workers,
-        # Not fork: the libraries underneath have threads.
+        # Not fork, since the libraries have threads.
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_start_worker,
     )
@@ -101,13 +101,13 @@ def _tokenise_in_parallel(
 
 
 def _start_workers(pool: ProcessPoolExecutor, num_workers: int) -> None:
-    """Start all now: a pool that starts one while another dies may fail, or wait for ever.
+    """Start all workers now: a pool that starts one while another dies may fail, or hang.
 
     Raises:
-        ShardError: the system has no room for so many.
+        ShardError: the system cannot start so many.
     """
     try:
-        with _interrupts_wait():  # the workers inherit it
+        with _blocked_interrupts():  # the workers inherit the signal mask
             for _ in range(num_workers):
                 pool.submit(int)
     except OSError as error:
@@ -117,8 +117,8 @@ def _start_workers(pool: ProcessPoolExecutor, num_workers: int) -> None:
 
 
 @contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """Inside `with`, Ctrl-C is held back: else it would end a worker in the midst of an import."""
+def _blocked_interrupts() -> Iterator[None]:
+    """Block Ctrl-C, which would end a worker during an import; for `with`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -127,7 +127,7 @@ def _interrupts_wait() -> Iterator[None]:
 
 
 def _start_worker() -> None:
-    """Leave CPUs to the other workers, Ctrl-C to the parent, and do not outlive it."""
+    """Set up a worker: one thread, Ctrl-C ignored, exit with the parent."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
@@ -156,7 +156,7 @@ def _encode(tokenizer_file: Path, texts: list[str]) -> _Encoded:
         )
     ]
     lengths = np.asarray([len(sentence) for sentence in ids], np.int32)
-    document = np.repeat(np.arange(len(texts)), [len(each) for each in sentences])
+    document = np.repeat(np.arange(len(texts)), [len(split) for split in sentences])
     return _Encoded(
         tokens=np.concatenate([np.zeros(0, np.int32), *ids]),
         lengths=lengths[lengths > 0],
@@ -169,7 +169,7 @@ def _load_tokenizer(file: Path) -> Tokenizer:
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    # As SentencePiece: "[SEP]" in a text is five characters, not the end of a segment.
+    # As in SentencePiece, "[SEP]" in a text is five characters, not the end of a segment.
     tokenizer.encode_special_tokens = True
     return tokenizer
 

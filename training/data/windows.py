@@ -1,4 +1,4 @@
-"""Questions as token sequences for training: windows over the context, and where the answer is."""
+"""Training windows of question answering: token sequences with the answer's position."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SpanExample:
     """One window: [CLS] question [SEP] part of the context [SEP].
 
     Attributes:
-        start: position of the answer's first token; 0, the [CLS], where the window has none.
+        start: position of the answer's first token; 0, the [CLS], if the window has no answer.
         end: position of the answer's last token.
     """
 
@@ -36,26 +36,26 @@ def span_examples(
     stride: int = 128,
     max_question: int = 64,
 ) -> Iterator[SpanExample]:
-    """The windows of one question; each begins `stride` tokens after the one before.
+    """Yield the windows of one question; each begins `stride` tokens after the previous one.
 
-    The question is cut to `max_question` tokens, as the original's run_squad does, or to half of
-    a short window. Short windows follow more closely, so that neighbours share a quarter.
+    The question is cut to `max_question` tokens, as in the original's run_squad, or to half of a
+    short window. Short windows have a smaller stride, so that neighbours share a quarter.
 
     Raises:
-        CorpusError: the answer does not stand where the question says.
+        CorpusError: the context does not have the answer at its offset.
     """
-    asked = tokenizer.encode_plain(question.question)
-    asked = asked.slice(0, min(max_question, (length - _NUM_SPECIAL) // 2))
+    query = tokenizer.encode_plain(question.question)
+    query = query.slice(0, min(max_question, (length - _NUM_SPECIAL) // 2))
     context = tokenizer.encode_plain(question.context)
-    room = length - len(asked) - _NUM_SPECIAL
+    room = length - len(query) - _NUM_SPECIAL
     first, last = _answer_tokens(question, context)
     for begin in range(0, max(len(context), 1), min(stride, room - room // 4)):
-        built = tokenizer.build(asked, context.slice(begin, begin + room))
+        window = tokenizer.build(query, context.slice(begin, begin + room))
         inside = first is not None and begin <= first and last < begin + room
-        shift = len(asked) + 2 - begin
+        shift = len(query) + 2 - begin
         yield SpanExample(
-            ids=built.ids,
-            types=built.types,
+            ids=window.ids,
+            types=window.types,
             start=first + shift if inside and first is not None else 0,
             end=last + shift if inside else 0,
         )
@@ -64,7 +64,7 @@ def span_examples(
 
 
 def _answer_tokens(question: Question, context: Encoding) -> tuple[int | None, int]:
-    """First and last token that share a character with the answer; None where none does."""
+    """Return the first and last token that overlap the answer; (None, -1) if none does."""
     if question.start is None:
         return None, -1
     stop = question.start + len(question.answers[0])

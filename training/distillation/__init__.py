@@ -1,1 +1,1 @@
-"""Knowledge from a teacher: alignment of tokenizers, the teacher, the student's start, losses."""
+"""Knowledge distillation: tokenizer alignment, teacher, student initialization and losses."""

@@ -1,9 +1,9 @@
-"""Alignment of two tokenizers through the characters that their pieces stand for.
+"""Alignment of two tokenizers by the characters of their pieces.
 
-A word, as the student's tokenizer has it, runs from one piece that begins with "▁" to the next. The
-teacher's tokenizer reads the same characters. A span is a shortest range of characters that both
-tokenizers cut out: every piece of either belongs to one span, and what two models say of a span
-can be compared by the means over its pieces.
+A word of the student's tokenizer extends from one piece that begins with "▁" to the next. The
+teacher's tokenizer encodes the same characters. A span is a shortest range of characters whose
+bounds are bounds of pieces in both tokenizers: every piece belongs to one span, and two models are
+compared by the means of their states over the pieces of a span.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from training.data.shards import Part
 
 _UNK_ID, _CLS_ID, _SEP_ID = (SPECIAL_TOKENS.index(name) for name in ("<unk>", "[CLS]", "[SEP]"))
 _NO_SPAN: Final = -1
-# Words that stay aligned in memory; natural text repeats most of its words.
+# Size of the cache of aligned words; natural text repeats most of its words.
 _MAX_WORDS: Final = 1 << 19
 
 
 class PieceRange(NamedTuple):
-    """A piece of the teacher's tokenizer, and the characters of a word that it stands for."""
+    """A piece of the teacher's tokenizer, and its range of characters in a word."""
 
     token_id: int
     begin: int
@@ -36,7 +36,7 @@ class PieceRange(NamedTuple):
 
 
 class TeacherTokenizer(Protocol):
-    """What alignment needs of a teacher's tokenizer."""
+    """Interface of a teacher's tokenizer."""
 
     @property
     def cls_id(self) -> int:
@@ -48,10 +48,10 @@ class TeacherTokenizer(Protocol):
 
     @property
     def unk_id(self) -> int:
-        """Id of the token for what the vocabulary cannot write."""
+        """Id of the unknown token."""
 
     def encode_word(self, word: str) -> list[PieceRange]:
-        """The pieces of one word, which follows a space."""
+        """Encode one word, which follows a space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class AlignedWord:
 
     Attributes:
         student_spans: the span of each of the student's pieces, ascending from 0.
-        teacher_ids: the teacher's pieces; none where its tokenizer leaves the word out.
-        teacher_spans: the span of each of them, ascending.
+        teacher_ids: the teacher's pieces; empty if its tokenizer drops the word.
+        teacher_spans: the span of each of these pieces, ascending.
     """
 
     student_spans: tuple[int, ...]
@@ -98,10 +98,10 @@ def align(surfaces: Sequence[str], pieces: Sequence[PieceRange]) -> AlignedWord:
 
 @dataclass(frozen=True, slots=True)
 class AlignedSequence:
-    """One sequence of the student's tokens as the teacher reads it.
+    """One sequence in the teacher's tokens, with the spans of both tokenizers.
 
     Attributes:
-        teacher_ids: (N,) the teacher's tokens, special ones included.
+        teacher_ids: (N,) the teacher's tokens, with special tokens.
         teacher_types: (N,) 0 up to the first [SEP], 1 after it.
         student_spans: (S,) the span of each of the student's tokens, ascending from 0.
         teacher_spans: (N,) the span of each of the teacher's tokens.
@@ -114,7 +114,7 @@ class AlignedSequence:
 
 
 class Aligner:
-    """Aligns whole sequences; words that it has met are kept."""
+    """Aligns whole sequences; aligned words are cached."""
 
     def __init__(self, student: AlbertTokenizer, teacher: TeacherTokenizer) -> None:
         self._pieces = [student.token(index) for index in range(student.vocab_size)]
@@ -125,14 +125,14 @@ class Aligner:
         self._words: dict[tuple[int, ...], AlignedWord] = {}
 
     def word(self, ids: Sequence[int]) -> AlignedWord:
-        """Align one word, given by the student's pieces; a special token is a word of its own."""
+        """Align one word in the student's pieces; a special token is a word of its own."""
         key = tuple(ids)
-        known = self._words.get(key)
-        if known is None:
+        word = self._words.get(key)
+        if word is None:
             if len(self._words) >= _MAX_WORDS:
                 self._words.clear()
-            known = self._words[key] = self._align(key)
-        return known
+            word = self._words[key] = self._align(key)
+        return word
 
     def _align(self, ids: tuple[int, ...]) -> AlignedWord:
         teacher = self._teacher
@@ -147,7 +147,7 @@ class Aligner:
 
         Args:
             ids: (S,) the student's tokens, unmasked.
-            second: where B begins; S where there is none.
+            second: position of the first token of B; S without B.
         """
         teacher_ids: list[int] = []
         teacher_spans: list[int] = []
@@ -180,11 +180,11 @@ class Aligner:
 
 @dataclass(frozen=True, slots=True)
 class SpanMeans:
-    """Which rows belong to which span, and with what weight, so that sums become means.
+    """Assignment of rows to spans, with weights by which sums become means.
 
     Attributes:
         rows: (R,) rows of hidden states.
-        spans: (R,) the span that each belongs to.
+        spans: (R,) the span of each row.
         weights: (R,) 1 / rows of that span.
     """
 
@@ -196,12 +196,12 @@ class SpanMeans:
 def span_means(
     student_spans: NDArray[np.int64], teacher_spans: NDArray[np.int64], max_teacher: int
 ) -> tuple[SpanMeans, SpanMeans]:
-    """The means over the student's and the teacher's rows of each span that both have.
+    """Return the means over the student's and the teacher's rows of each span that both have.
 
-    Spans are named by the first of the student's tokens in them.
+    The index of a span is that of its first student token.
 
     Args:
-        max_teacher: the teacher's positions; a span that goes on past them is left out.
+        max_teacher: number of the teacher's positions; a span that exceeds them is dropped.
     """
     num_spans = int(student_spans[-1]) + 1
     in_student = np.bincount(student_spans, minlength=num_spans)

@@ -1,7 +1,7 @@
-"""Batches of distillation: the student's masked rows, and the same text as its teacher reads it.
+"""Batches of distillation: the student's masked rows, and the same text in the teacher's tokens.
 
 Shape legend: B rows, S positions, T = B * S student's tokens, C sequences, N teacher's tokens of
-the longest sequence, R teacher's rows that are compared.
+the longest sequence, R gathered positions of the teacher.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from training.distillation.alignment import AlignedSequence, Aligner, SpanMeans,
 from training.distillation.teacher import TeacherBatch
 from training.model.albert import move
 
-# Teacher's sequences are padded to a multiple of it.
+# The teacher's sequences are padded to a multiple of this.
 _ROUNDING = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudentSpans:
-    """The span that each of the student's tokens belongs to, all of the same size in each batch.
+    """The span of each of the student's tokens, with shapes that are the same in each batch.
 
-    A span is named by the place of its first token among all T.
+    The index of a span is that of its first token among all T.
 
     Attributes:
-        spans: (T,) the token's span; T where the teacher has nothing to compare with.
+        spans: (T,) index of the token's span; T where the teacher has no counterpart.
         weights: (T,) 1 / tokens of that span.
-        is_span: (T,) bool, whether a span begins here.
+        is_span: (T,) bool, whether a span begins at the token.
     """
 
     spans: Tensor
@@ -43,14 +43,14 @@ class StudentSpans:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TeacherSpans:
-    """The rows of the teacher's hidden states that make up each span.
+    """The teacher's inputs, and the rows of its hidden states that belong to each span.
 
     Attributes:
         ids: (C, N) of the teacher's tokens, unmasked.
         types: (C, N).
-        is_real: (C, N) bool, False where padded.
-        rows: (R,) tokens, as indices into the flattened (C * N).
-        spans: (R,) the span of each.
+        is_real: (C, N) bool, attention mask, False for padding.
+        rows: (R,) gathered positions, as indices into the flattened (C * N).
+        spans: (R,) index of each row's span.
         weights: (R,) 1 / teacher's tokens of that span.
     """
 
@@ -63,17 +63,17 @@ class TeacherSpans:
 
     @property
     def batch(self) -> TeacherBatch:
-        """What the teacher reads."""
+        """The teacher's inputs."""
         return TeacherBatch(self.ids, self.types, self.is_real)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DistilBatch:
-    """One pass of distillation.
+    """A micro-batch of distillation.
 
     Attributes:
         student: the masked rows.
-        num_spans: that both models have.
+        num_spans: number of spans that both models have.
     """
 
     student: PretrainBatch
@@ -82,17 +82,16 @@ class DistilBatch:
     num_spans: int
 
     def to(self, device: torch.device) -> DistilBatch:
-        """The same batch on another device."""
+        """Return the batch on another device."""
         return move(self, device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DistilCollator:
-    """Makes batches of examples: for the student as in pretraining, for the teacher aligned.
+    """Collates examples: for the student as in pretraining, for the teacher aligned.
 
     Attributes:
-        max_teacher: the teacher's positions; what goes on past them is cut for it, and is not
-            compared.
+        max_teacher: number of the teacher's positions; tokens beyond are cut and not compared.
     """
 
     student: Collator
@@ -101,26 +100,26 @@ class DistilCollator:
     max_teacher: int
 
     def __call__(self, rows: Sequence[Sequence[Example]]) -> DistilBatch:
-        """The batch of these rows of examples."""
-        gathered = _Gathered(num_tokens=len(rows) * self.student.length)
+        """Collate rows of examples into a batch."""
+        spans = _SpanLists(num_tokens=len(rows) * self.student.length)
         parts = self.student.shards.parts
         for line, row in enumerate(rows):
             begin = line * self.student.length
             for example in row:
                 aligned = self.aligner.example(example, parts[example.part])
-                gathered.add(begin, aligned, self.max_teacher)
+                spans.add(begin, aligned, self.max_teacher)
                 begin += len(aligned.student_spans)
         return DistilBatch(
             student=self.student(rows),
-            student_spans=gathered.student_spans(),
-            teacher=gathered.teacher_spans(self.pad_id),
-            num_spans=int(gathered.is_span.sum()),
+            student_spans=spans.student_spans(),
+            teacher=spans.teacher_spans(self.pad_id),
+            num_spans=int(spans.is_span.sum()),
         )
 
 
 @dataclass
-class _Gathered:
-    """Sequences and spans of a batch."""
+class _SpanLists:
+    """Sequences and spans, gathered over a batch."""
 
     num_tokens: int
     sequences: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=list)
@@ -132,7 +131,7 @@ class _Gathered:
         self.is_span = np.zeros(self.num_tokens, np.bool_)
 
     def add(self, begin: int, aligned: AlignedSequence, max_teacher: int) -> None:
-        """Take in the sequence whose first token is at `begin`."""
+        """Add the sequence whose first token is at `begin`."""
         students, teachers = span_means(aligned.student_spans, aligned.teacher_spans, max_teacher)
         self.spans[begin + students.rows] = begin + students.spans
         self.weights[begin + students.rows] = students.weights
@@ -155,9 +154,9 @@ class _Gathered:
         shape = (len(self.sequences), width)
         ids, types = np.full(shape, pad_id, np.int64), np.zeros(shape, np.int64)
         is_real = np.zeros(shape, np.bool_)
-        for line, (given_ids, given_types) in enumerate(self.sequences):
-            size = len(given_ids)
-            ids[line, :size], types[line, :size] = given_ids, given_types
+        for line, (sequence_ids, sequence_types) in enumerate(self.sequences):
+            size = len(sequence_ids)
+            ids[line, :size], types[line, :size] = sequence_ids, sequence_types
             is_real[line, :size] = True
         rows = [line * width + means.rows for line, means in enumerate(self.means)]
         return TeacherSpans(

@@ -1,4 +1,4 @@
-"""Steps of distillation: masked tokens of a corpus, and what the teacher makes of the same text."""
+"""Task stream of distillation: masked tokens of a corpus, and the teacher's states of its text."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from training.distillation.losses import (
 )
 from training.distillation.teacher import Teacher
 from training.model.heads import AlbertForTasks
-from training.objectives.feeds import Pass, PlannedFeed, counts_of
+from training.objectives.feeds import MicroBatch, PlannedFeed, counts_of
 from training.objectives.losses import LossName, Score
 from training.precision import precision
 
 
 @dataclass(kw_only=True)
 class DistilFeed(PlannedFeed[DistilBatch]):
-    """Masked tokens, the sentence task, and the teacher's hidden states or relations.
+    """Task stream of masked tokens, the sentence task, and the teacher's states or relations.
 
     Attributes:
-        student: `student_states`, which may be compiled.
+        student: `student_states`, optionally compiled.
     """
 
     teacher: Teacher
@@ -38,14 +38,14 @@ class DistilFeed(PlannedFeed[DistilBatch]):
 
     @property
     def losses(self) -> tuple[LossName, ...]:
-        """Those of its heads, and the teacher's."""
+        """The losses of its tasks, and those of distillation."""
         return (*self.tasks, *self.objectives.names)
 
-    def make_pass(self, batch: DistilBatch) -> Pass:
-        """A batch as a pass."""
+    def make_micro_batch(self, batch: DistilBatch) -> MicroBatch:
+        """Return a collated batch as a micro-batch."""
         counts = counts_of(batch.student)
         counts |= dict.fromkeys(self.objectives.names, batch.num_spans)
-        return Pass(
+        return MicroBatch(
             num_tokens=batch.student.num_tokens,
             counts={name: counts[name] for name in self.losses},
             scores=partial(self._scores, batch),

@@ -1,4 +1,4 @@
-"""A distillation, from its teacher and recipe to the run that is ready to be stepped."""
+"""Distillation job: builds the run from a teacher and a recipe."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from training.loop.step import Run
 from training.model.heads import AlbertForTasks, Task, head_sizes
 from training.objectives.losses import LossName
 
-# The least part of the corpus' tokens that the teacher's vocabulary has as one piece. The official
-# vocabularies of English encoders have over 80 % in common on Wikipedia.
+# Minimum fraction of the corpus' tokens that are one piece of the teacher's vocabulary. The
+# official vocabularies of English encoders share over 80 % on Wikipedia.
 _LEAST_SHARED: Final = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossWeights:
-    """Factors of the losses in their sum."""
+    """Weights of the losses in their sum."""
 
     masked: float
     hidden: float
     relations: float
 
     def by_name(self, sentence: float) -> dict[LossName, float]:
-        """The same by the losses' names."""
+        """Return the weights by the losses' names."""
         return {
             "fill-mask": self.masked,
             "sentence-order": sentence,
@@ -47,10 +47,10 @@ class LossWeights:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DistilJob(Job):
-    """One distillation, ready to be built.
+    """The settings of one distillation run.
 
     Attributes:
-        start_layers: the teacher's layers, from 1, that the student's own start from.
+        start_layers: the teacher's layers, from 1, that initialise the student's.
     """
 
     teacher: Teacher
@@ -59,10 +59,10 @@ class DistilJob(Job):
     start_layers: tuple[int, ...]
 
     def build(self) -> Run:
-        """The run at its beginning.
+        """Build the run at step 0.
 
         Raises:
-            RunError: the batch does not divide, or the optimizer cannot be sharded.
+            RunError: the batch is not divisible, or the optimizer cannot be sharded.
             TeacherError: the teacher cannot teach this student.
         """
         self.check()
@@ -86,7 +86,7 @@ class DistilJob(Job):
         return self.assemble(feed, self.weights.by_name(self.recipe.sentence_weight))
 
     def model(self, tasks: tuple[Task, ...]) -> AlbertForTasks:
-        """The student with its first weights."""
+        """Return the student with its initial weights."""
         if self.initialize_from is not None or self.recipe.start != "teacher":
             return Job.model(self, tasks)
         torch.manual_seed(self.recipe.seed)
@@ -104,10 +104,10 @@ class DistilJob(Job):
 
 
 def check_objectives(objectives: Objectives, config: AlbertConfig, teacher: Teacher) -> None:
-    """Check that a teacher has what a student of these sizes is to match.
+    """Check that a student of these sizes can match the teacher's layers and relations.
 
     Raises:
-        TeacherError: it has not.
+        TeacherError: it cannot.
     """
     if objectives.layers and config.hidden_size != teacher.hidden_size:
         raise TeacherError(
@@ -139,10 +139,10 @@ def check_objectives(objectives: Objectives, config: AlbertConfig, teacher: Teac
 
 
 def check_vocabulary(teacher: Teacher, tokenizer: AlbertTokenizer, shards: Shards) -> None:
-    """Check that the teacher reads the corpus' language.
+    """Check that the teacher's vocabulary covers the corpus.
 
     Raises:
-        TeacherError: its vocabulary and the student's have almost nothing in common.
+        TeacherError: too few of the corpus' tokens are pieces of the teacher's vocabulary.
     """
     counts = shards.token_counts(tokenizer.vocab_size)
     shared = shared_pieces(teacher, tokenizer)

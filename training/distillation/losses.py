@@ -1,4 +1,4 @@
-"""What a student is told by its teacher: hidden states and attention relations, span by span.
+"""Distillation losses: hidden states and attention relations, span by span.
 
 Shape legend: B rows, S positions, T = B * S student's tokens, R rows, H hidden size, N relation
 heads, D = H / N.
@@ -30,13 +30,13 @@ from training.objectives.losses import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Objectives:
-    """What is matched.
+    """The distillation objectives: layers and relations to match.
 
     Attributes:
-        layers: pairs of a student's and a teacher's layer, from 1, whose hidden states are.
-        num_relation_heads: heads that the last layers' queries, keys and values are cut into to
-            compare their relations (MiniLMv2, arXiv 2012.15828), whatever number of attention heads
-            either model has; 0 where relations are not compared.
+        layers: pairs of a student's and a teacher's layer, from 1, whose hidden states are matched.
+        num_relation_heads: heads into which the last layers' queries, keys and values are split to
+            match their relations (MiniLMv2, arXiv 2012.15828), independent of either model's number
+            of attention heads; 0 to match no relations.
     """
 
     layers: tuple[tuple[int, int], ...]
@@ -44,18 +44,18 @@ class Objectives:
 
     @property
     def names(self) -> tuple[LossName, ...]:
-        """The losses that these add."""
+        """The names of the distillation losses."""
         hidden: tuple[LossName, ...] = ("hidden-states",) if self.layers else ()
         relations: tuple[LossName, ...] = ("attention-relations",)
         return hidden + (relations if self.num_relation_heads else ())
 
 
 class TeacherTargets(NamedTuple):
-    """Means of the teacher's states over each span, at the place of the student's first token.
+    """Means of the teacher's states over each span, at the position of the student's first token.
 
     Attributes:
-        hidden: of each layer that is matched, (T, H).
-        attention: queries, keys and values, (T, H); none where relations are not matched.
+        hidden: of each matched layer, (T, H).
+        attention: queries, keys and values, (T, H); empty if relations are not matched.
     """
 
     hidden: tuple[Tensor, ...]
@@ -63,12 +63,12 @@ class TeacherTargets(NamedTuple):
 
 
 class StudentStates(NamedTuple):
-    """What a student computed.
+    """A student's outputs.
 
     Attributes:
         heads: the sums of pretraining.
-        hidden: of each layer that is matched, (B, S, H).
-        attention: queries, keys and values of the last layer, (B, S, H); none where relations are
+        hidden: of each matched layer, (B, S, H).
+        attention: queries, keys and values of the last layer, (B, S, H); empty if relations are
             not matched.
     """
 
@@ -78,14 +78,14 @@ class StudentStates(NamedTuple):
 
 
 class DistilSums(NamedTuple):
-    """The sums of pretraining, and means over spans of what the teacher's losses are.
+    """The sums of pretraining, and the distillation losses as means over spans.
 
     Attributes:
-        unexplained: part of the variance of the teacher's hidden states that is not explained,
-            mean over the layers.
+        unexplained: unexplained fraction of the variance of the teacher's hidden states, mean over
+            the layers.
         relations: KL divergence (nats) of the student's relations from the teacher's, mean over
             queries, keys and values.
-        agreement: part of the relations whose strongest span is the same.
+        agreement: fraction of the relations whose strongest span is the same.
     """
 
     heads: PretrainSums
@@ -95,14 +95,14 @@ class DistilSums(NamedTuple):
 
 
 def span_sums(rows_RH: Tensor, spans_R: Tensor, weights_R: Tensor, num_tokens: int) -> Tensor:
-    """Weighted sums (T, H) of rows by span, in fp32; rows of the span T are left out."""
+    """Return weighted sums (T, H) of rows by span, in fp32; rows of the span T are dropped."""
     sums_TH = rows_RH.new_zeros(num_tokens + 1, rows_RH.shape[-1], dtype=torch.float32)
     sums_TH = sums_TH.index_add(0, spans_R, rows_RH.float() * weights_R[:, None])
     return sums_TH[:num_tokens]
 
 
 def teacher_targets(teacher: Teacher, batch: DistilBatch, objectives: Objectives) -> TeacherTargets:
-    """What the teacher makes of a batch, unmasked, as means over spans."""
+    """Run the teacher on an unmasked batch, and return the means of its states over spans."""
     spans = batch.teacher
     states = teacher.states(
         spans.batch,
@@ -127,10 +127,9 @@ def student_states(
     tokens: Batch,
     read: tuple[Tensor, Tensor, Tensor, Tensor],
 ) -> StudentStates:
-    """What a student computes, a function of tensors alone so that it can be compiled.
+    """Run the student; takes only tensors, so that it can be compiled.
 
-    The comparison with the teacher is not part of it: it is a few passes over (T, H), next to
-    nothing beside the layers.
+    The comparison with the teacher is separate: its cost is negligible beside the layers.
 
     Args:
         read: rows, targets, firsts and labels of the `PretrainBatch`.
@@ -163,18 +162,18 @@ def compare(
         unexplained = torch.stack(parts).mean()
     if objectives.num_relation_heads:
         shape = packing.sequences.shape
-        seen_BSS = _related(packing.sequences, spans.is_span.view(shape))
-        found = [
+        mask_BSS = _relation_mask(packing.sequences, spans.is_span.view(shape))
+        results = [
             relation_divergence(
                 _pooled(state, spans).view(*shape, -1),
                 target_TH.view(*shape, -1),
-                seen_BSS,
+                mask_BSS,
                 objectives.num_relation_heads,
             )
             for state, target_TH in zip(student.attention, targets.attention, strict=True)
         ]
-        relations = torch.stack([divergence for divergence, _ in found]).mean()
-        agreement = torch.stack([right for _, right in found]).mean()
+        relations = torch.stack([divergence for divergence, _ in results]).mean()
+        agreement = torch.stack([right for _, right in results]).mean()
     return DistilSums(student.heads, unexplained, relations, agreement)
 
 
@@ -182,63 +181,63 @@ def _pooled(state_BSH: Tensor, spans: StudentSpans) -> Tensor:
     return span_sums(state_BSH.flatten(0, 1), spans.spans, spans.weights, len(spans.spans))
 
 
-def unexplained_variance(found_TH: Tensor, wanted_TH: Tensor, is_span_T: Tensor) -> Tensor:
-    """Part of the targets' variance, about their mean over spans, that what is found leaves."""
-    is_span_T1 = is_span_T[:, None].to(wanted_TH.dtype)
-    mean_H = (wanted_TH * is_span_T1).sum(0) / is_span_T1.sum()
-    variance = ((wanted_TH - mean_H).square() * is_span_T1).sum()
-    error = ((found_TH - wanted_TH).square() * is_span_T1).sum()
+def unexplained_variance(states_TH: Tensor, targets_TH: Tensor, is_span_T: Tensor) -> Tensor:
+    """Return the fraction of the targets' variance over spans that the states do not explain."""
+    is_span_T1 = is_span_T[:, None].to(targets_TH.dtype)
+    mean_H = (targets_TH * is_span_T1).sum(0) / is_span_T1.sum()
+    variance = ((targets_TH - mean_H).square() * is_span_T1).sum()
+    error = ((states_TH - targets_TH).square() * is_span_T1).sum()
     return error / variance
 
 
 def _last_attention(model: AlbertForTasks, state_BSH: Tensor) -> tuple[Tensor, ...]:
-    """Queries, keys and values (B, S, H) of the last layer, from what it reads."""
+    """Compute queries, keys and values (B, S, H) of the last layer from its input."""
     encoder = model.albert.encoder
     block = encoder.attentions[encoder.layer_plan[-1][0]]
     assert isinstance(block, Attention)
     return tuple(project(part, state_BSH) for part in (block.query, block.key, block.value))
 
 
-def _related(sequences_BS: Tensor, is_span_BS: Tensor) -> Tensor:
-    """(B, S, S) bool, whether both are spans of one sequence."""
+def _relation_mask(sequences_BS: Tensor, is_span_BS: Tensor) -> Tensor:
+    """Return (B, S, S) bool, whether both are spans of one sequence."""
     same_BSS = sequences_BS[:, :, None] == sequences_BS[:, None, :]
     return same_BSS & is_span_BS[:, :, None] & is_span_BS[:, None, :]
 
 
 def relation_divergence(
-    found_BSH: Tensor, wanted_BSH: Tensor, seen_BSS: Tensor, num_heads: int
+    states_BSH: Tensor, targets_BSH: Tensor, mask_BSS: Tensor, num_heads: int
 ) -> tuple[Tensor, Tensor]:
-    """Mean KL divergence (nats) of scaled dot-product relations, and how often their best agree.
+    """Return the mean KL divergence (nats) of scaled dot-product relations, and their agreement.
 
-    The widths of both may differ; each is cut into `num_heads` heads.
+    The hidden sizes may differ; each is split into `num_heads` heads.
     """
-    found_BNSS = _relations(found_BSH, seen_BSS, num_heads)
-    wanted_BNSS = _relations(wanted_BSH, seen_BSS, num_heads)
-    seen_B1SS = seen_BSS[:, None]
-    terms_BNSS = wanted_BNSS.exp() * (wanted_BNSS - found_BNSS)
-    num_rows = seen_BSS.any(-1).sum() * num_heads
-    divergence = terms_BNSS.masked_fill(~seen_B1SS, 0.0).sum() / num_rows
-    agrees_BNS = (found_BNSS.argmax(-1) == wanted_BNSS.argmax(-1)) & seen_B1SS.any(-1)
+    logs_BNSS = _relations(states_BSH, mask_BSS, num_heads)
+    targets_BNSS = _relations(targets_BSH, mask_BSS, num_heads)
+    mask_B1SS = mask_BSS[:, None]
+    terms_BNSS = targets_BNSS.exp() * (targets_BNSS - logs_BNSS)
+    num_rows = mask_BSS.any(-1).sum() * num_heads
+    divergence = terms_BNSS.masked_fill(~mask_B1SS, 0.0).sum() / num_rows
+    agrees_BNS = (logs_BNSS.argmax(-1) == targets_BNSS.argmax(-1)) & mask_B1SS.any(-1)
     return divergence, agrees_BNS.sum() / num_rows
 
 
-def _relations(state_BSH: Tensor, seen_BSS: Tensor, num_heads: int) -> Tensor:
-    """Log-probabilities (B, N, S, S) of each span's relation to the others of its sequence."""
+def _relations(state_BSH: Tensor, mask_BSS: Tensor, num_heads: int) -> Tensor:
+    """Return log-probabilities (B, N, S, S) of each span's relations within its sequence."""
     shape = (*state_BSH.shape[:2], num_heads, -1)
     heads_BNSD = state_BSH.view(shape).transpose(1, 2).float()
     scores_BNSS = heads_BNSD @ heads_BNSD.transpose(-1, -2) / heads_BNSD.shape[-1] ** 0.5
-    # What is no span sees all, so that no row is empty; it counts for nothing.
-    hidden_BSS = ~seen_BSS & seen_BSS.any(-1, keepdim=True)
-    return F.log_softmax(scores_BNSS.float().masked_fill(hidden_BSS[:, None], -1e9), dim=-1)
+    # Rows that are no span are left unmasked, so that none is empty; the caller ignores them.
+    masked_BSS = ~mask_BSS & mask_BSS.any(-1, keepdim=True)
+    return F.log_softmax(scores_BNSS.float().masked_fill(masked_BSS[:, None], -1e9), dim=-1)
 
 
 def distil_scores(
     batch: DistilBatch, sums: DistilSums, losses: Sequence[LossName]
 ) -> dict[LossName, Score]:
-    """Scores by the loss' name.
+    """Return the scores by the loss' name.
 
-    The loss of hidden states is the part of the variance that is not explained, and its accuracy
-    the part that is; that of relations is their divergence, and its accuracy their agreement.
+    The loss of hidden states is the unexplained fraction of the variance, and its accuracy the
+    explained one; the loss of relations is their divergence, and its accuracy their agreement.
     """
     scores = scores_of(batch.student, sums.heads)
     count = batch.num_spans

@@ -1,4 +1,4 @@
-"""Task distillation: a finetuned teacher's logits in the place of labels.
+"""Task distillation: a finetuned teacher's logits as pseudo-labels.
 
 Shape legend: N texts, B texts of a batch, S positions, H hidden size, K labels.
 """
@@ -24,7 +24,7 @@ from albert_serve.tokenizer import AlbertTokenizer
 from training.distillation.teacher import TeacherError, describe_model, load_frozen, num_positions
 from training.model.checkpoint import write_atomically
 from training.model.heads import AlbertForTasks
-from training.objectives.feeds import BatchFeed, Pass, cut_batches, like_lengths, pad
+from training.objectives.feeds import BatchFeed, MicroBatch, cut_batches, like_lengths, pad
 from training.objectives.losses import LossName, Score
 from training.precision import precision
 
@@ -36,12 +36,12 @@ _Text: TypeAlias = "tuple[str, str | None]"
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PseudoLabels:
-    """What a teacher says of texts.
+    """A teacher's logits of texts.
 
     Attributes:
-        logits: (N, K) fp32; rows of nan for texts longer than the teacher reads.
+        logits: (N, K) fp32; rows of nan for texts longer than the teacher's positions.
         names: of the K labels.
-        problem: how logits become scores: softmax, a sigmoid each, or as they are.
+        problem: activation of the logits: softmax, sigmoid, or none.
     """
 
     logits: Tensor
@@ -56,10 +56,10 @@ def pseudo_label(
 
     Args:
         teacher: a classifier of `transformers`: a folder, or a name on the hub.
-        folder: where the logits are kept, so that a run that is resumed has the same ones.
+        folder: cache of the logits, so that a resumed run has the same ones.
 
     Raises:
-        TeacherError: the teacher cannot be loaded, is no classifier, or reads none of the texts.
+        TeacherError: the teacher cannot be loaded, is no classifier, or all texts are too long.
         OSError: the folder cannot be written.
     """
     model, tokenizer = load_frozen(teacher, "AutoModelForSequenceClassification", device)
@@ -87,13 +87,13 @@ def _problem(config: Any, num_labels: int) -> Problem:
 
 
 def _read(file: Path, key: Mapping[str, str]) -> Tensor | None:
-    """The logits of that key; None where there are none."""
+    """Read the cached logits; None if the key differs or there are none."""
     try:
         with safetensors.safe_open(file, "pt") as opened:
-            known = opened.metadata()
+            metadata = opened.metadata()
     except (OSError, safetensors.SafetensorError):
         return None
-    return load_file(file)["logits"] if known == dict(key) else None
+    return load_file(file)["logits"] if metadata == dict(key) else None
 
 
 @torch.no_grad()
@@ -105,7 +105,7 @@ def _classify(texts: Sequence[_Text], model: Any, tokenizer: Any, device: torch.
         tokenizer(text, pair, truncation=False, padding=False)
         for text, pair in tqdm(texts, desc="tokenising for the teacher", disable=None, delay=3)
     ]
-    sizes = np.array([len(one["input_ids"]) for one in encoded])
+    sizes = np.array([len(encoding["input_ids"]) for encoding in encoded])
     limit = num_positions(model.config)
     order = np.argsort(sizes, kind="stable")
     batches = cut_batches(order[sizes[order] <= limit], sizes, _TOKENS_A_BATCH)
@@ -137,7 +137,7 @@ def pseudo_labelled_feed(
     tokens_a_batch: int,
     seed: int,
 ) -> BatchFeed:
-    """Texts and their teacher's logits, as steps of training; the loss is `distillation_loss`.
+    """Return the task stream of texts and their teacher's logits, with `distillation_loss`.
 
     Raises:
         TeacherError: no text fits into `length` tokens.
@@ -155,7 +155,7 @@ def pseudo_labelled_feed(
         print(f"{len(texts) - len(examples)} of {len(texts)} texts are too long: left out")
     sizes: list[int] = [len(example.ids) for example in examples]
     batches = partial(like_lengths, sizes, tokens_a_batch=tokens_a_batch, seed=seed)
-    make = partial(_pass, problem=labels.problem, temperature=temperature)
+    make = partial(_micro_batch, problem=labels.problem, temperature=temperature)
     return BatchFeed(
         name="text-classification",
         tasks=("text-classification",),
@@ -163,44 +163,48 @@ def pseudo_labelled_feed(
     )
 
 
-def _pass(chosen: Sequence[PseudoLabelledExample], *, problem: Problem, temperature: float) -> Pass:
+def _micro_batch(
+    examples: Sequence[PseudoLabelledExample], *, problem: Problem, temperature: float
+) -> MicroBatch:
     def scores(model: AlbertForTasks, device: torch.device) -> Mapping[LossName, Score]:
-        hidden_BSH = model(pad([(one.ids, one.types) for one in chosen]).to(device))
+        hidden_BSH = model(pad([(e.ids, e.types) for e in examples]).to(device))
         logits_BK = model.logits("text-classification", hidden_BSH[:, 0]).float()
-        wanted_BK = torch.stack([one.logits for one in chosen]).to(device)
-        loss = distillation_loss(logits_BK, wanted_BK, problem, temperature)
-        right = agreement(logits_BK, wanted_BK, problem)
-        return {"text-classification": Score(loss=loss, right=right, count=len(chosen))}
+        targets_BK = torch.stack([e.logits for e in examples]).to(device)
+        loss = distillation_loss(logits_BK, targets_BK, problem, temperature)
+        right = agreement(logits_BK, targets_BK, problem)
+        return {"text-classification": Score(loss=loss, right=right, count=len(examples))}
 
-    num_tokens = sum(len(one.ids) for one in chosen)
-    return Pass(num_tokens=num_tokens, counts={"text-classification": len(chosen)}, scores=scores)
+    num_tokens = sum(len(e.ids) for e in examples)
+    return MicroBatch(
+        num_tokens=num_tokens, counts={"text-classification": len(examples)}, scores=scores
+    )
 
 
 def distillation_loss(
-    logits_BK: Tensor, wanted_BK: Tensor, problem: Problem, temperature: float
+    logits_BK: Tensor, targets_BK: Tensor, problem: Problem, temperature: float
 ) -> Tensor:
-    """Summed loss of a student's logits against its teacher's (Hinton et al. 2015, section 2).
+    """Return the summed loss of a student's logits against its teacher's.
 
-    Of one label: KL divergence (nats) of the probabilities at the temperature, times its square, so
-    that gradients are as large at any. Of several: binary cross-entropy of each, likewise.
-    Regression: squared error.
+    As in Hinton et al. 2015, section 2. Single label: KL divergence (nats) of the probabilities at
+    the temperature, times its square, so that gradients do not depend on it. Multi-label: binary
+    cross-entropy of each label, likewise. Regression: squared error.
     """
     if problem == "regression":
-        return F.mse_loss(logits_BK, wanted_BK, reduction="sum")
-    found, wanted = logits_BK / temperature, wanted_BK / temperature
+        return F.mse_loss(logits_BK, targets_BK, reduction="sum")
+    logits, targets = logits_BK / temperature, targets_BK / temperature
     if problem == "multi_label":
-        loss = F.binary_cross_entropy_with_logits(found, wanted.sigmoid(), reduction="none")
+        loss = F.binary_cross_entropy_with_logits(logits, targets.sigmoid(), reduction="none")
         return loss.mean(-1).sum() * temperature**2
     divergence = F.kl_div(
-        found.log_softmax(-1), wanted.log_softmax(-1), reduction="sum", log_target=True
+        logits.log_softmax(-1), targets.log_softmax(-1), reduction="sum", log_target=True
     )
     return divergence * temperature**2
 
 
-def agreement(logits_BK: Tensor, wanted_BK: Tensor, problem: Problem) -> Tensor:
-    """How many texts both give the same best label, or the same labels; of numbers, within 0.5."""
+def agreement(logits_BK: Tensor, targets_BK: Tensor, problem: Problem) -> Tensor:
+    """Count texts with the same best label; the mean of equal labels; or numbers within 0.5."""
     if problem == "regression":
-        return ((logits_BK - wanted_BK).abs() < 0.5).all(-1).sum()
+        return ((logits_BK - targets_BK).abs() < 0.5).all(-1).sum()
     if problem == "multi_label":
-        return ((logits_BK > 0) == (wanted_BK > 0)).float().mean(-1).sum()
-    return (logits_BK.argmax(-1) == wanted_BK.argmax(-1)).sum()
+        return ((logits_BK > 0) == (targets_BK > 0)).float().mean(-1).sum()
+    return (logits_BK.argmax(-1) == targets_BK.argmax(-1)).sum()

@@ -1,10 +1,10 @@
-"""The student's first weights, taken from its teacher.
+"""Initialization of a student from its teacher.
 
-The shared layer is one of the teacher's layers: layers of a trained encoder have next to nothing in
-common, so that a mean of them would be none. The embeddings are the teacher's for the pieces that
-both vocabularies have, and means of the teacher's pieces for the others. Where E is smaller than H
-they are projected onto the E - 1 directions in which they vary most, and the map from E to H
-is fitted so that the first layer gets what it got in the teacher.
+The shared layer is one of the teacher's layers: layers of a trained encoder have almost nothing in
+common, so that their mean would be useless. The embeddings are the teacher's for the pieces that
+both vocabularies have, and means of the teacher's pieces for the others. If E is smaller than H
+they are projected onto their E - 1 principal directions, and the map from E to H is fitted to
+reproduce the input of the teacher's first layer.
 
 Shape legend: V student's vocabulary, S positions, E student's embedding size, H hidden size of
 both, R samples.
@@ -47,10 +47,10 @@ _RIDGE: Final = 1e-4
 
 
 def sizes_of(teacher: Teacher) -> dict[str, Any]:
-    """The sizes, by the names of `AlbertConfig`, that a student has if nothing else is asked for.
+    """Return the default sizes of a teacher's student, by the names of `AlbertConfig`.
 
     Raises:
-        TeacherError: its layers are not built as BERT's.
+        TeacherError: the teacher's layers are not built as BERT's.
     """
     config = teacher.model.config
     for name in ("hidden_act", "intermediate_size", "layer_norm_eps"):
@@ -76,9 +76,9 @@ def sizes_of(teacher: Teacher) -> dict[str, Any]:
 
 
 def default_layers(num_groups: int, num_layers: int) -> tuple[int, ...]:
-    """The teacher's layers, from 1, that the student's groups start from.
+    """Return the teacher's layers, from 1, that initialise the student's groups by default.
 
-    One group starts from the layer at two thirds of the depth; several from layers spread evenly.
+    One group starts from the layer at two thirds of the depth; several from evenly spaced layers.
     """
     if num_groups == 1:
         return (max(1, round(num_layers * 2 / 3)),)
@@ -93,11 +93,11 @@ def check_start(config: AlbertConfig, teacher: Teacher, layers: Sequence[int]) -
     Raises:
         TeacherError: it cannot.
     """
-    given = sizes_of(teacher)
+    sizes = sizes_of(teacher)
     for name in ("hidden_size", "num_heads", "ffn_size", "activation"):
-        if getattr(config, name) != given[name]:
+        if getattr(config, name) != sizes[name]:
             raise TeacherError(
-                f"{name} is {given[name]} in {teacher.name} and {getattr(config, name)} in the "
+                f"{name} is {sizes[name]} in {teacher.name} and {getattr(config, name)} in the "
                 "student; --start teacher copies a whole layer, so that they have to be equal"
             )
     if config.embedding_size > config.hidden_size:
@@ -129,17 +129,17 @@ def start_from_teacher(
     token_counts: NDArray[np.int64],
     layers: Sequence[int],
 ) -> float:
-    """Give a fresh student its teacher's embeddings and layers, and the corpus' frequencies.
+    """Initialise a student with its teacher's embeddings and layers, and the corpus' frequencies.
 
-    Returns the part of the variance of the teacher's embeddings, of words as frequent as in the
-    corpus, that the student's have: 1 where E is H.
+    Returns the fraction of the variance of the teacher's embeddings, weighted by the corpus'
+    frequencies, that the student's embeddings keep: 1 if E is H.
 
     Args:
-        token_counts: (V,) how often each token occurs in the corpus.
+        token_counts: (V,) occurrences of each token in the corpus.
         layers: the teacher's layers, from 1, one for each of the student's own.
 
     Raises:
-        TeacherError: sizes or layers do not fit.
+        TeacherError: sizes or layers do not match.
     """
     check_start(model.config, teacher, layers)
     encoder = model.albert.encoder
@@ -173,7 +173,7 @@ def _copy(block: nn.Module, source: nn.Module, names: dict[str, str]) -> None:
 
 
 def _tables(teacher: Teacher) -> Any:
-    """The teacher's embeddings, which have to be as wide as its hidden states."""
+    """Return the teacher's embeddings, which must be as wide as its hidden states."""
     embeddings = teacher.model.embeddings
     if embeddings.word_embeddings.weight.shape[1] != teacher.hidden_size:
         raise TeacherError(
@@ -184,33 +184,33 @@ def _tables(teacher: Teacher) -> Any:
 
 
 def word_rows(teacher: Teacher, tokenizer: AlbertTokenizer) -> tuple[Tensor, NDArray[np.bool_]]:
-    """The teacher's embeddings (V, H) of the student's pieces, and which (V,) it has whole."""
+    """Return the teacher's embeddings (V, H) of the student's pieces, and `shared_pieces` (V,)."""
     table = _tables(teacher).word_embeddings.weight.detach().float().cpu()
     ids = [_teacher_ids(teacher, tokenizer.token(index)) for index in range(tokenizer.vocab_size)]
-    nothing_H = table.mean(0)  # for a lone "▁", which the teacher has no piece for
-    rows_VH = torch.stack([table[each].mean(0) if each else nothing_H for each in ids])
+    mean_H = table.mean(0)  # for a lone "▁", for which the teacher has no piece
+    rows_VH = torch.stack([table[pieces].mean(0) if pieces else mean_H for pieces in ids])
     return rows_VH, shared_pieces(teacher, tokenizer)
 
 
 def shared_pieces(teacher: Teacher, tokenizer: AlbertTokenizer) -> NDArray[np.bool_]:
-    """Which (V,) of the student's pieces are one piece of the teacher's, and not its [UNK]."""
+    """Return (V,) bool, whether a student's piece is one piece of the teacher's, and not [UNK]."""
     unk = teacher.tokenizer.unk_id
     ids = [_teacher_ids(teacher, tokenizer.token(index)) for index in range(tokenizer.vocab_size)]
-    return np.array([len(each) == 1 and each[0] != unk for each in ids])
+    return np.array([len(pieces) == 1 and pieces[0] != unk for pieces in ids])
 
 
 def _teacher_ids(teacher: Teacher, piece: str) -> list[int]:
-    """The teacher's ids for one of the student's pieces; none for a lone "▁"."""
-    known = teacher.tokenizer
-    mask = known.hf.mask_token_id
-    ids = (known.pad_id, known.unk_id, known.cls_id, known.sep_id, mask)
+    """Return the teacher's ids of a student's piece; an empty list for a lone "▁"."""
+    tokenizer = teacher.tokenizer
+    mask = tokenizer.hf.mask_token_id
+    ids = (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, mask)
     special = dict(zip(SPECIAL_TOKENS, ids, strict=True))
     if piece in special:
-        given = special[piece]
-        return [known.unk_id if given is None else given]
+        token_id = special[piece]
+        return [tokenizer.unk_id if token_id is None else token_id]
     if piece.startswith("▁"):
-        return [part.token_id for part in known.encode_word(piece[1:])]
-    return known.continuation(piece)
+        return [part.token_id for part in tokenizer.encode_word(piece[1:])]
+    return tokenizer.continuation(piece)
 
 
 def _start_embeddings(
@@ -227,9 +227,9 @@ def _start_embeddings(
     num_types = embeddings.token_type.num_embeddings
     type_H = torch.zeros(num_types, teacher.hidden_size)
     if types is not None:
-        # A student of more types than its teacher's has the last one for the rest.
-        known = types.weight.float().cpu()
-        type_H = known[torch.arange(num_types).clamp(max=len(known) - 1)]
+        # A student with more types than its teacher repeats the last one.
+        table = types.weight.float().cpu()
+        type_H = table[torch.arange(num_types).clamp(max=len(table) - 1)]
     word_VH, _ = word_rows(teacher, tokenizer)
     norm = tables.LayerNorm
     gain_H, bias_H = norm.weight.float().cpu(), norm.bias.float().cpu()
@@ -244,12 +244,12 @@ def _start_embeddings(
     normed_RH = F.layer_norm(samples_RH, samples_RH.shape[-1:], eps=norm.eps)
     basis_HE = _basis(normed_RH, embeddings.word.embedding_dim)
     _copy_tables(embeddings, word_VH @ basis_HE, position_SH @ basis_HE, type_H @ basis_HE)
-    given_RE = embeddings.norm(samples_RH @ basis_HE)
-    wanted_RH = normed_RH * gain_H + bias_H
-    _fit(embeddings.project, given_RE, wanted_RH)
-    error_RH = embeddings.project(given_RE) - wanted_RH
-    variance_RH = wanted_RH - wanted_RH.mean(0)
-    return 1 - float(error_RH.square().sum() / variance_RH.square().sum())
+    inputs_RE = embeddings.norm(samples_RH @ basis_HE)
+    targets_RH = normed_RH * gain_H + bias_H
+    _fit(embeddings.project, inputs_RE, targets_RH)
+    error_RH = embeddings.project(inputs_RE) - targets_RH
+    deviation_RH = targets_RH - targets_RH.mean(0)
+    return 1 - float(error_RH.square().sum() / deviation_RH.square().sum())
 
 
 def _copy_tables(embeddings: Embeddings, word: Tensor, position: Tensor, types: Tensor) -> None:
@@ -261,7 +261,7 @@ def _copy_tables(embeddings: Embeddings, word: Tensor, position: Tensor, types: 
 def _samples(
     word_VH: Tensor, position_SH: Tensor, type_H: Tensor, token_counts: NDArray[np.int64]
 ) -> Tensor:
-    """Sums (R, H) of embeddings, of words as frequent as in the corpus."""
+    """Sample sums (R, H) of embeddings, with words as frequent as in the corpus."""
     rng = np.random.default_rng(0)
     odds = token_counts + 1e-9
     words = rng.choice(len(odds), _NUM_SAMPLES, p=odds / odds.sum())
@@ -271,26 +271,26 @@ def _samples(
 
 
 def _basis(normed_RH: Tensor, size: int) -> Tensor:
-    """A map (H, E) that keeps the `size` - 1 directions of largest variance.
+    """Return a map (H, E) that keeps the `size` - 1 directions of largest variance.
 
-    Its columns' sum is 0, so that the norm at width E takes away no mean that carries anything.
+    Its columns' sum is 0, so that the layer norm at width E removes no information.
     """
     _, directions_HH = torch.linalg.eigh(normed_RH.T @ normed_RH)
     kept_HK = directions_HH[:, len(directions_HH) - (size - 1) :]
     mixed = torch.cat([torch.ones(size, 1), torch.eye(size)[:, 1:]], dim=1)
     without_mean_EK = torch.linalg.qr(mixed).Q[:, 1:]
-    # What is constant over H has no part in the norm at width H.
+    # The layer norm at width H removes constants over H.
     centred_HK = kept_HK - kept_HK.mean(0)
     basis_HE: Tensor = centred_HK @ without_mean_EK.T
     return basis_HE
 
 
-def _fit(project: nn.Linear, given_RE: Tensor, wanted_RH: Tensor) -> None:
-    """Least squares, with a small ridge since one direction of what is given is constant."""
-    ones = torch.ones(len(given_RE), 1)
-    given = torch.cat([given_RE, ones], dim=1).double()
-    square = given.T @ given / len(given)
+def _fit(project: nn.Linear, inputs_RE: Tensor, targets_RH: Tensor) -> None:
+    """Fit by least squares, with a small ridge since one direction of the inputs is constant."""
+    ones = torch.ones(len(inputs_RE), 1)
+    inputs = torch.cat([inputs_RE, ones], dim=1).double()
+    square = inputs.T @ inputs / len(inputs)
     square += _RIDGE * torch.eye(len(square), dtype=square.dtype)
-    solved = torch.linalg.solve(square, given.T @ wanted_RH.double() / len(given)).float()
+    solved = torch.linalg.solve(square, inputs.T @ targets_RH.double() / len(inputs)).float()
     project.weight.copy_(solved[:-1].T)
     project.bias.copy_(solved[-1])

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from training.distillation.alignment import PieceRange
 from training.errors import TrainingError
 
-# Encoders whose position ids begin behind the padding's.
+# Encoders whose position ids begin after that of padding.
 _OFFSET_POSITIONS: Final = ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet")
 _ATTENTION_PARTS: Final = ("query", "key", "value")
 
@@ -28,7 +28,7 @@ class TeacherError(TrainingError):
 
 
 class TeacherBatch(NamedTuple):
-    """Right-padded sequences: ids, types and whether a token is real, each (C, N)."""
+    """Right-padded sequences: ids, types and attention mask, each (C, N)."""
 
     ids: Tensor
     types: Tensor
@@ -36,12 +36,12 @@ class TeacherBatch(NamedTuple):
 
 
 class TeacherStates(NamedTuple):
-    """What a teacher computed.
+    """A teacher's outputs.
 
     Attributes:
-        hidden: of the layers that were asked for, each (C, N, H).
-        attention: queries, keys and values of the last layer, each (C, N, H); none where they
-            were not asked for.
+        hidden: of the requested layers, each (C, N, H).
+        attention: queries, keys and values of the last layer, each (C, N, H); empty if they were
+            not requested.
     """
 
     hidden: tuple[Tensor, ...]
@@ -49,7 +49,7 @@ class TeacherStates(NamedTuple):
 
 
 class HfTokenizer:
-    """A fast tokenizer of `transformers`, word by word.
+    """Adapter of a fast tokenizer of `transformers` that encodes single words.
 
     Raises:
         TeacherError: it is not a fast one, or has no token that begins or ends a sequence.
@@ -76,7 +76,7 @@ class HfTokenizer:
         raise TeacherError(f"the teacher's tokenizer has no {names[0]}; it is not an encoder's")
 
     def encode_word(self, word: str) -> list[PieceRange]:
-        """The pieces of one word, which follows a space, and their characters in it."""
+        """Encode one word, which follows a space, with the character ranges of its pieces."""
         encoded = self._backend.encode(f" {word}", add_special_tokens=False)
         return [
             PieceRange(token_id, max(0, begin - 1), max(0, end - 1))
@@ -84,14 +84,14 @@ class HfTokenizer:
         ]
 
     def continuation(self, piece: str) -> list[int]:
-        """The ids of a piece within a word: `##ing`, but a comma that is split off is `,`."""
+        """Encode a piece within a word: `##ing`, but a comma that is split off is `,`."""
         after_letter = self.encode_word(f"a{piece}")
         if not piece[:1].isalnum() and after_letter and after_letter[0].end == 1:
             return [part.token_id for part in after_letter[1:]]
-        known = self._backend.token_to_id(self.prefix + piece)
+        token = self._backend.token_to_id(self.prefix + piece)
         # In a byte-level vocabulary "£" stands for a byte, and not for the sign.
-        if known is not None and (self.prefix or self._backend.decode([known]).strip() == piece):
-            return [known]
+        if token is not None and (self.prefix or self._backend.decode([token]).strip() == piece):
+            return [token]
         return [part.token_id for part in self.encode_word(piece)]
 
 
@@ -110,62 +110,62 @@ class Teacher:
 
     @property
     def hidden_size(self) -> int:
-        """H."""
+        """Hidden size H."""
         return int(self.model.config.hidden_size)
 
     @property
     def num_layers(self) -> int:
-        """Layers."""
+        """Number of layers."""
         return int(self.model.config.num_hidden_layers)
 
     @property
     def num_types(self) -> int:
-        """Token types that it tells apart; 0 for an encoder that knows none."""
+        """Number of token types; 0 for an encoder without them."""
         return int(getattr(self.model.config, "type_vocab_size", 0) or 0)
 
     @property
     def max_positions(self) -> int:
-        """Tokens of the longest sequence that it reads."""
+        """Maximum sequence length."""
         return num_positions(self.model.config)
 
     @torch.no_grad()
     def states(
         self, batch: TeacherBatch, layers: Sequence[int], *, with_attention: bool
     ) -> TeacherStates:
-        """Read a batch.
+        """Run the encoder on a batch.
 
         Args:
-            layers: whose hidden states are wanted, from 1; 0 for the embeddings.
-            with_attention: whether queries, keys and values of the last layer are.
+            layers: layers whose hidden states to return, from 1; 0 for the embeddings.
+            with_attention: whether to return queries, keys and values of the last layer.
         """
         inputs = {"input_ids": batch.ids, "attention_mask": batch.is_real}
         if self.num_types > 1:
             inputs["token_type_ids"] = batch.types
-        with self._watching() as watched:
+        with self._captured_attention() as captured:
             out = self.model(**inputs, output_hidden_states=True)
-        attention = tuple(watched[name] for name in _ATTENTION_PARTS) if with_attention else ()
+        attention = tuple(captured[name] for name in _ATTENTION_PARTS) if with_attention else ()
         return TeacherStates(tuple(out.hidden_states[layer] for layer in layers), attention)
 
     @contextmanager
-    def _watching(self) -> Iterator[dict[str, Tensor]]:
-        """Inside `with`, what the last layer's query, key and value gave last."""
-        watched: dict[str, Tensor] = {}
+    def _captured_attention(self) -> Iterator[dict[str, Tensor]]:
+        """Capture the last layer's queries, keys and values by forward hooks; for `with`."""
+        captured: dict[str, Tensor] = {}
 
         def keep(name: str) -> Any:
-            return lambda module, inputs, output: watched.__setitem__(name, output)
+            return lambda module, inputs, output: captured.__setitem__(name, output)
 
         handles = [
             module.register_forward_hook(keep(name))
             for name, module in self.attention_parts().items()
         ]
         try:
-            yield watched
+            yield captured
         finally:
             for handle in handles:
                 handle.remove()
 
     def attention_parts(self) -> dict[str, nn.Module]:
-        """The linear maps of the last layer's attention, as BERT's kin and ALBERT name them."""
+        """Return the last layer's query, key and value maps, by their names in BERT and ALBERT."""
         return {
             name.rpartition(".")[2]: module
             for name, module in self.model.named_modules()
@@ -180,7 +180,7 @@ def load_teacher(name: str, device: torch.device) -> Teacher:
         TeacherError: `transformers` is not installed; there is no such model; it is no encoder,
             has no tokenizer, lacks weights, or has weights that are not finite.
     """
-    # The pooler reads [CLS] for sentence tasks; hidden states and relations do without it.
+    # Hidden states and relations do not need the pooler.
     model, tokenizer = load_frozen(name, "AutoModel", device, optional="pooler")
     return Teacher(name=name, model=model, tokenizer=HfTokenizer(tokenizer))
 
@@ -188,7 +188,7 @@ def load_teacher(name: str, device: torch.device) -> Teacher:
 def load_frozen(
     name: str, auto_class: str, device: torch.device, *, optional: str | None = None
 ) -> tuple[Any, Any]:
-    """An encoder of `transformers`, in fp32 and evaluation mode, and its tokenizer.
+    """Load an encoder of `transformers`, in fp32 and evaluation mode, and its tokenizer.
 
     Args:
         auto_class: the class that loads it, such as `AutoModelForSequenceClassification`.
@@ -202,7 +202,7 @@ def load_frozen(
     _check_kind(name, config)
     tokenizer = _loaded(name, transformers.AutoTokenizer.from_pretrained)
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        # Where there is no file of one, transformers 5 makes one of special tokens alone.
+        # Without a tokenizer file, transformers 5 makes one of special tokens alone.
         raise TeacherError(f"{name} has no tokenizer; it needs tokenizer.json, or a vocabulary")
     load = getattr(transformers, auto_class).from_pretrained
     model, report = _loaded(name, load, output_loading_info=True)
@@ -217,13 +217,13 @@ def load_frozen(
 
 
 def num_positions(config: Any) -> int:
-    """Tokens of the longest sequence that an encoder of this config reads."""
+    """Return the maximum sequence length of an encoder of this config."""
     offset = config.pad_token_id + 1 if config.model_type in _OFFSET_POSITIONS else 0
     return int(config.max_position_embeddings) - offset
 
 
 def describe_model(name: str, model: nn.Module) -> dict[str, Any]:
-    """What tells a teacher from another, without the folder that it is in."""
+    """Return a teacher's name, without its parent folder, and the hash of its weights."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.detach().cpu().numpy().tobytes())

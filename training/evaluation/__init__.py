@@ -1,1 +1,1 @@
-"""Metrics on held-out data."""
+"""Evaluation on held-out data."""

@@ -17,10 +17,9 @@ _NO_PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 def evaluate_answers(
     questions: Sequence[Question], predictions: Mapping[str, str]
 ) -> tuple[float, float]:
-    """Exact match and F1 in percent, each the best over a question's right answers.
+    """Return exact match and F1 in percent, each the maximum over a question's answers.
 
-    A question without an answer is right where the prediction is empty. One that has no
-    prediction counts as wrong.
+    Without an answer, an empty prediction is right. A missing prediction is wrong.
     """
     exact = f1 = 0.0
     for question in questions:
@@ -33,7 +32,7 @@ def evaluate_answers(
 
 
 def token_f1(predicted: str, answer: str) -> float:
-    """Overlap of the words of two texts; of two empty ones 1."""
+    """Return the F1 of the words of two texts; 1 if both are empty."""
     words, right = normalize(predicted).split(), normalize(answer).split()
     if not words or not right:
         return float(words == right)
@@ -42,5 +41,5 @@ def token_f1(predicted: str, answer: str) -> float:
 
 
 def normalize(text: str) -> str:
-    """Lower case, without punctuation, articles and doubled white space."""
+    """Lower a text's case, and remove punctuation, articles and repeated white space."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())

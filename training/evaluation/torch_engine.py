@@ -1,4 +1,4 @@
-"""The serving tasks run by torch: what evaluation and the tests of export compare with."""
+"""Inference engine in torch: the reference of evaluation and of the export tests."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from training.objectives.feeds import pad
 
 
 class TorchEngine:
-    """Runs what `albert_serve.runtime.engine.Engine` runs, on a model in memory and in fp32.
+    """Counterpart of `albert_serve.runtime.engine.Engine` on a model in memory, in fp32.
 
-    Inputs are run in batches of like lengths of at most `max_batch_tokens` tokens.
+    Inputs are sorted by length into batches of at most `max_batch_tokens` tokens.
     """
 
     def __init__(self, model: AlbertForTasks, *, max_batch_tokens: int = 8192) -> None:
@@ -24,7 +24,7 @@ class TorchEngine:
 
     @torch.inference_mode()
     def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        """The logits (R, K) of each input, in the order given."""
+        """Return the logits (R, K) of each input, in their order."""
         order = sorted(range(len(inputs)), key=lambda index: len(inputs[index].ids))
         results: dict[int, Logits] = {}
         while order:
@@ -34,11 +34,11 @@ class TorchEngine:
         return [results[index] for index in range(len(inputs))]
 
     def _run_batch(self, batch: dict[int, EncoderInput]) -> dict[int, Logits]:
-        padded = pad([(given.ids, given.types) for given in batch.values()])
+        padded = pad([(encoded.ids, encoded.types) for encoded in batch.values()])
         hidden_BSH = self._model(padded.to(self._device))
         results: dict[int, Logits] = {}
-        for (index, given), hidden_SH in zip(batch.items(), hidden_BSH, strict=True):
-            rows = list(range(len(given.ids))) if given.rows is None else given.rows
-            task: Task = given.task  # type: ignore[assignment]
+        for (index, encoded), hidden_SH in zip(batch.items(), hidden_BSH, strict=True):
+            rows = list(range(len(encoded.ids))) if encoded.rows is None else encoded.rows
+            task: Task = encoded.task  # type: ignore[assignment]
             results[index] = self._model.logits(task, hidden_SH[rows]).float().cpu().numpy()
         return results

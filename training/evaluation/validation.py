@@ -1,4 +1,4 @@
-"""Held-out text, and how well a model does on it: masked tokens and the sentence task apart."""
+"""Validation on held-out text: loss and accuracy of masked tokens and of the sentence task."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from training.data.masking import NgramMasking
 from training.data.packing import Plan
 from training.data.shards import Shards
 from training.model.heads import Task
-from training.objectives.feeds import pretrain_pass
+from training.objectives.feeds import pretrain_micro_batch
 from training.objectives.losses import Tally
 from training.precision import precision
 
-# Fixed, so that two models are asked for the same tokens.
+# Fixed, so that all models predict the same tokens.
 _SEED: Final = 12345
-# Tokens that go through the model together.
+# Tokens per batch.
 _TOKENS_A_BATCH: Final = 4096
 
 
 def held_out(
     shards: Shards, masking: NgramMasking, settings: ExampleSettings, *, max_rows: int | None = None
 ) -> Iterator[PretrainBatch]:
-    """The packed rows of one epoch, or the first of them; the same each time.
+    """Yield batches of the packed rows of one epoch, or its first `max_rows`; deterministic.
 
     Raises:
-        TrainingError: the corpus gives no example.
+        TrainingError: the corpus yields no example.
     """
     plan = Plan(shards=shards, settings=settings, seed=_SEED)
     collate = Collator(shards=shards, masking=masking, length=settings.length, seed=_SEED)
@@ -47,7 +47,7 @@ def held_out(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Validation:
-    """Held-out batches, and after how many steps a run is measured on them."""
+    """Held-out batches, and the interval in steps of the validation on them."""
 
     batches: Sequence[PretrainBatch]
     every: int
@@ -61,10 +61,10 @@ def measure(
     *,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[Task, Tally] | None:
-    """The scores of each task over the batches; None where it was told to stop before the end.
+    """Return each task's tally over the batches; None if `should_stop` interrupted it.
 
     Args:
-        objective: the `Objective`, as the processes share it; all of them must call this.
+        objective: the `Objective`, wrapped by `share`; all processes must call this function.
     """
     tallies: dict[Task, Tally] = {task: Tally() for task in tasks}
     bar = tqdm(batches, desc="held-out text", leave=False, delay=3, disable=None)
@@ -72,7 +72,7 @@ def measure(
         for batch in bar:
             if should_stop():
                 return None
-            scores = objective(pretrain_pass(batch, tasks))
+            scores = objective(pretrain_micro_batch(batch, tasks))
             for task, tally in tallies.items():
                 tally.add(scores[task])
     return tallies
@@ -80,7 +80,7 @@ def measure(
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Inside `with`, no dropout and no gradients; code compiled for training is passed over."""
+    """Disable dropout, gradients and code that was compiled for training; for `with`."""
     in_training = [part for part in module.modules() if part.training]
     module.eval()
     try:
@@ -92,10 +92,9 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def unigram_entropy(shards: Shards, vocab_size: int) -> float:
-    """Entropy of the corpus' token frequencies, in nats.
+    """Return the entropy of the corpus' token frequencies, in nats.
 
-    It is the loss of always predicting with the frequencies of this very text: what a model
-    reaches that has learnt nothing but how frequent tokens are.
+    It is the loss of a model that has learnt the token frequencies of this text and nothing else.
     """
     counts = shards.token_counts(vocab_size)
     frequencies = counts[counts > 0] / counts.sum()

@@ -1,8 +1,8 @@
-"""A run's checkpoints: each whole or not there, hashed, the older ones removed.
+"""Checkpoints of a run: written atomically, hashed, and rotated.
 
-`checkpoints/step-00001000/` holds a Hugging Face directory, `state.pt` with what training needs to
-go on, and `hashes.json`; `checkpoint` is a link to the newest. A checkpoint that was found damaged
-is put aside as `step-00001000.damaged` and goes with the next rotation.
+`checkpoints/step-00001000/` holds a Hugging Face directory, the training state `state.pt`, and
+`hashes.json`; `checkpoint` links to the newest. A damaged checkpoint is renamed to
+`step-00001000.damaged` and removed at the next rotation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HASHES: Final = "hashes.json"
 _STATE: Final = "state.pt"
 _PARTIAL: Final = ".partial"
 _DAMAGED: Final = ".damaged"
-# What a file that cannot be written whole raises: Python's, torch's and safetensors' own.
+# Errors of a failed write: Python's, torch's and safetensors' own.
 _UNWRITABLE: Final = (OSError, RuntimeError, safetensors.SafetensorError)
 
 
@@ -39,10 +39,10 @@ class Checkpoints:
     """The checkpoints in a run's folder.
 
     Attributes:
-        num_kept: how many of the newest stay.
+        num_kept: number of newest checkpoints to keep.
 
     Raises:
-        RunError: the folder is that of an earlier version's run.
+        RunError: an earlier version wrote the run.
     """
 
     folder: Path
@@ -57,14 +57,14 @@ class Checkpoints:
             )
 
     def save(self, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> None:
-        """Write the checkpoint of a step, and remove those that are too many.
+        """Write the checkpoint of a step, and remove the oldest ones over `num_kept`.
 
         Args:
-            write: writes the model and all that goes with it into a folder.
-            state: what training needs to go on, as `load_state` gives it back.
+            write: writes the model, its config and the tokenizer into a folder.
+            state: the training state, which `load_state` returns.
 
         Raises:
-            RunError: it cannot be written; those before it are as they were.
+            RunError: it cannot be written; earlier checkpoints are unchanged.
         """
         if not self.at(step).is_dir():
             self._save(step, write, state)
@@ -77,7 +77,7 @@ class Checkpoints:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             write(partial)
-            # Into a stream of Python's, whose errors say what is wrong with the disk.
+            # A Python stream: its errors carry the system's reason, such as a full disk.
             with (partial / _STATE).open("wb") as stream:
                 torch.save(state, stream)
             _seal(partial)
@@ -92,23 +92,23 @@ class Checkpoints:
             ) from error
 
     def newest(self) -> Path | None:
-        """The newest checkpoint that is whole; None where there is none at all.
+        """Return the newest intact checkpoint; None if the run has none at all.
 
-        What a process that was killed left half-written is removed. Checkpoints whose files are
-        not what was written are reported, and put aside where an older one is whole.
+        Partial checkpoints of a killed process are removed. Damaged checkpoints are reported, and
+        renamed if an older one is intact.
 
         Raises:
-            RunError: there are checkpoints, and none is whole.
+            RunError: there are checkpoints, and all are damaged.
         """
-        for left in self._all.glob("*" + _PARTIAL):
-            shutil.rmtree(left)
-        self._take_in_copy()
+        for partial in self._all.glob("*" + _PARTIAL):
+            shutil.rmtree(partial)
+        self._adopt_copy()
         damaged: list[Path] = []
         for folder in self._steps():
             damage = find_damage(folder)
             if damage is None:
-                for each in damaged:
-                    _put_aside(each)
+                for damaged_folder in damaged:
+                    _set_aside(damaged_folder)
                 self._link(folder)
                 return folder
             print(f"warning: passed over {folder}: {damage}", file=sys.stderr)
@@ -118,7 +118,7 @@ class Checkpoints:
         return None
 
     def at(self, step: int) -> Path:
-        """The folder of a step's checkpoint."""
+        """Return the folder of a step's checkpoint."""
         return self._all / f"step-{step:08}"
 
     @property
@@ -126,9 +126,9 @@ class Checkpoints:
         return self.folder / "checkpoints"
 
     def _steps(self) -> list[Path]:
-        """The newest first."""
-        found = [path for path in self._all.glob("step-*") if _STEP.fullmatch(path.name)]
-        return sorted(found, key=step_of, reverse=True)
+        """Return the folders of all checkpoints, the newest first."""
+        folders = [path for path in self._all.glob("step-*") if _STEP.fullmatch(path.name)]
+        return sorted(folders, key=step_of, reverse=True)
 
     def _last(self) -> str:
         last = next(iter(self._steps()), None)
@@ -136,16 +136,16 @@ class Checkpoints:
 
     def _remove_old(self) -> None:
         for old in (*self._steps()[self.num_kept :], *self._all.glob("*" + _DAMAGED)):
-            # Not by and by under its name: what is half removed is no checkpoint.
+            # Renamed first, so that a half-removed folder is never taken for a checkpoint.
             partial = old.with_name(old.name + _PARTIAL)
             os.replace(old, partial)
             shutil.rmtree(partial)
 
-    def _take_in_copy(self) -> None:
-        """Make a checkpoint again of the folder that a copy of the run made of the link.
+    def _adopt_copy(self) -> None:
+        """Move `checkpoint` into `checkpoints/` if copying the run turned the link into a folder.
 
         Raises:
-            RunError: it is damaged, and the only one.
+            RunError: it is damaged, and the only checkpoint.
         """
         copy = self.folder / "checkpoint"
         if copy.is_symlink() or not copy.is_dir():
@@ -157,9 +157,9 @@ class Checkpoints:
             return
         if damage is not None and not self._steps():
             raise RunError(f"{copy} is not whole: {damage}; give another --output")
-        left = self._all / ("copy" + _PARTIAL)
-        os.replace(copy, left)
-        shutil.rmtree(left)
+        partial = self._all / ("copy" + _PARTIAL)
+        os.replace(copy, partial)
+        shutil.rmtree(partial)
 
     def _link(self, target: Path) -> None:
         link, fresh = self.folder / "checkpoint", self.folder / ("checkpoint" + _PARTIAL)
@@ -170,44 +170,44 @@ class Checkpoints:
 
 
 class Claim:
-    """Keeps other processes out of a run's folder until it is let go, or this process ends.
+    """Exclusive lock on a run's folder, held until `release` or the end of this process.
 
-    Two that train the same run at a time, as when one is started again before it has ended,
-    would take each other's half-written checkpoints away.
+    Two processes that train the same run, as after an early restart, would remove each other's
+    partial checkpoints.
 
     Raises:
-        RunError: another process has it.
+        RunError: another process holds the lock.
     """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            # Not flock: processes that make batches would inherit it, and outlive this one.
+            # Not flock: data loader workers would inherit it, and may outlive this process.
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 return  # a file system without locks
-            self.let_go()
+            self.release()
             raise RunError(
                 f"another process trains the run in {folder}; end it first, or wait for its end"
             ) from error
 
-    def let_go(self) -> None:
-        """Let others in."""
+    def release(self) -> None:
+        """Release the lock."""
         os.close(self._descriptor)
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step of a checkpoint, by the name of its folder."""
+    """Return the step of a checkpoint from its folder's name."""
     return int(checkpoint.name.removeprefix("step-"))
 
 
 def load_state(checkpoint: Path) -> dict[str, Any]:
-    """The state that was saved with a checkpoint.
+    """Load the training state of a checkpoint.
 
     Raises:
-        RunError: there is none, or it is damaged.
+        RunError: it is missing or damaged.
     """
     file = checkpoint / _STATE
     try:
@@ -218,7 +218,7 @@ def load_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def find_damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint's files; None where they are those that were written."""
+    """Describe the damage to a checkpoint's files; None if they match their hashes."""
     try:
         hashes: dict[str, str] = json.loads((checkpoint / _HASHES).read_bytes())
         for name, expected in hashes.items():
@@ -229,14 +229,14 @@ def find_damage(checkpoint: Path) -> str | None:
     return None if _STATE in hashes else f"{_HASHES} does not name {_STATE}"
 
 
-def _put_aside(folder: Path) -> None:
-    aside = folder.with_name(folder.name + _DAMAGED)
-    shutil.rmtree(aside, ignore_errors=True)
-    os.replace(folder, aside)
+def _set_aside(folder: Path) -> None:
+    target = folder.with_name(folder.name + _DAMAGED)
+    shutil.rmtree(target, ignore_errors=True)
+    os.replace(folder, target)
 
 
 def _seal(folder: Path) -> None:
-    """Put all that was written on the disk, with its hashes."""
+    """Write the hashes of a folder's files, and sync all of them to disk."""
     files = sorted(file for file in folder.iterdir() if file.is_file())
     hashes = {file.name: _sha256(file) for file in files}
     (folder / _HASHES).write_text(json.dumps(hashes, indent=2) + "\n")
@@ -258,10 +258,10 @@ def _sync(path: Path) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """An error in one line: the system's own, where one lies behind what torch says of it."""
-    behind: BaseException | None = error
-    while behind is not None:
-        if isinstance(behind, OSError) and behind.strerror:
-            return behind.strerror
-        behind = behind.__context__
+    """Return an error in one line: the system's own where its context holds one."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__context__
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,9 +1,9 @@
-"""Training on several processes: the world they form, and how they share a model's work.
+"""Distributed training: the process group, and the sharing of a model by DDP or FSDP.
 
-`torchrun --nproc-per-node N -m training.pretrain ...` starts them. Each takes every N-th batch of a
-step, and gradients are averaged. ALBERT's shared layer has its gradient only when the backward
-pass is over, so that there is next to nothing to overlap; what is sent is one layer's gradient,
-47 MB for base, however many layers apply it.
+`torchrun --nproc-per-node N -m training.pretrain ...` starts the processes. Each takes every N-th
+micro-batch of a step, and gradients are averaged. ALBERT's shared layer has its gradient only at
+the end of the backward pass, so that there is almost no communication to overlap; one layer's
+gradient is sent, 47 MB for base, however many layers apply it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from training.errors import TrainingError
 from training.model.heads import AlbertForTasks
 
 Parallelism = Literal["ddp", "fsdp"]
-# Past it a process that waits for the others takes them to be dead; an evaluation is shorter.
+# Timeout of collectives; longer than an evaluation.
 _TIMEOUT = timedelta(minutes=30)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
-    """The processes that train together; by default this one alone."""
+    """This process' place in the process group; by default it is the only process."""
 
     rank: int = 0
     size: int = 1
@@ -44,11 +44,11 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process is the one that reports and writes."""
+        """Whether this is the process that reports and writes."""
         return self.rank == 0
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """The sums of these numbers over all processes."""
+        """Return the sum of each number over all processes."""
         if self.size == 1:
             return list(values)
         summed = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -58,10 +58,10 @@ class World:
 
 @contextmanager
 def join_world(device: torch.device) -> Iterator[World]:
-    """Inside `with`, the world that torchrun made, or else this process alone.
+    """Join the process group that torchrun made, if any; for `with`.
 
-    An error that leaves it is told to torchrun as well, whose report on the job comes last. When
-    another process has ended, so does this one, with a line on stderr and status 1.
+    A `TrainingError` is also reported to torchrun, which prints it at the end of the job. When
+    another process has ended, this one ends with a line on stderr and status 1.
     """
     if not distributed.is_torchelastic_launched():
         yield World(device=device)
@@ -73,26 +73,26 @@ def join_world(device: torch.device) -> Iterator[World]:
     try:
         yield World(rank=distributed.get_rank(), size=distributed.get_world_size(), device=device)
     except TrainingError as error:
-        _tell_torchrun(error)
+        _report_to_torchrun(error)
         raise
     except RuntimeError as error:
-        if _is_of_a_peer(error):
-            _end()
+        if _is_communication_error(error):
+            _exit()
         raise
     finally:
         distributed.destroy_process_group()
 
 
-def _is_of_a_peer(error: RuntimeError) -> bool:
-    """Whether it comes from what connects processes; gloo's has no type of its own."""
+def _is_communication_error(error: RuntimeError) -> bool:
+    """Whether a collective raised the error; gloo's errors have no type of their own."""
     return isinstance(error, distributed.DistError) or "/gloo/" in str(error)
 
 
-def _end() -> NoReturn:
-    """End this process here and now.
+def _exit() -> NoReturn:
+    """Exit at once, without destroying the process group.
 
-    Taken down amidst what it was to send, gloo at times waits for a thread that waits for the
-    interpreter, for ever; NCCL would wait for the process that is gone.
+    Destroying it during a collective may deadlock gloo, a thread of which waits for the
+    interpreter; NCCL would wait for the process that has ended.
     """
     print(
         "error: another process of the run has ended, or cannot be reached; "
@@ -104,22 +104,22 @@ def _end() -> NoReturn:
     os._exit(1)
 
 
-def _tell_torchrun(error: TrainingError) -> None:
-    """Have torchrun's report on the job say why this process failed."""
+def _report_to_torchrun(error: TrainingError) -> None:
+    """Write the error file from which torchrun reports why this process failed."""
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if file:
-        said = {"message": f"error: {error}", "timestamp": int(time.time())}
-        Path(file).write_text(json.dumps(said))
+        report = {"message": f"error: {error}", "timestamp": int(time.time())}
+        Path(file).write_text(json.dumps(report))
 
 
 def share(objective: nn.Module, model: AlbertForTasks, world: World, how: Parallelism) -> nn.Module:
-    """The objective over `model` as all processes of the world train it together.
+    """Wrap the objective over `model` for training by all processes.
 
-    `ddp` gives each process the whole model; `fsdp` shards weights, gradients and optimizer.
+    `ddp` replicates the model; `fsdp` shards weights, gradients and optimizer states.
     """
     if how == "fsdp" and distributed.is_initialized():
         for block in (*model.albert.encoder.attentions, *model.albert.encoder.ffns):
-            # A block is applied again soon: gathered once, it stays for the whole pass.
+            # A block is applied several times: gathered once, it stays for the forward pass.
             fully_shard(block, reshard_after_forward=False)
         fully_shard(objective)
         return objective
@@ -130,7 +130,7 @@ def share(objective: nn.Module, model: AlbertForTasks, world: World, how: Parall
 
 @contextmanager
 def accumulating(shared: nn.Module, *, is_last: bool) -> Iterator[None]:
-    """Inside `with`, gradients are sent to other processes after the last pass of a step only."""
+    """Synchronise gradients only after the last micro-batch of a step; for `with`."""
     if isinstance(shared, FSDPModule):
         shared.set_requires_gradient_sync(is_last)
         yield
@@ -151,7 +151,7 @@ def whole(value: Any) -> Any:
 
 
 def shard_like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """A whole tensor, sharded where the parameter is; all processes call it with the same."""
+    """Shard a whole tensor as the parameter is; all processes must pass the same tensor."""
     if not isinstance(parameter, DTensor):
         return tensor
     # The source rank is none: each process has the whole tensor and keeps its own shard.
@@ -165,7 +165,7 @@ def shard_like(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 
 def shard_states(optimizer: Optimizer) -> None:
-    """Shard a state that was loaded whole as its parameters are."""
+    """Shard an optimizer's state, which was loaded whole, as its parameters are."""
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
@@ -173,7 +173,7 @@ def shard_states(optimizer: Optimizer) -> None:
 
 
 def reshard(shared: nn.Module) -> None:
-    """Spread weights over the processes again, which a forward pass without a backward does not."""
+    """Reshard the weights after a forward pass that no backward pass follows."""
     for module in shared.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

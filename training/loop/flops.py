@@ -1,4 +1,4 @@
-"""What a token of pretraining costs, what the device can do, and which part of it is used (MFU)."""
+"""FLOPs of a token in pretraining, peak FLOPs of the device, and model FLOPs utilisation (MFU)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from albert_serve.config import AlbertConfig
 from training.precision import product_dtype
 
 # Data sheets: dense products in bf16 (fp16 on V100 and T4, which have no bf16), floating-point
-# operations a second. All words must stand in the device's name; the first that fits counts.
+# operations a second. The device's name must have all words of a key; the first match counts.
 _DATA_SHEETS: Final[dict[tuple[str, ...], float]] = {
     ("GB200",): 2500e12,
     ("B200",): 2250e12,
@@ -34,7 +34,7 @@ _DATA_SHEETS: Final[dict[tuple[str, ...], float]] = {
     ("T4",): 65e12,
 }
 _MEASURE_S: Final = 0.5
-# A product of this time is long enough; a smaller one is repeated at twice the size.
+# A product that takes less time than this is repeated at twice the size.
 _PRODUCT_S: Final = 0.02
 _SMALLEST: Final = 256
 _LARGEST: Final = 8192
@@ -48,27 +48,27 @@ def train_flops_per_token(
     num_sentence_outputs: int = 2,
     read_rate: float = 1.0,
 ) -> float:
-    """Floating-point operations of the matrix products of forward and backward pass, a token.
+    """Return the FLOPs per token of the matrix products of the forward and backward pass.
 
-    Three times the forward pass, since a product has two in its backward pass, of 2 operations
-    for each multiplication with its addition, of which a real token has
+    Three times the forward pass, since each product has two in the backward pass; 2 operations
+    for each multiply-add, of which a real token has
 
         E*H                          the map of embeddings to hidden states
         + n * (4H² + 2HF + 2HS)      n applications of a layer; 2HS are the attention's scores and
                                      sums over a sequence of S tokens
-        - (1 - read) * (H² + 2HF)    where the last layer, past its attention, is applied to those
-                                     tokens alone that a head reads
+        - (1 - read) * (H² + 2HF)    where the last layer, after its attention, is applied to the
+                                     gathered positions only
         + masked * (HE + EV)         fill-mask, at the masked tokens alone
         + (H² + HK) / S              pooler and sentence head of K outputs, once a sequence
 
-    Lookups, norms, activations and softmax are not counted; nor is what an implementation adds:
-    padding, and activations that are computed twice to save memory.
+    Lookups, norms, activations and softmax are not counted, nor are padding and recomputed
+    activations.
 
     Args:
-        length: S, real tokens of a sequence. For sequences of several lengths give the one that
-            their tokens see on average, the sum of squares over the sum.
-        masked_rate: part of the tokens that is predicted.
-        read_rate: part of the tokens whose hidden state is read; 1 where all are computed.
+        length: S, real tokens of a sequence. For sequences of several lengths give the mean over
+            their tokens, the sum of squares over the sum.
+        masked_rate: fraction of the tokens that is predicted.
+        read_rate: fraction of the positions that is gathered; 1 where all are computed.
         num_sentence_outputs: K; 0 for a run without a sentence task, which has no pooler either.
     """
     e, h, f, v = config.embedding_size, config.hidden_size, config.ffn_size, config.vocab_size
@@ -80,22 +80,21 @@ def train_flops_per_token(
 
 
 def mfu(*, tokens_per_s: float, flops_per_token: float, peak_flops: float) -> float:
-    """Model FLOPs utilisation: the part of the peak that the model's own products take.
+    """Return the model FLOPs utilisation: the model's own FLOPs as a fraction of the peak.
 
-    The term is that of PaLM (Chowdhery et al. 2022, appendix B). For several devices give the
-    sum of their peaks. It means as much as the peak does; see `peak_flops`.
+    As defined for PaLM (Chowdhery et al. 2022, appendix B). For several devices give the sum of
+    their peaks. It is as reliable as the peak; see `peak_flops`.
     """
     return tokens_per_s * flops_per_token / peak_flops
 
 
 def peak_flops(device: torch.device) -> float:
-    """Floating-point operations a second that the device can do, dense, in training's precision.
+    """Return the peak dense FLOPs a second of the device, in training's precision.
 
-    That of the data sheet for the GPUs that the table names. For others and for a CPU, whose data
-    sheets do not say it, it is the best of half a second's square products, on a CPU by as many
-    threads as torch uses now. Then MFU is the part of the speed of a plain product that training
-    reaches, which is more than the part of what the hardware could do; and where the machine was
-    busy while it was measured, MFU comes out too large. Random state stays as it is.
+    For GPUs in the table it is the data sheet's. For other devices it is the best speed of square
+    products within half a second, on a CPU with torch's current number of threads. MFU is then
+    relative to a plain product, which overstates it; it is also overstated if the machine was busy
+    during the measurement. Random state is unchanged.
     """
     if device.type == "cuda":
         known = data_sheet_flops(torch.cuda.get_device_name(device))
@@ -105,7 +104,7 @@ def peak_flops(device: torch.device) -> float:
 
 
 def data_sheet_flops(name: str) -> float | None:
-    """The peak of a GPU that calls itself so; None for one that the table lacks.
+    """Return the peak of the GPU of that name; None for one that the table lacks.
 
     A part of a GPU (MIG) has no entry.
     """
@@ -116,12 +115,12 @@ def data_sheet_flops(name: str) -> float | None:
 
 
 def measured_flops(device: torch.device, *, duration_s: float = _MEASURE_S) -> float:
-    """The best speed of square products of `product_dtype` in that time, and of at least one."""
+    """Measure the best speed of square products of `product_dtype`, for `duration_s`."""
     best, size, began = 0.0, _SMALLEST, time.perf_counter()
     generator, dtype = torch.Generator(device).manual_seed(0), product_dtype(device)
     while not best or time.perf_counter() - began < duration_s:
         matrix = torch.randn(size, size, dtype=dtype, device=device, generator=generator)
-        for _ in range(2):  # the first of a size also prepares
+        for _ in range(2):  # the first of a size is a warm-up
             seconds = _product_s(matrix)
             best = max(best, 2 * size**3 / seconds)
         if seconds < _PRODUCT_S and size < _LARGEST:

@@ -1,4 +1,4 @@
-"""Memory of a CPU that is kept from step to step."""
+"""Reuse of a CPU's memory between steps."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _NEVER: Final = (1 << 31) - 1
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep what it frees, for its next step.
+    """Stop glibc from returning freed memory to the kernel.
 
-    glibc gives large blocks back to the kernel as soon as they are freed. A training step on a CPU
-    frees all its activations, and the next one has them mapped, zeroed and faulted in anew, page by
-    page: a third of its time (docs/decisions.md). Without glibc nothing changes.
+    glibc returns large blocks as soon as they are freed. A training step on a CPU frees all its
+    activations, and the next one has the kernel map and zero the pages again: a third of its time
+    (docs/decisions.md). Without glibc nothing changes.
     """
     if sys.platform != "linux":
         return

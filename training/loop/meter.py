@@ -1,4 +1,4 @@
-"""What the steps since the last report did, in figures and in words."""
+"""Mean loss, accuracy and speed of the steps since the last report."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Meter:
     """Means since the last report.
 
     Args:
-        flops_a_token: of training; with `peak_flops`, what the hardware could do in a second, it
-            tells the part of it that is used.
+        flops_a_token: training FLOPs per token.
+        peak_flops: peak FLOPs a second of one process' device; 0 to report no MFU.
     """
 
     def __init__(self, *, flops_a_token: float = 0.0, peak_flops: float = 0.0) -> None:
@@ -38,7 +38,7 @@ class Meter:
         self._factor = 0.0
 
     def add(self, step: Step) -> None:
-        """Take one step in; of one that was left out, the tokens alone."""
+        """Add one step; of a skipped step, only the tokens count."""
         self._num_tokens += step.num_tokens
         self._factor = step.lr_factor
         if not np.isfinite(step.grad_norm):
@@ -48,30 +48,30 @@ class Meter:
             self._tallies.setdefault(task, Tally()).merge(tally)
 
     def figures(self, world: World) -> dict[str, float]:
-        """Loss and accuracy of each task that was trained, gradient norm, rate and speed.
+        """Return each trained task's loss and accuracy, gradient norm, learning rate and speed.
 
-        All processes of the world must call it.
+        All processes must call it.
         """
-        found: dict[str, float] = {}
+        figures: dict[str, float] = {}
         for task, tally in self._tallies.items():
             loss, right, count = world.sum(tally.sums)
             if count:
-                found |= {f"{task}/loss": loss / count, f"{task}/accuracy": right / count}
+                figures |= {f"{task}/loss": loss / count, f"{task}/accuracy": right / count}
         if self._norms:
-            found["grad_norm"] = float(np.mean(self._norms))
+            figures["grad_norm"] = float(np.mean(self._norms))
         speed = self._num_tokens / max(time.monotonic() - self._started, 1e-9)
-        found |= {"lr_factor": self._factor, "tokens_per_s": speed}
+        figures |= {"lr_factor": self._factor, "tokens_per_s": speed}
         if self._peak_flops:
-            found["mfu"] = mfu(
+            figures["mfu"] = mfu(
                 tokens_per_s=speed,
                 flops_per_token=self._flops_a_token,
                 peak_flops=self._peak_flops * world.size,
             )
-        return found
+        return figures
 
 
 def describe(figures: Mapping[str, float]) -> str:
-    """Figures in a few words, for the progress bar."""
+    """Format figures for the progress bar."""
     words = [
         f"{_SHORT.get(task, task)} {figures[name]:.3f} {figures[f'{task}/accuracy']:.1%}"
         for name in figures

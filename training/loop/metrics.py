@@ -1,4 +1,4 @@
-"""What a run records while it trains: lines of JSON, and the same for TensorBoard."""
+"""Metrics of a run, written as lines of JSON and for TensorBoard."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _LOG: Final = logging.getLogger(__name__)
 class Metrics:
     """The figures of a run: `metrics.jsonl`, `layers.jsonl` and TensorBoard's `tensorboard/`.
 
-    A line is one JSON object and is with the system when `write` returns, so that a process that
-    is killed loses none. Lines of steps after `step`, and a line cut short, were written by a part
-    of the run that was lost; they are taken out, and TensorBoard hides its events of those steps.
-    At step 0 the run begins anew, and nothing is kept.
+    A line is one JSON object; `write` passes it to the system before it returns, so that a killed
+    process loses none. Lines of steps after `step`, which the run repeats when it is resumed, and
+    a truncated line are removed, and TensorBoard hides its events of those steps. At step 0 the
+    run starts anew, and nothing is kept.
 
-    Without the package `tensorboard` the lines alone are written, and the log says so.
+    Without the package `tensorboard` only the lines are written, and a warning is logged.
 
     Args:
-        folder: the run's folder; it is made if need be.
-        step: steps of the run that are done.
+        folder: the run's folder; it is created if it is missing.
+        step: number of steps done.
 
     Raises:
-        OSError: a file cannot be read or written, from here or from a method; it names the file.
+        OSError: a file cannot be read or written, here or in a method; it names the file.
     """
 
     def __init__(self, folder: Path, *, step: int) -> None:
@@ -61,15 +61,15 @@ class Metrics:
     def write(self, /, *, step: int, **figures: float) -> None:
         """Record the figures of one step.
 
-        Whole numbers stay whole, others are rounded to six significant digits. A figure that is
-        not finite, which JSON cannot say, is null, and is not given to TensorBoard.
+        Integers stay integers, other numbers are rounded to six significant digits. A figure that
+        is not finite, which JSON cannot represent, is null and does not go to TensorBoard.
         """
-        known = {name: _rounded(value) for name, value in figures.items()}
-        self._figures.append({"step": step, **known})
+        rounded = {name: _rounded(value) for name, value in figures.items()}
+        self._figures.append({"step": step, **rounded})
         if self._tensorboard is None:
             return
         with _naming(self._events):
-            for name, value in known.items():
+            for name, value in rounded.items():
                 if value is not None:
                     self._tensorboard.add_scalar(name, value, step)
             self._tensorboard.flush()
@@ -85,14 +85,14 @@ class Metrics:
         )
 
     def close(self) -> None:
-        """Let go of TensorBoard's file."""
+        """Close TensorBoard's file."""
         if self._tensorboard is not None:
             with _naming(self._events):
                 self._tensorboard.close()
 
 
 class _Lines:
-    """A file of JSON objects, one a line, each with its step."""
+    """A JSON Lines file whose objects have a step."""
 
     def __init__(self, file: Path, *, step: int) -> None:
         self._file = file
@@ -110,7 +110,7 @@ class _Lines:
 
 
 def _step_of(line: str) -> float:
-    """The step that a line is of; beyond all steps where it does not say."""
+    """Return the step of a line; infinity if the line has none."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, TypeError, KeyError):
@@ -125,7 +125,7 @@ def _rounded(value: float) -> float | None:
 
 @contextmanager
 def _naming(file: Path) -> Iterator[None]:
-    """Errors of the system that name no file, as that of a full disk does not, name this one."""
+    """Add the file's name to an OSError without one, such as that of a full disk; for `with`."""
     try:
         yield
     except OSError as error:
@@ -135,12 +135,12 @@ def _naming(file: Path) -> Iterator[None]:
 
 
 def _open_tensorboard(folder: Path, *, step: int) -> SummaryWriter | None:
-    """A writer whose events take the place of those after `step`; None without the package."""
+    """Return a writer whose events replace those after `step`; None without the package."""
     try:
-        # Slow, and not installed everywhere.
+        # Imported here because it is slow and optional.
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         _LOG.warning("metrics.jsonl alone is written, nothing for TensorBoard: %s", error)
         return None
-    # TensorBoard hides what an earlier file has from the purged step on.
+    # TensorBoard hides events of earlier files from `purge_step` on.
     return SummaryWriter(str(folder), purge_step=step + 1 if step else 0)

@@ -1,8 +1,8 @@
-"""The alarm for a run that stands still where from-scratch ALBERTs do: it learns no context.
+"""Plateau alarm: detects a run whose masked-token loss stalls because it learns no context.
 
-A small ALBERT learns how frequent tokens are, which takes the masked loss to the unigram entropy,
-then to copy the masked tokens that were left in place, and then may stand still. The accuracy of
-about 12 % that this gives looks like progress and is none (docs/decisions.md).
+A small ALBERT that is trained from scratch learns token frequencies, which takes the masked loss
+to the unigram entropy, then to copy the masked tokens that were left in place, and then may stall.
+The accuracy of about 12 % that this gives looks like progress and is none (docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 # Frequencies and perfect copying explain a loss down to 0.91 of the entropy, by calculation for
-# tokens by Zipf's law of which 80 % are masked, 10 % swapped and 10 % left. What is below has
-# learnt from context. Runs that stood still copied less well, and did so at 0.93 to 1.
+# tokens by Zipf's law of which 80 % are masked, 10 % swapped and 10 % left. A lower loss needs
+# context. Runs that stalled copied less well, and stalled at 0.93 to 1.
 _LEFT_BELOW: Final = 0.91
 _STUCK_ABOVE: Final = 0.92
-# A loss that falls faster than this part of the entropy from one half of the window to the other
-# is no plateau, however high it is.
+# A loss that falls by more than this fraction of the entropy from one half of the window to the
+# other is no plateau, however high it is.
 _FALL: Final = 0.01
-# The window is the longest of these: part of the run, steps, reports. Runs that learnt stood at the
-# entropy for a hundred steps or two first, where they started with the frequencies.
+# The window is the longest of these: fraction of the run, steps, reports. Runs that learnt, and
+# started with the frequencies, first stayed at the entropy for a hundred steps or two.
 _WINDOW: Final = 0.05
 _MIN_STEPS: Final = 300
 _MIN_REPORTS: Final = 10
@@ -41,18 +41,19 @@ class _Report(NamedTuple):
 
 
 class PlateauAlarm:
-    """Tells when the masked loss stands still at what needs no context to explain.
+    """Alarm that is raised when the masked loss stalls at a level that needs no context.
 
-    It looks at the reports after warm-up, over the last 5 % of the run, 300 steps or ten reports,
-    whichever is longest. It is raised when the mean loss of their newer half is at or above 0.92 of
-    the unigram entropy and hardly below that of the older half; it ends when it is below 0.91.
+    The window holds the reports after warm-up of the last 5 % of the run, 300 steps or ten
+    reports, whichever is longest. The alarm is raised when the mean loss of its newer half is at
+    or above 0.92 of the unigram entropy and hardly below that of the older half; it is cleared
+    when that mean is below 0.91.
 
     Attributes:
-        is_raised: whether the run stands on the plateau now.
+        is_raised: whether the run is on the plateau now.
 
     Args:
         unigram_entropy: of the corpus' tokens, in nats.
-        warmup: part of the run that warms up, from 0 to 1.
+        warmup: fraction of the run that is warm-up, from 0 to 1.
     """
 
     def __init__(self, *, unigram_entropy: float, warmup: float) -> None:
@@ -62,18 +63,18 @@ class PlateauAlarm:
         self._window: deque[_Report] = deque()
 
     def add(self, *, step: int, progress: float, loss: float, accuracy: float) -> str | None:
-        """Take in a report: mean masked loss (nats) and accuracy since the last one.
+        """Add a report: mean masked loss (nats) and accuracy since the last one.
 
-        Returns what to tell when the alarm is raised; None before, while it lasts and after. A
-        report whose loss is not finite counts for nothing.
+        Returns a message when the alarm is raised; None before, while it lasts and after. A report
+        whose loss is not finite is ignored.
 
         Args:
             step: steps done.
-            progress: part of the run that is done, from 0 to 1.
+            progress: fraction of the run that is done, from 0 to 1.
         """
         if progress < self._warmup or not math.isfinite(loss):
             return None
-        while self._window and self._window[-1].step >= step:  # the run went back
+        while self._window and self._window[-1].step >= step:  # the run was rolled back
             self._window.pop()
         self._window.append(_Report(step, progress, loss, accuracy))
         self._drop_old()
@@ -81,12 +82,12 @@ class PlateauAlarm:
         return self._message() if self.is_raised and not was_raised else None
 
     def _drop_old(self) -> None:
-        """Drop reports that the window is long enough without."""
+        """Drop the oldest reports while the window stays long enough."""
         while len(self._window) > _MIN_REPORTS and self._is_long(self._window[1]):
             self._window.popleft()
 
     def _is_long(self, first: _Report) -> bool:
-        """Whether a window that begins with this report would be."""
+        """Whether a window that begins with this report is long enough."""
         last = self._window[-1]
         num_steps, part = last.step - first.step, last.progress - first.progress
         return num_steps >= _MIN_STEPS and part >= _WINDOW

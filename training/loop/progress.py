@@ -1,4 +1,4 @@
-"""The progress of a run, its stability, and the record of what it computes."""
+"""Progress of a run, its non-finite gradients, and its settings in `run.json`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from training.model.checkpoint import write_atomically
 
 
 class RunError(TrainingError):
-    """A run that cannot start or go on as asked."""
+    """A run that cannot be started or resumed."""
 
 
 @dataclass(kw_only=True)
 class Progress:
-    """How far a run is, by steps or by wall clock, whichever ends it first.
+    """Progress of a run by steps or by wall clock, whichever ends it first.
 
     Attributes:
         num_steps: steps of the whole run; None where only the budget ends it.
-        budget_s: seconds of training of the whole run, interruptions not counted.
+        budget_s: seconds of training of the whole run, without interruptions.
         step: steps done.
         elapsed_s: seconds of training before the clock was started.
 
     Raises:
-        RunError: the run would have no end.
+        RunError: neither steps nor a budget is set.
     """
 
     num_steps: int | None
@@ -45,21 +45,21 @@ class Progress:
         """Count seconds of training from now on."""
         self._started = time.monotonic()
 
-    def go_to(self, *, step: int, elapsed_s: float) -> None:
-        """Go on from a saved state."""
+    def restore(self, *, step: int, elapsed_s: float) -> None:
+        """Restore a saved state."""
         self.step, self.elapsed_s = step, elapsed_s
         if self._started is not None:
             self.start_clock()
 
     @property
     def seconds(self) -> float:
-        """Seconds of training so far, over all parts of the run."""
+        """Seconds of training so far, over all interruptions."""
         running = 0.0 if self._started is None else time.monotonic() - self._started
         return self.elapsed_s + running
 
     @property
     def done(self) -> float:
-        """The part of the run that is done, from 0 to 1."""
+        """The fraction of the run that is done, from 0 to 1."""
         by_steps = self.step / self.num_steps if self.num_steps else 0.0
         by_time = self.seconds / self.budget_s if self.budget_s else 0.0
         return min(1.0, max(by_steps, by_time))
@@ -67,13 +67,14 @@ class Progress:
 
 @dataclass(kw_only=True)
 class Stability:
-    """Steps whose gradient was not finite: they are left out, and many in a row undone.
+    """Steps with a non-finite gradient: they are skipped, and several in a row cause a rollback.
 
     Attributes:
-        patience: so many in a row send the run back to its last checkpoint, at half the rate.
-        num_skipped: steps left out so far.
-        num_in_a_row: those among them since the last good one.
-        num_rollbacks: how often the run went back.
+        patience: skipped steps in a row before the run is rolled back to its last checkpoint, at
+            half the learning rate.
+        num_skipped: steps skipped so far.
+        num_in_a_row: steps skipped since the last good one.
+        num_rollbacks: rollbacks so far.
     """
 
     patience: int = 5
@@ -84,7 +85,7 @@ class Stability:
 
     @property
     def rate_factor(self) -> float:
-        """What the rates are lowered by."""
+        """Learning-rate multiplier: halved at each rollback."""
         return 0.5**self.num_rollbacks
 
     def take(self, *, is_finite: bool) -> None:
@@ -94,14 +95,14 @@ class Stability:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the run has to go back."""
+        """Whether the run has to be rolled back."""
         return self.num_in_a_row >= self.patience
 
     def roll_back(self) -> None:
-        """Count one return to the last checkpoint.
+        """Count one rollback to the last checkpoint.
 
         Raises:
-            RunError: there were too many.
+            RunError: there were more than `max_rollbacks`.
         """
         self.num_in_a_row = 0
         self.num_rollbacks += 1
@@ -113,9 +114,9 @@ class Stability:
 
 
 def is_known_run(folder: Path, settings: Mapping[str, Any]) -> bool:
-    """Whether the folder holds this run.
+    """Whether the folder holds a run with these settings.
 
-    Settings that its `run.json` does not name are not compared.
+    Settings that its `run.json` lacks are not compared.
 
     Raises:
         RunError: the folder holds a run with other settings, or an earlier version's.
@@ -144,18 +145,18 @@ def is_known_run(folder: Path, settings: Mapping[str, Any]) -> bool:
 
 
 def _differences(known: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
-    """What differs, down to the single setting."""
-    found: list[str] = []
+    """Describe the settings that differ, those of nested objects one by one."""
+    differences: list[str] = []
     for name, value in settings.items():
         before = known.get(name, value)
         if isinstance(before, dict) and isinstance(value, dict):
-            found += _differences(before, value)
+            differences += _differences(before, value)
         elif before != value:
-            found.append(f"{name} {before!r}, not {value!r}")
-    return found
+            differences.append(f"{name} {before!r}, not {value!r}")
+    return differences
 
 
 def record_run(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Make the run's folder, with the `run.json` that `is_known_run` reads."""
+    """Create the run's folder and its `run.json`, which `is_known_run` reads."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "run.json", json.dumps(dict(settings), indent=2).encode())

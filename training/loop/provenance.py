@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from: `training.json` beside it, one entry a stage of training."""
+"""Provenance of a checkpoint: its `training.json`, with one entry per stage of training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def record_stage(
 
     Args:
         folder: the checkpoint's folder.
-        program: what ran, such as `training.pretrain`.
+        program: module that ran, such as `training.pretrain`.
         stage: settings, steps, tokens and data of this stage.
         earlier: the folder of the checkpoint that this one started from.
     """
@@ -32,7 +32,7 @@ def record_stage(
 
 
 def read_stages(folder: Path) -> list[dict[str, Any]]:
-    """The stages that `record_stage` wrote; none where there is no record."""
+    """Return the stages that `record_stage` wrote; an empty list without `training.json`."""
     file = folder / _FILE
     if not file.is_file():
         return []
@@ -41,5 +41,5 @@ def read_stages(folder: Path) -> list[dict[str, Any]]:
 
 
 def file_names(files: Iterable[Path] | None) -> list[str]:
-    """The names of data files, without the folders of the machine that they were on."""
+    """Return the names of data files without their folders."""
     return [file.name for file in files or []]

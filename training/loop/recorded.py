@@ -1,4 +1,4 @@
-"""What runs recorded, read back: the lines of `training.loop.metrics`, and what `run.json` adds."""
+"""Reader of a run's records: the lines of `training.loop.metrics`, and `run.json`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class RecordError(TrainingError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedRun:
-    """The course of one run.
+    """The recorded metrics of one run.
 
     Attributes:
-        name: that of the folder.
+        name: the folder's name.
         lines: of `metrics.jsonl`, in order.
-        unigram_entropy: of its corpus in nats; None where `run.json` does not say.
+        unigram_entropy: of its corpus in nats; None where `run.json` lacks it.
     """
 
     name: str
@@ -37,16 +37,16 @@ class RecordedRun:
     unigram_entropy: float | None
 
     def curve(self, figure: str, x: XAxis) -> tuple[_Values, _Values]:
-        """Where a figure was recorded and what it was, (P,) each; none where the run lacks it.
+        """Return x and y of a figure's points, (P,) each; empty where the run lacks the figure.
 
         Raises:
-            RecordError: the run does not record what `x` asks for.
+            RecordError: the run does not record the x axis.
         """
         steps, values = self._points(figure)
         known_steps, known = self._points(_X_FIGURES[x])
         if not len(known):
             raise RecordError(f"{self.name} records no {_X_FIGURES[x]}; give --x steps")
-        # A line may leave out at how many tokens or seconds its step was; its neighbours tell.
+        # A line may lack the tokens or seconds of its step; they are interpolated.
         positions = np.interp(steps, known_steps, known)
         return (positions / 3600 if x == "hours" else positions), values
 
@@ -60,11 +60,11 @@ class RecordedRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedLayers:
-    """What one run recorded of its layers.
+    """The recorded layer similarities of one run.
 
     Attributes:
-        name: that of the folder.
-        steps: (P,) at which it did.
+        name: the folder's name.
+        steps: (P,) steps of the measurements.
         distance: (P, L) L2 distance of each layer's input and output.
         angle_degrees: (P, L) the angle between them.
     """
@@ -76,12 +76,12 @@ class RecordedLayers:
 
 
 def read_run(folder: Path) -> RecordedRun:
-    """Read the metrics of a run, which may be going on.
+    """Read the metrics of a run, which may still be training.
 
-    A last line that is cut short is passed over: the run is writing it, or was killed.
+    A truncated last line is ignored: the run is writing it, or was killed.
 
     Raises:
-        RecordError: it is no run's folder, has recorded nothing yet, or has a damaged line.
+        RecordError: the folder is not a run's, or its metrics are empty or damaged.
     """
     file = folder / "metrics.jsonl"
     return RecordedRun(
@@ -113,7 +113,7 @@ Recorded = TypeVar("Recorded", RecordedRun, RecordedLayers)
 
 
 def with_paths_for_names(records: Sequence[Recorded], folders: Sequence[Path]) -> list[Recorded]:
-    """The same, named by their paths where names of folders occur twice."""
+    """Return the records, named by their paths if two folders have the same name."""
     if len({record.name for record in records}) == len(records):
         return list(records)
     return [

@@ -1,7 +1,7 @@
-"""A model in training: one step, and the state that it goes on from.
+"""A model in training: one optimizer step, and the state to resume from.
 
-What a step computes follows from the seed, the step's number and the saved state alone, so that
-a run that was stopped and one that was not end with the same weights.
+A step depends on the seed, the step's number and the saved state alone, so that a resumed run and
+an uninterrupted one end with the same weights.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ _STATE_VERSION: Final = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What one step did.
+    """The result of one optimizer step.
 
     Attributes:
-        tallies: of the passes that this process took.
-        num_tokens: real tokens in its batches, in all processes together.
-        grad_norm: norm of the gradient before it was clipped; where it is not finite, the step
-            changed nothing.
-        lr_factor: the part of the peak rates that it was made at.
+        tallies: of this process' micro-batches.
+        num_tokens: real tokens in its micro-batches, over all processes.
+        grad_norm: norm of the gradient before clipping; if it is not finite, the step was skipped.
+        lr_factor: learning-rate multiplier on the peak rates.
     """
 
     tallies: Mapping[LossName, Tally]
@@ -47,14 +46,15 @@ class Step:
 
 @dataclass(kw_only=True)
 class Run:
-    """A model in training, and how far it is.
+    """A model in training, with its task streams, optimizers and progress.
 
     Attributes:
-        objective: the model and its losses, as the processes of the world share them.
-        weights: how often each feed is drawn, in the order of `feeds`.
-        loss_weights: by the loss' name, where it does not count as 1. Sentence order has one label
-            a sequence: in small batches its gradient is mostly noise and drowns the others'.
-        num_steps: steps made so far, by the feed's name.
+        objective: the model and its losses, wrapped by `share`.
+        feeds: the task streams.
+        weights: relative frequency of each task stream, in the order of `feeds`.
+        loss_weights: by the loss' name; 1 where it is missing. Sentence order has one label a
+            sequence: in small batches its gradient is mostly noise and drowns the others'.
+        num_steps: steps so far, by the task stream's name.
         num_tokens: real tokens trained on so far.
     """
 
@@ -74,23 +74,23 @@ class Run:
     num_tokens: int = 0
 
     def step(self, done: float) -> Step:
-        """One update on the task that is drawn for this step, `done` being the part behind it.
+        """Train one step on a task stream drawn at random; `done` is the run's progress before it.
 
         A gradient that is not finite leaves the weights as they are.
         """
         feed = self._draw()
-        passes = feed.step()
+        micro_batches = feed.step()
         *counts, num_tokens = self.world.sum(
-            [sum(one.counts[name] for one in passes) for name in feed.losses]
-            + [sum(one.num_tokens for one in passes)]
+            [sum(batch.counts[name] for batch in micro_batches) for name in feed.losses]
+            + [sum(batch.num_tokens for batch in micro_batches)]
         )
         totals = dict(zip(feed.losses, counts, strict=True))
         tallies: dict[LossName, Tally] = {name: Tally() for name in feed.losses}
-        for number, one in enumerate(passes):
+        for number, batch in enumerate(micro_batches):
             self._seed_dropout(number)
-            with accumulating(self.objective, is_last=number == len(passes) - 1):
+            with accumulating(self.objective, is_last=number == len(micro_batches) - 1):
                 with precision(self.world.device):
-                    scores = self.objective(one)
+                    scores = self.objective(batch)
                 self._loss(scores, totals).backward()  # type: ignore[no-untyped-call]
             for name, score in scores.items():
                 tallies[name].add(score)
@@ -104,9 +104,9 @@ class Run:
         )
 
     def _loss(self, scores: Mapping[LossName, Score], totals: Mapping[LossName, float]) -> Tensor:
-        """This pass' part of the step's loss, the mean over all predictions of all passes.
+        """Return a micro-batch's share of the step's loss, the mean over all its predictions.
 
-        Processes' gradients are averaged, hence the factor.
+        The factor `world.size` undoes the averaging of gradients over processes.
         """
         parts = [
             self.loss_weights.get(name, 1.0) * self.world.size / max(totals[name], 1) * score.loss
@@ -115,7 +115,7 @@ class Run:
         return torch.stack(parts).sum()
 
     def _update(self, grad_norm: float, done: float) -> float:
-        """Change the weights; returns the part of the peak rates that it was done at."""
+        """Update the weights if the gradient is finite; return the learning-rate multiplier."""
         is_finite = bool(np.isfinite(grad_norm))
         factor = self.schedule.factor(done) * self.stability.rate_factor
         if is_finite:
@@ -132,12 +132,12 @@ class Run:
         return self.feeds[int(rng.choice(len(self.feeds), p=odds))]
 
     def _seed_dropout(self, number: int) -> None:
-        """Seed what dropout draws by the pass alone, whichever process takes it."""
+        """Seed dropout by the micro-batch's number, whichever process takes it."""
         key = [self.seed, self.progress.step, number * self.world.size + self.world.rank]
         torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1)[0]))
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs to go on, but for the weights; all processes must call it."""
+        """Return the state for `restore`, without the weights; all processes must call it."""
         return {
             "version": _STATE_VERSION,
             "optimizers": whole(self.optimizers.state_dict()),
@@ -150,10 +150,10 @@ class Run:
         }
 
     def restore(self, weights: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Go on from a state and the weights, by Hugging Face name, that were saved with it.
+        """Restore a saved state, and the weights by Hugging Face name that were saved with it.
 
         Raises:
-            RunError: it is an earlier version's.
+            RunError: an earlier version saved it.
         """
         if state.get("version") != _STATE_VERSION:
             raise RunError("the run is an earlier version's; give another --output")
@@ -163,9 +163,9 @@ class Run:
         self.optimizers.load_state_dict(state["optimizers"])
         for part in self.optimizers.parts:
             shard_states(part)
-        self.progress.go_to(step=state["step"], elapsed_s=state["elapsed_s"])
+        self.progress.restore(step=state["step"], elapsed_s=state["elapsed_s"])
         self.num_tokens = state["tokens"]
         self.num_steps = Counter(state["num_steps"])
         self.stability = Stability(**state["stability"])
         for feed in self.feeds:
-            feed.go_to(state["feeds"][feed.name])
+            feed.restore(state["feeds"][feed.name])

@@ -1,4 +1,4 @@
-"""The loop of pretraining and finetuning: step, report, measure, save."""
+"""Training loop of pretraining and finetuning: step, report, validate, save."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Saver:
     """Writes a run's checkpoints into its folder.
 
     Attributes:
-        program: what trains, such as `training.pretrain`.
+        program: module that trains, such as `training.pretrain`.
         stage: the settings and data of this run, for the checkpoint's `training.json`.
-        initialized_from: the checkpoint that the run started from, if it did.
-        extra_config: further keys of the checkpoint's `config.json`.
+        initialized_from: the checkpoint whose weights the run started from, if any.
+        extra_config: additional keys of the checkpoint's `config.json`.
     """
 
     folder: Path
@@ -55,14 +55,14 @@ class Saver:
 
     @property
     def is_due(self) -> bool:
-        """Whether `every_s` seconds have gone since the last time."""
+        """Whether `every_s` seconds have passed since the last checkpoint."""
         return time.monotonic() - self._saved_at > self.every_s
 
     def save(self, run: Run) -> None:
         """Write a checkpoint; all processes must call it.
 
         Raises:
-            RunError: it cannot be written; the last one stays.
+            RunError: it cannot be written; the last one is kept.
         """
         tensors = {name: whole(tensor.detach()) for name, tensor in parameters(run.model).items()}
         state = run.state()
@@ -87,14 +87,14 @@ class Saver:
         }
         record_stage(folder, self.program, {**self.stage, **done}, earlier=self.initialized_from)
 
-    def go_on(self, run: Run) -> bool:
-        """Restore the newest checkpoint that is whole; returns whether there is one.
+    def resume(self, run: Run) -> bool:
+        """Restore the newest intact checkpoint; return whether there is one.
 
-        All processes must call it. Until `let_go` no others can train the run.
+        All processes must call it. It locks the run's folder until `release`.
 
         Raises:
-            RunError: there are checkpoints and none is whole, or it is an earlier version's;
-                another command trains the run; or its folder is not the same for all processes.
+            RunError: all checkpoints are damaged, or an earlier version wrote it; another command
+                trains the run; or the folder is not the same for all processes.
         """
         newest = self._find_newest(run.world)
         if newest is None:
@@ -103,12 +103,12 @@ class Saver:
         return True
 
     def _find_newest(self, world: World) -> Path | None:
-        """What the main process finds; it alone tidies up."""
-        found: Path | None = None
+        """Find the newest checkpoint in the main process, and share its step with the others."""
+        newest: Path | None = None
         if world.is_main:
             self._claim = self._claim or Claim(self.folder)
-            found = self.checkpoints.newest()
-        (step,) = world.sum([-1 if found is None else step_of(found)] if world.is_main else [0])
+            newest = self.checkpoints.newest()
+        (step,) = world.sum([-1 if newest is None else step_of(newest)] if world.is_main else [0])
         if step < 0:
             return None
         newest = self.checkpoints.at(int(step))
@@ -119,15 +119,15 @@ class Saver:
             )
         return newest
 
-    def let_go(self) -> None:
-        """Let others train the run."""
+    def release(self) -> None:
+        """Release the lock on the run's folder."""
         if self._claim is not None:
-            self._claim.let_go()
+            self._claim.release()
             self._claim = None
 
 
 class Decision(NamedTuple):
-    """What all processes do next, so that none waits for another that has stopped."""
+    """The next action, which is the same in all processes: go on, save or stop."""
 
     done: float
     stop: int | None
@@ -136,14 +136,14 @@ class Decision(NamedTuple):
 
 @dataclass(kw_only=True)
 class Trainer:
-    """Steps a run to its end, reports and saves.
+    """Trains a run to its end, reports metrics and saves checkpoints.
 
     Attributes:
-        metrics: where figures go; None in a process that does not write.
-        report_every: steps a line of metrics.
-        alarm: for a loss that stands still.
-        validation: text to measure the run on meanwhile.
-        flops_a_token: of training; 0 where it is not told.
+        metrics: writer of metrics; None in a process that does not write.
+        report_every: steps per line of metrics.
+        alarm: plateau alarm of the masked loss.
+        validation: held-out text to validate on during training.
+        flops_a_token: training FLOPs per token; 0 where unknown.
         peak_flops: of the device, a second.
     """
 
@@ -160,18 +160,18 @@ class Trainer:
         """Train until the run is done or stopped by a signal, and save it.
 
         Returns the exit status: 0 for a run that is done, 128 + the signal's number for one that
-        was stopped, so that no script takes it for done.
+        was stopped.
 
         Raises:
-            RunError: a checkpoint cannot be written, the gradient stays not finite, or a process
-                that makes batches has ended.
+            RunError: a checkpoint cannot be written, the gradient stays not finite, or a data
+                loader worker has ended.
         """
         run = self.run
         if run.world.device.type == "cpu":
             keep_freed_memory()
         run.objective.train()
         run.progress.start_clock()
-        # A scheduler signals torchrun, which passes it on, and its processes as well.
+        # A scheduler signals torchrun, which forwards the signal, and also its processes.
         echo_s = _ECHO_S if run.world.size > 1 else 0.0
         try:
             with (
@@ -192,19 +192,19 @@ class Trainer:
                 "the same command goes on from the last checkpoint"
             ) from error
         finally:
-            self.saver.let_go()
+            self.saver.release()
             if self.metrics is not None:
                 self.metrics.close()
 
     def _loop(self, stop: StopFlag, bar: tqdm[Any]) -> int:
         run, meter, shown_at = self.run, self._meter(), 0.0
         if run.progress.step == 0:
-            self.saver.save(run)  # there is something to go back to from the first step on
+            self.saver.save(run)  # a rollback needs a checkpoint from the first step on
         while True:
             decision = self._decide(stop)
             if decision.done >= 1 or decision.stop is not None:
                 break
-            # What is amidst steps that are left out may be what they come from.
+            # Weights between skipped steps may be the cause of the non-finite gradients.
             if decision.saves and not run.stability.num_in_a_row:
                 self.saver.save(run)
             step = run.step(decision.done)
@@ -231,7 +231,7 @@ class Trainer:
         return 128 + decision.stop
 
     def _decide(self, stop: StopFlag) -> Decision:
-        """What to do next, by the main process' clock and any process' signal."""
+        """Decide by the main process' clock and any process' signal."""
         run = self.run
         done, saves = run.progress.done, self.saver.is_due
         if run.world.size == 1:
@@ -244,18 +244,18 @@ class Trainer:
         return Decision(done, number, bool(num_saves))
 
     def _roll_back(self, bar: tqdm[Any]) -> None:
-        """Go back to the last checkpoint, at half the rates.
+        """Roll back to the last checkpoint, at half the learning rates.
 
-        The clock is not put back: a budget is one of time that has gone. A run that ends before
-        its next checkpoint knows nothing of the return: gone on with, it comes by here again.
+        The clock is not turned back: a budget counts all time spent. The rollback is saved with
+        the next checkpoint only: a run that is stopped before and resumed repeats it.
         """
         run = self.run
         stability, seconds = run.stability, run.progress.seconds
         stability.roll_back()
-        self.saver.go_on(run)
+        self.saver.resume(run)
         run.stability = stability
-        run.progress.go_to(step=run.progress.step, elapsed_s=seconds)
-        if self.metrics is not None:  # lines of what is undone go
+        run.progress.restore(step=run.progress.step, elapsed_s=seconds)
+        if self.metrics is not None:  # reopened to drop the lines of undone steps
             self.metrics.close()
             self.metrics = Metrics(self.saver.folder, step=run.progress.step)
         self._tell(
@@ -283,11 +283,11 @@ class Trainer:
         self._write(figures)
 
     def _validate(self, stop: StopFlag, bar: tqdm[Any]) -> None:
-        """Measure the run on held-out text, where it is time to."""
+        """Validate on held-out text every `validation.every` steps."""
         run, validation = self.run, self.validation
         if validation is None or run.progress.step % validation.every:
             return
-        # A signal does not wait for the end; processes that have to agree on it do.
+        # A signal interrupts the validation of a single process; several finish it together.
         tallies = measure(
             run.objective,
             validation.batches,
@@ -304,7 +304,7 @@ class Trainer:
                 f"validation/{task}/accuracy": tally.accuracy,
             }
         self._write(figures)
-        # All processes take part, also where one alone writes: the weights may be spread.
+        # All processes take part, since the weights may be sharded.
         layers = layer_similarity(run.model, [validation.batches[0].tokens])
         reshard(run.objective)
         if self.metrics is not None:

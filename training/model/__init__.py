@@ -1,1 +1,1 @@
-"""ALBERT in torch, its heads, and its checkpoints."""
+"""ALBERT in torch: backbone, heads, initialization and checkpoints."""

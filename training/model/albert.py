@@ -1,7 +1,7 @@
 """ALBERT in torch: factorised embeddings and post-LN layers applied by a visible sharing plan.
 
 Shape legend: B rows, S positions, E embedding size, H hidden size, N heads, D = H / N, F
-feed-forward size, T = B * S tokens, C sequences, R tokens that are read. A row is one sequence, or
+feed-forward size, T = B * S tokens, C sequences, R gathered positions. A row is one sequence, or
 several that are packed.
 """
 
@@ -24,14 +24,14 @@ Record = TypeVar("Record")
 
 
 class Bounds(NamedTuple):
-    """Bounds (C + 1,) of the sequences in the flattened tokens (T,), and their greatest length."""
+    """cu_seqlens (C + 1,) of the sequences in the flattened tokens (T,), and the maximum length."""
 
     bounds: Tensor
     longest: int
 
 
-# A mask that broadcasts to (B, N, S, S), True where a token is attended to; or bounds; or all.
-Seen: TypeAlias = "Tensor | Bounds | None"
+# A bool mask that broadcasts to (B, N, S, S), True where attended; or cu_seqlens; None for all.
+AttentionMask: TypeAlias = "Tensor | Bounds | None"
 
 
 class Embeddings(nn.Module):
@@ -50,7 +50,7 @@ class Embeddings(nn.Module):
     def forward(self, ids_BS: Tensor, types_BS: Tensor, positions_BS: Tensor | None) -> Tensor:
         """Embed ids and types of shape (B, S); returns (B, S, H).
 
-        Without positions, each row is one sequence that begins at 0.
+        Without positions, each row is one sequence from position 0.
         """
         if positions_BS is None:
             positions_BS = torch.arange(ids_BS.shape[1], device=ids_BS.device)
@@ -74,25 +74,25 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
 
-    def forward(self, x_BSH: Tensor, seen: Seen, read: Tensor | None = None) -> Tensor:
-        """Attend over (B, S, H), to the positions seen; returns (B, S, H).
+    def forward(self, x_BSH: Tensor, mask: AttentionMask, read: Tensor | None = None) -> Tensor:
+        """Attend over (B, S, H) within the attention mask; returns (B, S, H).
 
-        With `read`, (R,) indices of tokens in the flattened (T,), it returns these alone, (R, H).
+        With gathered positions `read`, (R,) indices into the flattened (T,), it returns (R, H).
         """
         heads = (*x_BSH.shape[:-1], self.num_heads, -1)
         query_BSND, key_BSND, value_BSND = (
             project(part, x_BSH).view(heads) for part in (self.query, self.key, self.value)
         )
         dropout = self.attention_dropout if self.training else 0.0
-        found_BSH = attend(query_BSND, key_BSND, value_BSND, seen, dropout).flatten(2)
+        context_BSH = attend(query_BSND, key_BSND, value_BSND, mask, dropout).flatten(2)
         if read is not None:
-            x_BSH, found_BSH = (part.flatten(0, 1)[read] for part in (x_BSH, found_BSH))
-        normed_BSH: Tensor = self.norm(x_BSH + self.dropout(project(self.output, found_BSH)))
+            x_BSH, context_BSH = (part.flatten(0, 1)[read] for part in (x_BSH, context_BSH))
+        normed_BSH: Tensor = self.norm(x_BSH + self.dropout(project(self.output, context_BSH)))
         return normed_BSH
 
 
 class FeedForward(nn.Module):
-    """The position-wise part with its residual and layer norm: LN(x + down(act(up(x))))."""
+    """Position-wise feed-forward block with residual and layer norm: LN(x + down(act(up(x))))."""
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
@@ -113,8 +113,8 @@ class Encoder(nn.Module):
     """The distinct attention and feed-forward blocks, and the loop that applies them.
 
     Attributes:
-        recomputes: whether a layer's activations are made again in the backward pass instead of
-            kept; a third more work for a memory of one layer instead of L.
+        recomputes: whether activations are checkpointed, that is recomputed in the backward pass;
+            a third more compute, with the activations of one layer in memory instead of L.
     """
 
     def __init__(self, config: AlbertConfig) -> None:
@@ -124,52 +124,52 @@ class Encoder(nn.Module):
         self.attentions = nn.ModuleList(Attention(config) for _ in range(config.num_attentions))
         self.ffns = nn.ModuleList(FeedForward(config) for _ in range(config.num_ffns))
 
-    def forward(self, x_BSH: Tensor, seen: Seen, read: Tensor | None = None) -> Tensor:
+    def forward(self, x_BSH: Tensor, mask: AttentionMask, read: Tensor | None = None) -> Tensor:
         """Apply the layers in the order of the plan to (B, S, H); returns (B, S, H).
 
-        With `read`, (R,) indices of tokens in the flattened (T,), it returns these alone, (R, H):
-        past its attention, the last layer is applied to no other.
+        With gathered positions `read`, (R,) indices into the flattened (T,), it returns (R, H):
+        the last layer, after its attention, is applied to these alone.
         """
         for number in range(1, len(self.layer_plan)):
-            x_BSH = self._apply_layer(number, x_BSH, seen)
-        return self._apply_layer(len(self.layer_plan), x_BSH, seen, read)
+            x_BSH = self._apply_layer(number, x_BSH, mask)
+        return self._apply_layer(len(self.layer_plan), x_BSH, mask, read)
 
-    def states(self, x_BSH: Tensor, seen: Seen) -> list[Tensor]:
-        """What is given, and what each layer makes of it, all (B, S, H)."""
+    def states(self, x_BSH: Tensor, mask: AttentionMask) -> list[Tensor]:
+        """Return the input and the output of each layer, all (B, S, H)."""
         states = [x_BSH]
         for number in range(1, len(self.layer_plan) + 1):
-            states.append(self._apply_layer(number, states[-1], seen))
+            states.append(self._apply_layer(number, states[-1], mask))
         return states
 
     def _apply_layer(
-        self, number: int, x_BSH: Tensor, seen: Seen, read: Tensor | None = None
+        self, number: int, x_BSH: Tensor, mask: AttentionMask, read: Tensor | None = None
     ) -> Tensor:
         """Apply the layer of that number, from 1."""
         attention, ffn = self.layer_plan[number - 1]
         blocks = (self.attentions[attention], self.ffns[ffn])
         if self.recomputes and self.training:
             # Reentrant recomputation runs the hooks of shared weights once per use.
-            out_BSH: Tensor = checkpoint(_layer, *blocks, x_BSH, seen, read, use_reentrant=False)
+            out_BSH: Tensor = checkpoint(_layer, *blocks, x_BSH, mask, read, use_reentrant=False)
             return out_BSH
-        return _layer(*blocks, x_BSH, seen, read)
+        return _layer(*blocks, x_BSH, mask, read)
 
 
 def _layer(
-    attention: nn.Module, ffn: nn.Module, x_BSH: Tensor, seen: Seen, read: Tensor | None
+    attention: nn.Module, ffn: nn.Module, x_BSH: Tensor, mask: AttentionMask, read: Tensor | None
 ) -> Tensor:
-    out_BSH: Tensor = ffn(attention(x_BSH, seen, read))
+    out_BSH: Tensor = ffn(attention(x_BSH, mask, read))
     return out_BSH
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packing:
-    """Several sequences in each row, none across rows.
+    """Sequence packing: several sequences in each row, none across rows.
 
     Attributes:
         positions: (B, S) int64, each token's position in its sequence.
         sequences: (B, S) int64, each token's sequence within its row; -1 where padded.
-        bounds: (C + 1,) int32, where each sequence begins in the flattened tokens (T,), padding
-            counted as a sequence, and the end T; the end is repeated up to a fixed size.
+        bounds: (C + 1,) int32, cu_seqlens: the begin of each sequence in the flattened tokens
+            (T,), padding counted as a sequence, and the end T, repeated up to a fixed size.
     """
 
     positions: Tensor
@@ -184,8 +184,8 @@ class Batch:
     Attributes:
         ids: (B, S) int64.
         types: (B, S) int64, 0 for the first segment, 1 for the second.
-        lengths: (B,) int64, real tokens of each row; None where none is padded.
-        packing: which sequences a row holds; None where it is one.
+        lengths: (B,) int64, real tokens of each row; None without padding.
+        packing: the sequences of each row; None if it is one.
     """
 
     ids: Tensor
@@ -195,7 +195,7 @@ class Batch:
 
     @property
     def real_BS(self) -> Tensor:
-        """(B, S) bool, whether a token is no padding."""
+        """Padding mask (B, S), bool, True for real tokens."""
         if self.packing is not None:
             return self.packing.sequences >= 0
         positions_S = torch.arange(self.ids.shape[1], device=self.ids.device)
@@ -204,12 +204,12 @@ class Batch:
         return positions_S < self.lengths[:, None]
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on another device."""
+        """Return the batch on another device."""
         return move(self, device)
 
 
 def move(record: Record, device: torch.device) -> Record:
-    """A dataclass of tensors, and of such dataclasses, on another device."""
+    """Copy a dataclass of tensors, and of such dataclasses, to another device."""
     moved: dict[str, object] = {}
     for field in fields(record):  # type: ignore[arg-type]
         value = getattr(record, field.name)
@@ -231,25 +231,25 @@ class Albert(nn.Module):
         self.apply(Initializer(config.initializer_range))
 
     def forward(self, batch: Batch, read: Tensor | None = None) -> Tensor:
-        """Hidden states (B, S, H); those at padded positions mean nothing.
+        """Return the hidden states (B, S, H); those at padded positions are undefined.
 
         Args:
-            read: (R,) indices of tokens in the flattened (T,), where these alone are wanted; the
-                hidden states are (R, H) then, and cost less.
+            read: gathered positions, (R,) indices into the flattened (T,); the hidden states are
+                then (R, H), and cost less.
 
         Raises:
             ValueError: the rows are longer than the model has positions.
         """
-        hidden_BSH: Tensor = self.encoder(self._embed(batch), self._seen(batch), read)
+        hidden_BSH: Tensor = self.encoder(self._embed(batch), self._attention_mask(batch), read)
         return hidden_BSH
 
     def states(self, batch: Batch) -> list[Tensor]:
-        """Hidden states before the first layer and after each, L + 1 of (B, S, H).
+        """Return the hidden states before the first layer and after each, L + 1 of (B, S, H).
 
         Raises:
             ValueError: the rows are longer than the model has positions.
         """
-        return self.encoder.states(self._embed(batch), self._seen(batch))
+        return self.encoder.states(self._embed(batch), self._attention_mask(batch))
 
     def _embed(self, batch: Batch) -> Tensor:
         length = batch.ids.shape[1]
@@ -261,8 +261,8 @@ class Albert(nn.Module):
         x_BSH: Tensor = self.embeddings(batch.ids, batch.types, positions_BS)
         return x_BSH
 
-    def _seen(self, batch: Batch) -> Seen:
-        """What each token attends to: its own sequence."""
+    def _attention_mask(self, batch: Batch) -> AttentionMask:
+        """Return the mask by which each token attends to its own sequence."""
         if batch.packing is None:
             return None if batch.lengths is None else batch.real_BS[:, None, None, :]
         drops = self.training and self.config.attention_dropout > 0
@@ -273,49 +273,48 @@ class Albert(nn.Module):
 
 
 def attend(
-    query_BSND: Tensor, key_BSND: Tensor, value_BSND: Tensor, seen: Seen, dropout: float
+    query_BSND: Tensor, key_BSND: Tensor, value_BSND: Tensor, mask: AttentionMask, dropout: float
 ) -> Tensor:
-    """Scaled dot-product attention over what is seen; (B, S, N, D)."""
-    if isinstance(seen, Bounds):
-        return _attend_within(query_BSND, key_BSND, value_BSND, seen)
+    """Scaled dot-product attention within the attention mask; (B, S, N, D)."""
+    if isinstance(mask, Bounds):
+        return _attend_varlen(query_BSND, key_BSND, value_BSND, mask)
     query_BNSD, key_BNSD, value_BNSD = (
         part.transpose(1, 2) for part in (query_BSND, key_BSND, value_BSND)
     )
     if query_BNSD.device.type != "cpu" or not query_BNSD.requires_grad:
         return F.scaled_dot_product_attention(
-            query_BNSD, key_BNSD, value_BNSD, attn_mask=seen, dropout_p=dropout
+            query_BNSD, key_BNSD, value_BNSD, attn_mask=mask, dropout_p=dropout
         ).transpose(1, 2)
     # The backward pass of torch's fused CPU kernel took a third of a training step at 128
     # tokens; plain products, fused by torch.compile, made the whole step 1.4 times faster.
     scores_BNSS = query_BNSD @ key_BNSD.transpose(-1, -2) / query_BNSD.shape[-1] ** 0.5
-    if seen is not None:
-        scores_BNSS = scores_BNSS.masked_fill(~seen, float("-inf"))
+    if mask is not None:
+        scores_BNSS = scores_BNSS.masked_fill(~mask, float("-inf"))
     weights_BNSS = F.dropout(scores_BNSS.softmax(-1).to(value_BNSD.dtype), dropout)
     return (weights_BNSS @ value_BNSD).transpose(1, 2)
 
 
-def _attend_within(
-    query_BSND: Tensor, key_BSND: Tensor, value_BSND: Tensor, seen: Bounds
+def _attend_varlen(
+    query_BSND: Tensor, key_BSND: Tensor, value_BSND: Tensor, cu_seqlens: Bounds
 ) -> Tensor:
-    """The same within the bounds of each sequence, by a kernel that never sees the others."""
+    """Variable-length attention within each sequence of the flattened tokens; (B, S, N, D)."""
     query_TND, key_TND, value_TND = (
         part.flatten(0, 1) for part in (query_BSND, key_BSND, value_BSND)
     )
-    read_TND = varlen_attn(
-        query_TND, key_TND, value_TND, seen.bounds, seen.bounds, seen.longest, seen.longest
-    )
-    assert isinstance(read_TND, Tensor)
-    return read_TND.reshape(query_BSND.shape)
+    bounds, longest = cu_seqlens
+    context_TND = varlen_attn(query_TND, key_TND, value_TND, bounds, bounds, longest, longest)
+    assert isinstance(context_TND, Tensor)
+    return context_TND.reshape(query_BSND.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Initializer:
-    """Truncated normal weights, zero biases, as the original code has it."""
+    """Truncated normal weights and zero biases, as in the original code."""
 
     std: float
 
     def __call__(self, module: nn.Module) -> None:
-        """Initialise the parameters that `module` itself holds."""
+        """Initialise the module's own parameters."""
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.trunc_normal_(module.weight, std=self.std, a=-2 * self.std, b=2 * self.std)
         if isinstance(module, nn.Linear) and module.bias is not None:
@@ -323,9 +322,10 @@ class Initializer:
 
 
 def project(linear: nn.Linear, x: Tensor) -> Tensor:
-    """A linear map; compiled for a CPU, the next kernel adds the bias.
+    """Apply a linear map; compiled for a CPU, the bias is added by the next fused kernel.
 
-    The product with a bias writes the bias to all rows first, which took as long as the product.
+    Torch's product with a bias first writes the bias to all rows, which took as long as the
+    product.
     """
     if not (torch.compiler.is_compiling() and x.device.type == "cpu"):
         mapped: Tensor = linear(x)
@@ -335,7 +335,7 @@ def project(linear: nn.Linear, x: Tensor) -> Tensor:
 
 
 def activation(config: AlbertConfig) -> Callable[[Tensor], Tensor]:
-    """The activation that the config names."""
+    """Return the activation that the config names."""
     return gelu_tanh if config.activation == "gelu_tanh" else F.gelu
 
 

@@ -1,6 +1,6 @@
 """Checkpoints as Hugging Face directories: `config.json`, `model.safetensors`, the tokenizer.
 
-All foreign names of weights are in `HF_NAMES`, which is read in both directions.
+`HF_NAMES` maps all names of weights, in both directions.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from albert_serve.errors import ConfigError
 from training.errors import TrainingError
 from training.model.heads import POOLED_TASKS, AlbertForTasks, Task
 
-# Our name <-> Hugging Face's, less `.weight` or `.bias`. {g} and {i} are the group and the layer
-# within it; ours counts the distinct blocks, which are group * num_inner_layers + inner.
+# Our name <-> Hugging Face's, without `.weight` or `.bias`. {g} and {i} are the group and the layer
+# within it; {n} counts the distinct blocks: group * num_inner_layers + inner.
 HF_NAMES: Final[dict[str, str]] = {
     "albert.embeddings.word": "albert.embeddings.word_embeddings",
     "albert.embeddings.position": "albert.embeddings.position_embeddings",
@@ -61,11 +61,11 @@ _TOKENIZER_FILES: Final = ("tokenizer.json", "spiece.model")
 
 
 class CheckpointError(TrainingError):
-    """A checkpoint that cannot be read, or whose parts contradict each other."""
+    """A checkpoint that cannot be read, or is inconsistent."""
 
 
 def hf_name(ours: str, config: AlbertConfig) -> str:
-    """Hugging Face's name of one of our parameters.
+    """Return the Hugging Face name of a parameter.
 
     Raises:
         KeyError: there is no parameter of that name.
@@ -80,19 +80,19 @@ def hf_name(ours: str, config: AlbertConfig) -> str:
 
 
 def parameters(model: AlbertForTasks) -> dict[str, nn.Parameter]:
-    """Each distinct parameter once, by its Hugging Face name."""
+    """Return each distinct parameter once, by its Hugging Face name."""
     return {hf_name(name, model.config): tensor for name, tensor in model.named_parameters()}
 
 
 def find_tasks(
     shapes: Mapping[str, tuple[int, ...]], architectures: Sequence[str] = ()
 ) -> dict[Task, int]:
-    """The tasks whose heads a checkpoint holds, and each head's outputs, from its weights' shapes.
+    """Find the tasks of a checkpoint's heads, and each head's outputs, from its weights' shapes.
 
     Args:
         shapes: by Hugging Face name.
-        architectures: those of `config.json`. A `classifier` of one output is a multiple choice
-            where they say so, or else a regression (`text-classification` of one label).
+        architectures: of `config.json`. A `classifier` of one output is a multiple choice if they
+            say so, else a regression (`text-classification` of one label).
     """
     keys: dict[Task, str] = {
         "fill-mask": "predictions.bias",
@@ -100,11 +100,11 @@ def find_tasks(
         "text-classification": "classifier.bias",
         "question-answering": "qa_outputs.bias",
     }
-    found = {task: shapes[key][0] for task, key in keys.items() if key in shapes}
+    sizes = {task: shapes[key][0] for task, key in keys.items() if key in shapes}
     is_choice = _ARCHITECTURES["multiple-choice"] in architectures
-    if is_choice and found.get("text-classification") == 1:
-        found["multiple-choice"] = found.pop("text-classification")
-    return found
+    if is_choice and sizes.get("text-classification") == 1:
+        sizes["multiple-choice"] = sizes.pop("text-classification")
+    return sizes
 
 
 def save_checkpoint(
@@ -115,19 +115,19 @@ def save_checkpoint(
     tokenizer_from: Path | None = None,
     extra_config: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the model as a Hugging Face directory; each file appears whole or not at all.
+    """Write the model as a Hugging Face directory, each file atomically.
 
     Args:
-        tensors: the weights by Hugging Face name, where the model's own are not whole.
-        tokenizer_from: a folder whose `tokenizer.json` and `spiece.model` are copied along.
-        extra_config: further keys of `config.json`, such as `id2label`.
+        tensors: the weights by Hugging Face name, if the model's own are sharded.
+        tokenizer_from: a folder whose `tokenizer.json` and `spiece.model` are copied.
+        extra_config: additional keys of `config.json`, such as `id2label`.
 
     Raises:
         CheckpointError: a weight is not finite.
         OSError: the folder cannot be written.
     """
-    given = parameters(model) if tensors is None else tensors
-    tensors = {name: tensor.detach().cpu() for name, tensor in given.items()}
+    weights = parameters(model) if tensors is None else tensors
+    tensors = {name: tensor.detach().cpu() for name, tensor in weights.items()}
     bad = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
     if bad:
         raise CheckpointError(f"not saved: {', '.join(bad[:3])} hold numbers that are not finite")
@@ -141,7 +141,7 @@ def save_checkpoint(
     write_atomically(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
     partial = folder / "model.safetensors.partial"
     save_file({k: v.contiguous() for k, v in tensors.items()}, partial, {"format": "pt"})
-    # safetensors makes a file that its owner alone may read; whoever serves it may be another.
+    # safetensors makes a file that only its owner may read; another user may serve it.
     partial.chmod(0o644)
     put_in_place(partial, folder / "model.safetensors")
     if tokenizer_from is not None:
@@ -150,13 +150,13 @@ def save_checkpoint(
 
 
 def _label_keys(tasks: Mapping[Task, int]) -> dict[str, Any]:
-    """Names for labels that have none; without them `transformers` takes there to be two."""
+    """Return default label names; without them `transformers` assumes two labels."""
     names = [f"LABEL_{index}" for index in range(tasks.get("text-classification", 0))]
     return label_keys(names) if names else {}
 
 
 def label_keys(names: Sequence[str], *, multi_label: bool = False) -> dict[str, Any]:
-    """The keys of `config.json` that name the labels of text classification.
+    """Return the keys of `config.json` that name the labels of text classification.
 
     Args:
         multi_label: whether a text can have several labels at once.
@@ -176,21 +176,21 @@ def _copy_tokenizer(source: Path, folder: Path) -> None:
 
 
 def _write_tokenizer_config(config: AlbertConfig, folder: Path) -> None:
-    """What `transformers` 5 must be told: without it, it leaves out the token types of pairs."""
-    known = {
+    """Write `tokenizer_config.json`; without it `transformers` 5 omits the token types of pairs."""
+    keys = {
         "tokenizer_class": "AlbertTokenizer",
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
         "model_max_length": config.max_positions,
     }
-    content = json.dumps(known, indent=2) + "\n"
+    content = json.dumps(keys, indent=2) + "\n"
     write_atomically(folder / "tokenizer_config.json", content.encode())
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The keys of a checkpoint's `config.json`.
+    """Read a checkpoint's `config.json`.
 
     Raises:
-        CheckpointError: there is no such file, or it is not a JSON object.
+        CheckpointError: the file is missing, or not a JSON object.
     """
     file = folder / "config.json"
     try:
@@ -203,7 +203,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint by Hugging Face name, tied copies left out.
+    """Read the tensors of a checkpoint by Hugging Face name, without tied copies.
 
     Raises:
         CheckpointError: the file is missing, truncated, or not safetensors.
@@ -217,15 +217,15 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def load_checkpoint(folder: Path, tasks: Mapping[Task, int] | None = None) -> AlbertForTasks:
-    """The model of a checkpoint, ours or one that `transformers` wrote.
+    """Load the model of a checkpoint, ours or one that `transformers` wrote.
 
     Args:
-        tasks: the heads to carry; those that the file lacks, or has with another number of
-            outputs, start fresh. By default the heads that the file holds.
+        tasks: heads of the model; those that the file lacks, or has with another number of
+            outputs, are newly initialised. By default the file's heads.
 
     Raises:
-        CheckpointError: a file cannot be read, a weight of the backbone or of a head that the
-            file holds is missing, or a shape contradicts the config.
+        CheckpointError: a file cannot be read, a weight of the backbone or of one of the file's
+            heads is missing, or a shape contradicts the config.
     """
     hf = read_config(folder)
     try:
@@ -244,7 +244,7 @@ def load_checkpoint(folder: Path, tasks: Mapping[Task, int] | None = None) -> Al
 def _load_weights(
     model: AlbertForTasks, weights: Mapping[str, Tensor], heads: Set[Task], *, source: str
 ) -> None:
-    """Copy the weights of the backbone and of these heads; a pooler too, where there is one."""
+    """Copy the weights of the backbone, of these heads, and of the pooler if there is one."""
     stems = tuple(f"heads.{task}." for task in heads)
     has_pooler = bool(heads & set(POOLED_TASKS)) or "albert.pooler.weight" in weights
     for ours, parameter in model.named_parameters():
@@ -263,10 +263,10 @@ def _load_weights(
 
 
 def cut_positions(model: AlbertForTasks, num_positions: int) -> AlbertForTasks:
-    """The same model with its first `num_positions` positions alone.
+    """Return the model with only its first `num_positions` positions.
 
     Raises:
-        CheckpointError: it has fewer.
+        CheckpointError: it has fewer positions.
     """
     if num_positions > model.config.max_positions:
         raise CheckpointError(
@@ -281,10 +281,9 @@ def cut_positions(model: AlbertForTasks, num_positions: int) -> AlbertForTasks:
 
 
 def grow_depth(model: AlbertForTasks, num_layers: int) -> AlbertForTasks:
-    """The same weights applied by more layers, to go on training a deeper model (appendix A.1).
+    """Return the model with more layers and the same weights, for further training (appendix A.1).
 
-    Where layers have weights of their own, each begins with those of the layer at its relative
-    depth.
+    Unshared layers get the weights of the layer at their relative depth.
 
     Raises:
         CheckpointError: the model has more layers than that.
@@ -307,7 +306,7 @@ def grow_depth(model: AlbertForTasks, num_layers: int) -> AlbertForTasks:
 
 
 def with_backbone_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of a bare `AlbertModel`, whose names lack `albert.`, under the full names."""
+    """Add `albert.` to the names of weights that lack it, as those of a bare `AlbertModel` do."""
     bare = ("embeddings.", "encoder.", "pooler.")
     return {
         f"albert.{name}" if name.startswith(bare) else name: tensor
@@ -318,7 +317,7 @@ def with_backbone_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def expand_for_hf(source: Path, folder: Path) -> None:
     """Write a checkpoint of any sharing for `transformers`, which can share whole layers only.
 
-    What the layers of `source` share is repeated: the copy has a group of its own for each layer.
+    Shared weights are repeated: the copy has one group per layer.
 
     Raises:
         CheckpointError: `source` cannot be read.
@@ -329,30 +328,30 @@ def expand_for_hf(source: Path, folder: Path) -> None:
     expanded = AlbertForTasks(config, model.tasks)
     rest = {k: v for k, v in model.state_dict().items() if not k.startswith("albert.encoder.")}
     expanded.load_state_dict(rest, strict=False)
-    given, repeated = model.albert.encoder, expanded.albert.encoder
+    shared, repeated = model.albert.encoder, expanded.albert.encoder
     for place, (attention, ffn) in enumerate(model.config.layer_plan):
-        repeated.attentions[place].load_state_dict(given.attentions[attention].state_dict())
-        repeated.ffns[place].load_state_dict(given.ffns[ffn].state_dict())
+        repeated.attentions[place].load_state_dict(shared.attentions[attention].state_dict())
+        repeated.ffns[place].load_state_dict(shared.ffns[ffn].state_dict())
     extra = {k: v for k, v in read_config(source).items() if k not in config.to_hf()}
     save_checkpoint(expanded, folder, tokenizer_from=source, extra_config=extra)
 
 
 def write_atomically(file: Path, content: bytes) -> None:
-    """Write a file so that a reader, or a crash, sees the old content or the new, never a part."""
+    """Write a file atomically: a reader sees the old content or the new, also after a crash."""
     partial = file.with_name(file.name + ".partial")
     partial.write_bytes(content)
     put_in_place(partial, file)
 
 
 def put_in_place(partial: Path, file: Path) -> None:
-    """Give a file that is written whole its name, once its content is on the disk."""
+    """Sync a partial file to disk, then rename it to `file`."""
     with partial.open("rb") as stream:
         os.fsync(stream.fileno())
     os.replace(partial, file)
 
 
 def _architectures(tasks: Mapping[Task, int]) -> list[str]:
-    """The `transformers` classes that read these heads."""
+    """Return the `transformers` classes that read these heads."""
     names = [name for task, name in _ARCHITECTURES.items() if task in tasks]
     if {"fill-mask", "sentence-order"} <= tasks.keys():
         names[0] = "AlbertForPreTraining"

@@ -1,7 +1,7 @@
-"""The heads of the five tasks, and the model that carries any of them over one backbone.
+"""The heads of the five tasks, and the model of one backbone and any of these heads.
 
-Every head maps rows of hidden states to rows of logits, so what a task costs is what it asks
-for: masked positions for fill-mask, the [CLS] row for classification, all real rows for spans.
+A head maps rows of hidden states to rows of logits, so that a task computes only what it needs:
+masked positions for fill-mask, the [CLS] row for classification, all real rows for spans.
 
 Shape legend: B sequences, S positions, H hidden size, E embedding size, V vocabulary,
 R rows gathered from hidden states, K outputs.
@@ -24,7 +24,7 @@ Task = Literal[
 ]
 # Tasks whose head reads the pooled [CLS] row.
 POOLED_TASKS: Final[tuple[Task, ...]] = ("sentence-order", "text-classification", "multiple-choice")
-# How many outputs a task's head has, where the task says; None where the labels say.
+# Outputs of a task's head; None where they depend on the vocabulary or the labels.
 NUM_OUTPUTS: Final[dict[Task, int | None]] = {
     "fill-mask": None,
     "sentence-order": 2,
@@ -35,7 +35,7 @@ NUM_OUTPUTS: Final[dict[Task, int | None]] = {
 
 
 class FillMaskHead(nn.Module):
-    """Scores over the vocabulary, through the tied word embeddings (H to E to V)."""
+    """Logits over the vocabulary, through the tied word embeddings (H to E to V)."""
 
     def __init__(self, config: AlbertConfig, word: nn.Embedding) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Pooler(nn.Module):
 
 
 class PooledHead(nn.Module):
-    """Pooler, dropout, linear: sentence order, classification and multiple choice."""
+    """Pooler, dropout, linear: for sentence order, classification and multiple choice."""
 
     def __init__(self, config: AlbertConfig, pooler: Pooler, num_outputs: int) -> None:
         super().__init__()
@@ -92,13 +92,13 @@ class SpanHead(nn.Module):
 
 
 class AlbertForTasks(nn.Module):
-    """One backbone and a head for each task: `model.heads[task](rows)`.
+    """One backbone with a head for each task: `model.heads[task](rows)`.
 
     Args:
         tasks: the number of outputs of each task's head; see `head_sizes`.
 
     Raises:
-        ConfigError: an unknown task, or a number of outputs that it cannot have.
+        ConfigError: a task is unknown, or its number of outputs is invalid.
     """
 
     def __init__(self, config: AlbertConfig, tasks: Mapping[Task, int]) -> None:
@@ -123,12 +123,12 @@ class AlbertForTasks(nn.Module):
         return PooledHead(self.config, self.pooler, num_outputs)
 
     def forward(self, batch: Batch, read: Tensor | None = None) -> Tensor:
-        """Hidden states (B, S, H), or those (R, H) of the tokens that are read; see `Albert`."""
+        """Return hidden states (B, S, H), or (R, H) at the gathered positions; see `Albert`."""
         hidden_BSH: Tensor = self.albert(batch, read)
         return hidden_BSH
 
     def logits(self, task: Task, rows_RH: Tensor) -> Tensor:
-        """Logits (R, K) of gathered rows (R, H)."""
+        """Return the logits (R, K) of gathered rows (R, H)."""
         logits_RK: Tensor = self.heads[task](rows_RH)
         return logits_RK
 
@@ -136,7 +136,7 @@ class AlbertForTasks(nn.Module):
 def head_sizes(
     config: AlbertConfig, tasks: tuple[Task, ...], num_labels: int = 2
 ) -> dict[Task, int]:
-    """The outputs of each task's head; `num_labels` is that of text classification."""
+    """Return the outputs of each task's head; `num_labels` is for text classification."""
     sizes = {**NUM_OUTPUTS, "fill-mask": config.vocab_size, "text-classification": num_labels}
     return {task: sizes[task] or 0 for task in tasks}
 

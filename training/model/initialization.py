@@ -1,10 +1,10 @@
-"""How a model starts, beyond the paper's random weights.
+"""Local initialization, an alternative to the paper's random weights.
 
-From the paper's start a small ALBERT learns how frequent tokens are and to copy those that were
-left in place, and then stands still: its attention is nearly even, what it carries is faint, and
-nothing tells it what is near. The local start is that of an n-gram model: words and positions have
-halves of the embedding of their own, and each head looks at one neighbour. All of it is ordinary
-weights, free to move: the model stays an ALBERT. docs/decisions.md has the measurements.
+From random weights a small ALBERT learns token frequencies and to copy the tokens that were left
+in place, and then stalls: its attention is nearly uniform, its output is faint, and no position is
+distinguished. The local start resembles an n-gram model: words and positions use separate halves
+of the embedding, and each head attends to one neighbour. All are ordinary trainable weights: the
+model is still an ALBERT. docs/decisions.md has the measurements.
 
 Shape legend: V vocabulary, S positions, E embedding size, H hidden size, D head size, P sinusoids'
 dimensions, half of E.
@@ -24,48 +24,48 @@ from training.model.albert import Attention, Embeddings
 from training.model.heads import AlbertForTasks, FillMaskHead
 
 Start = Literal["local", "random", "teacher"]
-# Words and positions begin with like shares of an embedding, so that neither hides the other.
+# Words and positions begin with equal norms, so that neither dominates an embedding.
 _AMPLITUDE: Final = 0.1
 _WORD_STD: Final = _AMPLITUDE / math.sqrt(2)
-# The fastest sinusoid, in radians a position: what tells direct neighbours apart.
+# The highest frequency, in radians a position: it distinguishes direct neighbours.
 _FASTEST: Final = 2.0
-# Of queries and keys: some eight tenths of a head's attention in the first layers then go to its
+# Gain of queries and keys: about 0.8 of a head's attention in the first layers is then on its
 # neighbour.
 _GAIN: Final = math.sqrt(1.5)
 
 
 def start_local(model: AlbertForTasks, token_counts: NDArray[np.int64]) -> None:
-    """Let a model begin with its corpus' frequencies, and with attention to what is near.
+    """Initialise a model with its corpus' token frequencies, and with attention to neighbours.
 
     Args:
-        model: freshly made, with a fill-mask head.
-        token_counts: (V,) how often each token occurs in the corpus.
+        model: newly created, with a fill-mask head.
+        token_counts: (V,) occurrences of each token in the corpus.
     """
     head = model.heads["fill-mask"]
     assert isinstance(head, FillMaskHead)
     frequencies_V = _frequencies(model.config.embedding_size // 4, model.config.max_positions)
     with torch.no_grad():
         use_counts(head, token_counts)
-        _part_embeddings(model.albert.embeddings, frequencies_V)
+        _split_embeddings(model.albert.embeddings, frequencies_V)
         for block in model.albert.encoder.attentions:
             assert isinstance(block, Attention)
             _attend_to_neighbours(block, model.albert.embeddings, frequencies_V)
 
 
 def use_counts(head: FillMaskHead, token_counts: NDArray[np.int64]) -> None:
-    """Make the output bias the log frequencies, so that training starts at their entropy."""
+    """Set the output bias to the log frequencies, so that the loss starts at their entropy."""
     smoothed = token_counts + 1.0
     head.decoder.bias.copy_(torch.from_numpy(np.log(smoothed / smoothed.sum())))
 
 
 def _frequencies(num_pairs: int, num_positions: int) -> Tensor:
-    """Radians a position, from the fastest to half a turn over all positions; (P / 2,)."""
+    """Return radians a position, from the highest to half a turn over all positions; (P / 2,)."""
     slowest = math.pi / num_positions
     return torch.logspace(math.log10(_FASTEST), math.log10(slowest), num_pairs)
 
 
-def _part_embeddings(embeddings: Embeddings, frequencies: Tensor) -> None:
-    """Sinusoids in the first half of the embedding, words in the second, mapped to H unmixed."""
+def _split_embeddings(embeddings: Embeddings, frequencies: Tensor) -> None:
+    """Set sinusoids in the first half, words in the second, and an orthogonal projection to H."""
     num_positions = embeddings.position.num_embeddings
     angle_SP = torch.arange(num_positions)[:, None] * frequencies.repeat_interleave(2)
     num_waves = angle_SP.shape[1]
@@ -78,10 +78,10 @@ def _part_embeddings(embeddings: Embeddings, frequencies: Tensor) -> None:
 
 
 def _attend_to_neighbours(block: Attention, embeddings: Embeddings, frequencies: Tensor) -> None:
-    """Let head 0 look one token back, head 1 one ahead, head 2 two back, and so on.
+    """Let head 0 attend one token back, head 1 one ahead, head 2 two back, and so on.
 
-    A shift is a rotation of each pair of sinusoids, which is in the keys' weights. Values and
-    output are orthogonal, so that what is looked at arrives in full.
+    A shift is a rotation of each pair of sinusoids, in the keys' weights. Values and output are
+    orthogonal, so that they preserve norms.
     """
     head_size = block.query.out_features // block.num_heads
     num_waves = min(2 * len(frequencies), head_size // 2 * 2)
@@ -98,7 +98,7 @@ def _attend_to_neighbours(block: Attention, embeddings: Embeddings, frequencies:
 
 
 def _shift(waves_PH: Tensor, frequencies: Tensor, offset: int) -> Tensor:
-    """The map that reads sinusoids as they were `offset` positions before."""
+    """Rotate the map, so that it reads the sinusoids of `offset` positions before."""
     angle = (frequencies * offset)[: len(waves_PH) // 2, None]
     sine, cosine = waves_PH[0::2], waves_PH[1::2]
     shifted = torch.empty_like(waves_PH)

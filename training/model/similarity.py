@@ -1,4 +1,4 @@
-"""How far each layer moves its embeddings: the figure that the paper tells oscillation by.
+"""Distance of each layer's input and output embeddings (Figure 1 of the paper).
 
 Shape legend: B rows, S positions, H hidden size, R real tokens.
 """
@@ -23,10 +23,10 @@ from training.model.heads import AlbertForTasks
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerSimilarity:
-    """Input and output of each layer compared, as in Figure 1 of the paper (section 3.1).
+    """Comparison of each layer's input and output, as in Figure 1 of the paper (section 3.1).
 
-    There is one value for each entry of the config's `layer_plan`: a layer counts as often as it
-    is applied, and each layer of a group counts.
+    There is one value for each entry of the config's `layer_plan`, that is for each application
+    of a layer.
 
     Attributes:
         distance: mean L2 distance of a token's input and output embedding.
@@ -41,15 +41,15 @@ class LayerSimilarity:
 def layer_similarity(model: AlbertForTasks, batches: Iterable[Batch]) -> LayerSimilarity:
     """Run the batches, without dropout and gradients, and compare at their real tokens.
 
-    A compiled model is run eagerly and stays compiled: hooks that are set after compilation would
-    never be called. Parameters, gradients, random state and the model's mode stay as they are.
-    Wrapped in DistributedDataParallel, give its `module`.
+    A compiled model runs eagerly and stays compiled, since hooks that are registered after
+    compilation are not called. Parameters, gradients, random state and the model's mode are
+    unchanged. Of a DistributedDataParallel model, give the `module`.
 
     Args:
-        batches: may lie on another device than the model. Some thousand tokens are enough.
+        batches: on any device. Some thousand tokens are enough.
 
     Raises:
-        TrainingError: the batches hold no real token.
+        TrainingError: the batches have no real token.
     """
     device = next(model.parameters()).device
     watch = _Watch(num_layers=len(model.config.layer_plan))
@@ -63,7 +63,7 @@ def layer_similarity(model: AlbertForTasks, batches: Iterable[Batch]) -> LayerSi
 
 @contextmanager
 def _measuring(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients, and what is compiled runs eagerly."""
+    """Set evaluation mode, without gradients and compiled code; for `with`."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -75,7 +75,7 @@ def _measuring(model: nn.Module) -> Iterator[None]:
 
 
 class _Watch:
-    """Sums over tokens of what each application of a layer did to them."""
+    """Sums of distances and angles over tokens, for each application of a layer."""
 
     def __init__(self, *, num_layers: int) -> None:
         self._distance = [0.0] * num_layers
@@ -83,14 +83,14 @@ class _Watch:
         self._num_tokens = 0
 
     def begin(self, real_BS: Tensor) -> None:
-        """Tell of the next batch; its first layer comes next."""
+        """Begin the next batch at the first layer."""
         self._real_BS = real_BS
         self._num_tokens += int(real_BS.sum())
         self._layer = 0
 
     @contextmanager
     def on(self, encoder: nn.Module) -> Iterator[None]:
-        """Listen to a layer's two ends, its attention's input and its feed-forward's output."""
+        """Register hooks on each layer's input (attention) and output (feed-forward)."""
         handles: list[RemovableHandle] = []
         try:
             for attention in encoder.get_submodule("attentions").children():
@@ -123,8 +123,8 @@ class _Watch:
         )
 
 
-def _angle_degrees(one_RH: Tensor, other_RH: Tensor) -> Tensor:
-    """Angles (R,) of rows; the arc cosine would lose small ones to rounding."""
-    one_RH, other_RH = F.normalize(one_RH, dim=-1), F.normalize(other_RH, dim=-1)
-    apart_R, along_R = (one_RH - other_RH).norm(dim=-1), (one_RH + other_RH).norm(dim=-1)
-    return 2 * torch.atan2(apart_R, along_R) * (180 / math.pi)
+def _angle_degrees(x_RH: Tensor, y_RH: Tensor) -> Tensor:
+    """Return the angles (R,) of rows; the arc cosine would round small ones away."""
+    x_RH, y_RH = F.normalize(x_RH, dim=-1), F.normalize(y_RH, dim=-1)
+    difference_R, sum_R = (x_RH - y_RH).norm(dim=-1), (x_RH + y_RH).norm(dim=-1)
+    return 2 * torch.atan2(difference_R, sum_R) * (180 / math.pi)

@@ -1,1 +1,1 @@
-"""The losses of the tasks, and the steps that they are taken over."""
+"""Losses of the tasks, and the task streams that supply their micro-batches."""

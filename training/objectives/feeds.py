@@ -1,4 +1,4 @@
-"""What each task feeds to training: the passes of each step, and their scores.
+"""Task streams: the micro-batches of each training step, and their scores.
 
 Shape legend: B sequences, S positions, H hidden size, K outputs.
 """
@@ -32,22 +32,22 @@ from training.objectives.losses import (
 )
 
 if TYPE_CHECKING:
-    # They import readers of corpora, which a run on shards does not need.
+    # These import corpus readers, which a run on shards does not need.
     from training.data.datasets import LabelledText
     from training.data.windows import SpanExample
 
-# Batches of like lengths are cut from so many batches' worth of examples at a time.
+# Examples are sorted by length within this number of batches.
 _BATCHES_SORTED_TOGETHER = 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pass:
-    """One pass through the model.
+class MicroBatch:
+    """One micro-batch: a batch that goes through the model in one forward pass.
 
     Attributes:
-        num_tokens: real tokens in its batch.
-        counts: predictions that each loss is taken over.
-        scores: puts the batch through the model, on this device.
+        num_tokens: real tokens.
+        counts: number of predictions of each loss.
+        scores: runs the model on the batch, on the given device, and returns the scores.
     """
 
     num_tokens: int
@@ -56,85 +56,85 @@ class Pass:
 
 
 class Objective(nn.Module):
-    """A model and its losses as one module, which is what processes share their work around."""
+    """A model and its losses as one module, which DDP and FSDP wrap."""
 
     def __init__(self, model: AlbertForTasks, device: torch.device) -> None:
         super().__init__()
         self.model = model
         self.device = device
 
-    def forward(self, one: Pass) -> Mapping[LossName, Score]:
-        """The scores of one pass."""
-        return one.scores(self.model, self.device)
+    def forward(self, micro_batch: MicroBatch) -> Mapping[LossName, Score]:
+        """Return the scores of one micro-batch."""
+        return micro_batch.scores(self.model, self.device)
 
 
 class Feed(Protocol):
-    """An endless stream of steps, the same for the same seed."""
+    """An endless task stream: the micro-batches of each step, determined by the seed."""
 
     @property
     def name(self) -> str:
-        """Tells it from a run's other feeds."""
+        """The name, unique among a run's task streams."""
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """The heads that it trains."""
+        """The tasks whose heads it trains."""
 
     @property
     def losses(self) -> tuple[LossName, ...]:
-        """The losses of its passes: those of the heads, and others that it adds."""
+        """The losses of its micro-batches: those of the tasks, and additional ones."""
 
-    def step(self) -> Sequence[Pass]:
-        """The passes that this process takes in the next step."""
+    def step(self) -> Sequence[MicroBatch]:
+        """Return this process' micro-batches of the next step."""
 
     def state(self) -> list[int]:
-        """Where the next step begins."""
+        """Return the position of the next step."""
 
-    def go_to(self, state: Sequence[int]) -> None:
-        """Go on from a state; the feed must stand at its beginning, or behind it be let go."""
+    def restore(self, state: Sequence[int]) -> None:
+        """Move to a saved position, forwards or backwards."""
 
 
 @dataclass(kw_only=True)
 class BatchFeed:
-    """Steps of one pass each, from a stream of batches that can be begun anew.
+    """Task stream with one micro-batch a step, from an iterator that can be restarted.
 
     Attributes:
-        stream: gives the passes from the first on.
+        stream: returns an iterator over the micro-batches from the first on.
     """
 
     name: str
     tasks: tuple[Task, ...]
-    stream: Callable[[], Iterator[Pass]]
+    stream: Callable[[], Iterator[MicroBatch]]
     _num_taken: int = 0
-    _passes: Iterator[Pass] | None = None
+    _micro_batches: Iterator[MicroBatch] | None = None
 
     @property
     def losses(self) -> tuple[LossName, ...]:
-        """Those of its heads."""
+        """The losses of its tasks."""
         return self.tasks
 
-    def step(self) -> Sequence[Pass]:
-        """The next pass."""
-        if self._passes is None:
-            self._passes = self.stream()
+    def step(self) -> Sequence[MicroBatch]:
+        """Return the next micro-batch."""
+        if self._micro_batches is None:
+            self._micro_batches = self.stream()
         self._num_taken += 1
-        return [next(self._passes)]
+        return [next(self._micro_batches)]
 
     def state(self) -> list[int]:
-        """Passes taken so far."""
+        """Return the number of micro-batches taken so far."""
         return [self._num_taken]
 
-    def go_to(self, state: Sequence[int]) -> None:
-        """Pass over so many."""
+    def restore(self, state: Sequence[int]) -> None:
+        """Skip the micro-batches taken before."""
         (self._num_taken,) = state
-        self._passes = islice(self.stream(), self._num_taken, None)
+        self._micro_batches = islice(self.stream(), self._num_taken, None)
 
 
 @dataclass(kw_only=True)
 class PlannedFeed(ABC, Generic[Made]):
-    """Steps over the packed rows of a plan.
+    """Task stream over the packed rows of a plan.
 
     Attributes:
-        num_workers: processes that make batches ahead.
+        num_workers: number of data loader workers.
     """
 
     plan: Plan
@@ -147,21 +147,21 @@ class PlannedFeed(ABC, Generic[Made]):
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """The heads that it trains."""
+        """The tasks whose heads it trains."""
         if self.plan.settings.sentence_task == "none":
             return ("fill-mask",)
         return ("fill-mask", "sentence-order")
 
     @property
     def losses(self) -> tuple[LossName, ...]:
-        """Those of its heads."""
+        """The losses of its tasks."""
         return self.tasks
 
-    def step(self) -> Sequence[Pass]:
-        """The passes that this process takes in the next step.
+    def step(self) -> Sequence[MicroBatch]:
+        """Return this process' micro-batches of the next step.
 
         Raises:
-            TrainingError: the corpus gives no example.
+            TrainingError: the corpus yields no example.
         """
         if self._steps is None:
             self._steps = load_steps(
@@ -172,45 +172,45 @@ class PlannedFeed(ABC, Generic[Made]):
                 num_workers=self.num_workers,
             )
         batches, self._position = next(self._steps)
-        return [self.make_pass(batch) for batch in batches]
+        return [self.make_micro_batch(batch) for batch in batches]
 
     @abstractmethod
-    def make_pass(self, batch: Made) -> Pass:
-        """A batch as a pass."""
+    def make_micro_batch(self, batch: Made) -> MicroBatch:
+        """Return a collated batch as a micro-batch."""
 
     def state(self) -> list[int]:
-        """Epoch, window and row."""
+        """Return epoch, window and row of the next step."""
         return list(self._position)
 
-    def go_to(self, state: Sequence[int]) -> None:
-        """Go on from there."""
+    def restore(self, state: Sequence[int]) -> None:
+        """Move to that epoch, window and row."""
         self._position = Position(*state)
         self._steps = None
 
 
 @dataclass(kw_only=True)
 class PretrainFeed(PlannedFeed[PretrainBatch]):
-    """Masked tokens and the sentence task.
+    """Task stream of pretraining: masked tokens and the sentence task.
 
     Attributes:
-        sums: `pretrain_sums`, which may be compiled.
+        sums: `pretrain_sums`, optionally compiled.
     """
 
     sums: Callable[..., PretrainSums] = pretrain_sums
 
-    def make_pass(self, batch: PretrainBatch) -> Pass:
-        """A batch as a pass."""
-        return pretrain_pass(batch, self.tasks, self.sums)
+    def make_micro_batch(self, batch: PretrainBatch) -> MicroBatch:
+        """Return a collated batch as a micro-batch."""
+        return pretrain_micro_batch(batch, self.tasks, self.sums)
 
 
-def pretrain_pass(
+def pretrain_micro_batch(
     batch: PretrainBatch,
     tasks: tuple[Task, ...],
     sums: Callable[..., PretrainSums] = pretrain_sums,
-) -> Pass:
-    """A batch of pretraining as a pass."""
+) -> MicroBatch:
+    """Return a batch of pretraining as a micro-batch."""
     counts = counts_of(batch)
-    return Pass(
+    return MicroBatch(
         num_tokens=batch.num_tokens,
         counts={task: counts[task] for task in tasks},
         scores=lambda model, device: pretrain_scores(model, batch.to(device), sums),
@@ -218,7 +218,7 @@ def pretrain_pass(
 
 
 def counts_of(batch: PretrainBatch) -> dict[LossName, int]:
-    """The predictions of a batch of pretraining, by the loss' name."""
+    """Return the number of predictions in a batch of pretraining, by the loss' name."""
     return {"fill-mask": batch.num_masked, "sentence-order": batch.num_pairs}
 
 
@@ -234,75 +234,77 @@ class LabelledExample:
 def classification_feed(
     examples: Sequence[LabelledExample], *, tokens_a_batch: int, seed: int
 ) -> BatchFeed:
-    """Texts and their labels; cross-entropy over the pooled [CLS] row."""
+    """Return the task stream of text classification: cross-entropy over the pooled [CLS] row."""
     lengths = [len(example.ids) for example in examples]
     batches = partial(like_lengths, lengths, tokens_a_batch=tokens_a_batch, seed=seed)
     return BatchFeed(
         name="text-classification",
         tasks=("text-classification",),
-        stream=lambda: (classification_pass([examples[i] for i in batch]) for batch in batches()),
+        stream=lambda: (
+            classification_micro_batch([examples[i] for i in batch]) for batch in batches()
+        ),
     )
 
 
 def span_feed(examples: Sequence[SpanExample], *, tokens_a_batch: int, seed: int) -> BatchFeed:
-    """Questions and where their answers are; cross-entropy over positions, start and end."""
+    """Return the task stream of question answering: cross-entropy of start and end positions."""
     lengths = [len(example.ids) for example in examples]
     batches = partial(like_lengths, lengths, tokens_a_batch=tokens_a_batch, seed=seed)
     return BatchFeed(
         name="question-answering",
         tasks=("question-answering",),
-        stream=lambda: (_span_pass([examples[i] for i in batch]) for batch in batches()),
+        stream=lambda: (_span_micro_batch([examples[i] for i in batch]) for batch in batches()),
     )
 
 
-def classification_pass(chosen: Sequence[LabelledExample]) -> Pass:
-    """One batch of labelled texts."""
-    return Pass(
-        num_tokens=sum(len(e.ids) for e in chosen),
-        counts={"text-classification": len(chosen)},
-        scores=partial(_classification_scores, chosen),
+def classification_micro_batch(examples: Sequence[LabelledExample]) -> MicroBatch:
+    """Return a micro-batch of labelled texts."""
+    return MicroBatch(
+        num_tokens=sum(len(e.ids) for e in examples),
+        counts={"text-classification": len(examples)},
+        scores=partial(_classification_scores, examples),
     )
 
 
 def _classification_scores(
-    chosen: Sequence[LabelledExample], model: AlbertForTasks, device: torch.device
+    examples: Sequence[LabelledExample], model: AlbertForTasks, device: torch.device
 ) -> Mapping[LossName, Score]:
-    hidden_BSH = model(pad([(e.ids, e.types) for e in chosen]).to(device))
+    hidden_BSH = model(pad([(e.ids, e.types) for e in examples]).to(device))
     logits_BK = model.logits("text-classification", hidden_BSH[:, 0])
-    labels_B = torch.tensor([e.label for e in chosen], device=device)
-    return {"text-classification": score(logits_BK, labels_B, len(chosen))}
+    labels_B = torch.tensor([e.label for e in examples], device=device)
+    return {"text-classification": score(logits_BK, labels_B, len(examples))}
 
 
-def _span_pass(chosen: Sequence[SpanExample]) -> Pass:
-    return Pass(
-        num_tokens=sum(len(e.ids) for e in chosen),
-        counts={"question-answering": len(chosen)},
-        scores=partial(_span_scores, chosen),
+def _span_micro_batch(examples: Sequence[SpanExample]) -> MicroBatch:
+    return MicroBatch(
+        num_tokens=sum(len(e.ids) for e in examples),
+        counts={"question-answering": len(examples)},
+        scores=partial(_span_scores, examples),
     )
 
 
 def _span_scores(
-    chosen: Sequence[SpanExample], model: AlbertForTasks, device: torch.device
+    examples: Sequence[SpanExample], model: AlbertForTasks, device: torch.device
 ) -> Mapping[LossName, Score]:
-    batch = pad([(e.ids, e.types) for e in chosen]).to(device)
+    batch = pad([(e.ids, e.types) for e in examples]).to(device)
     logits_BS2 = model.logits("question-answering", model(batch)).float()
     masked_BS2 = logits_BS2.masked_fill(~batch.real_BS[..., None], -torch.inf)
     start, end = (
-        score(logits_BS, torch.tensor(targets, device=device), len(chosen))
+        score(logits_BS, torch.tensor(targets, device=device), len(examples))
         for logits_BS, targets in (
-            (masked_BS2[..., 0], [e.start for e in chosen]),
-            (masked_BS2[..., 1], [e.end for e in chosen]),
+            (masked_BS2[..., 0], [e.start for e in examples]),
+            (masked_BS2[..., 1], [e.end for e in examples]),
         )
     )
     # Start and end are halves of one prediction (the original's run_squad).
     loss, right = (start.loss + end.loss) / 2, (start.right + end.right) / 2
-    return {"question-answering": Score(loss=loss, right=right, count=len(chosen))}
+    return {"question-answering": Score(loss=loss, right=right, count=len(examples))}
 
 
 def labelled_examples(
     texts: Sequence[LabelledText], tokenizer: AlbertTokenizer, *, length: int
 ) -> tuple[list[LabelledExample], int]:
-    """Tokenise; also returns how many texts are over `length` tokens and were left out."""
+    """Tokenise the texts, drop those over `length` tokens, and return how many were dropped."""
     encoded = [(tokenizer.encode(text.text, text.pair), text.label) for text in texts]
     kept = [
         LabelledExample(ids=encoding.ids, types=encoding.types, label=label)
@@ -313,18 +315,18 @@ def labelled_examples(
 
 
 def pad(sequences: Sequence[tuple[list[int], list[int]]]) -> Batch:
-    """Ids and types, padded on the right to the longest."""
+    """Collate ids and types into a batch, padded on the right to the longest."""
     lengths = torch.tensor([len(ids) for ids, _ in sequences])
     shape = (len(sequences), int(lengths.max()))
     ids, types = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
-    for line, (given_ids, given_types) in enumerate(sequences):
-        ids[line, : len(given_ids)] = torch.tensor(given_ids)
-        types[line, : len(given_types)] = torch.tensor(given_types)
+    for row, (row_ids, row_types) in enumerate(sequences):
+        ids[row, : len(row_ids)] = torch.tensor(row_ids)
+        types[row, : len(row_types)] = torch.tensor(row_types)
     return Batch(ids=ids, types=types, lengths=lengths)
 
 
 def like_lengths(lengths: Sequence[int], *, tokens_a_batch: int, seed: int) -> Iterator[list[int]]:
-    """Indices of batches of like lengths without end; each epoch in another order."""
+    """Yield batches of indices, bucketed by length, without end; each epoch in another order."""
     sizes = np.asarray(lengths)
     pool = max(1, _BATCHES_SORTED_TOGETHER * tokens_a_batch // int(sizes.mean()))
     for epoch in count():
@@ -342,7 +344,7 @@ def like_lengths(lengths: Sequence[int], *, tokens_a_batch: int, seed: int) -> I
 def cut_batches(
     order: NDArray[np.int64], sizes: NDArray[np.int64], tokens_a_batch: int
 ) -> list[list[int]]:
-    """Cut indices, ascending by size, into batches of at most so many tokens with padding."""
+    """Cut indices, ascending by size, into batches of at most `tokens_a_batch` padded tokens."""
     batches: list[list[int]] = []
     batch: list[int] = []
     for index in order.tolist():

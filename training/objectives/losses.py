@@ -1,4 +1,4 @@
-"""What each task's loss and accuracy are.
+"""Loss and accuracy of each task.
 
 Shape legend: B rows, S positions, H hidden size, R rows gathered, C sequences, K outputs.
 """
@@ -19,13 +19,13 @@ from training.data.examples import IGNORED
 from training.model.albert import Batch
 from training.model.heads import AlbertForTasks, Task
 
-# A task's own loss has the task's name; the others are what a teacher adds (training.distil).
+# A task's own loss has the task's name; the others are distillation's (training.distil).
 LossName = Literal[Task, "hidden-states", "attention-relations"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """Summed loss and right answers over a number of predictions."""
+    """Summed loss and number of right answers over `count` predictions."""
 
     loss: Tensor
     right: Tensor
@@ -33,46 +33,46 @@ class Score:
 
 
 class Tally:
-    """Loss and accuracy over several batches; nothing is fetched from a GPU before it is asked."""
+    """Loss and accuracy over several batches; sums stay on the device until they are read."""
 
     def __init__(self) -> None:
         self.count = 0
         self._sums: Tensor | None = None
 
     def add(self, score: Score) -> None:
-        """Take one batch in."""
+        """Add the score of one batch."""
         self.count += score.count
         sums = torch.stack([score.loss.detach().double(), score.right.double()])
         self._sums = sums if self._sums is None else self._sums + sums
 
     def merge(self, other: Tally) -> None:
-        """Take in what another one has."""
+        """Add another tally."""
         self.count += other.count
         if other._sums is not None:
             self._sums = other._sums if self._sums is None else self._sums + other._sums
 
     @property
     def sums(self) -> tuple[float, float, float]:
-        """Loss, right answers and predictions."""
+        """Summed loss, right answers and predictions."""
         loss, right = (0.0, 0.0) if self._sums is None else self._sums.tolist()
         return loss, right, float(self.count)
 
     @property
     def loss(self) -> float:
-        """Loss a prediction; nan where there was none."""
+        """Mean loss per prediction; nan without predictions."""
         return self.sums[0] / self.count if self.count else math.nan
 
     @property
     def accuracy(self) -> float:
-        """The part of the predictions that is right; nan where there was none."""
+        """The fraction of the predictions that is right; nan without predictions."""
         return self.sums[1] / self.count if self.count else math.nan
 
 
 def score(logits_RK: Tensor, targets_R: Tensor, count: int | None = None) -> Score:
-    """Cross-entropy and accuracy of logits (R, K); targets of IGNORED count for nothing.
+    """Return cross-entropy and accuracy of logits (R, K); targets of IGNORED are ignored.
 
     Args:
-        count: how many others there are, where that is known.
+        count: the number of other targets, where it is known.
     """
     return Score(
         loss=F.cross_entropy(logits_RK.float(), targets_R, ignore_index=IGNORED, reduction="sum"),
@@ -82,7 +82,7 @@ def score(logits_RK: Tensor, targets_R: Tensor, count: int | None = None) -> Sco
 
 
 class PretrainSums(NamedTuple):
-    """Summed loss and right answers of masked tokens and, where there is its head, of order."""
+    """Summed loss and right answers of masked tokens and, with its head, of sentence order."""
 
     masked_loss: Tensor
     masked_right: Tensor
@@ -98,19 +98,19 @@ def pretrain_sums(
     firsts_C: Tensor,
     labels_C: Tensor,
 ) -> PretrainSums:
-    """What `pretrain_scores` is made of, a function of tensors alone so that it can be compiled."""
+    """Return the sums for `pretrain_scores`; takes only tensors, so that it can be compiled."""
     return head_sums(model, model(tokens, read_rows(model, rows_R, firsts_C)), targets_R, labels_C)
 
 
 def read_rows(model: AlbertForTasks, rows_R: Tensor, firsts_C: Tensor) -> Tensor:
-    """The tokens whose hidden states the model's heads read: masked ones, then each [CLS]."""
+    """Return the gathered positions that the heads read: masked tokens, then each [CLS]."""
     return torch.cat([rows_R, firsts_C]) if "sentence-order" in model.tasks else rows_R
 
 
 def head_sums(
     model: AlbertForTasks, hidden_RH: Tensor, targets_R: Tensor, labels_C: Tensor
 ) -> PretrainSums:
-    """The sums of the heads over the hidden states of `read_rows`."""
+    """Return the sums of the heads over the hidden states at `read_rows`."""
     num_masked = len(targets_R)
     masked = score(model.logits("fill-mask", hidden_RH[:num_masked]), targets_R, 0)
     if "sentence-order" not in model.tasks:
@@ -124,20 +124,20 @@ def pretrain_scores(
     batch: PretrainBatch,
     sums: Callable[..., PretrainSums] = pretrain_sums,
 ) -> dict[LossName, Score]:
-    """Scores of masked tokens, and of the sentence task where the model has its head.
+    """Return the scores of masked tokens and, if the model has its head, of the sentence task.
 
-    Paper, sections 3.1 and 4.1. Nothing is computed for tokens that are not read: neither logits
-    nor the last layer past its attention.
+    Paper, sections 3.1 and 4.1. Logits, and the last layer after its attention, are computed at
+    the gathered positions only.
 
     Args:
-        sums: `pretrain_sums`, which may be compiled.
+        sums: `pretrain_sums`, optionally compiled.
     """
-    given = (batch.rows, batch.targets, batch.firsts, batch.labels)
-    return scores_of(batch, sums(model, batch.tokens, *given))
+    inputs = (batch.rows, batch.targets, batch.firsts, batch.labels)
+    return scores_of(batch, sums(model, batch.tokens, *inputs))
 
 
 def scores_of(batch: PretrainBatch, sums: PretrainSums) -> dict[LossName, Score]:
-    """The scores of a batch from its sums."""
+    """Return the scores of a batch from its sums."""
     masked = Score(loss=sums.masked_loss, right=sums.masked_right, count=batch.num_masked)
     scores: dict[LossName, Score] = {"fill-mask": masked}
     if sums.order_loss is not None and sums.order_right is not None:

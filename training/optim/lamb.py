@@ -1,7 +1,7 @@
-"""LAMB (You et al. 2019, arXiv 1904.00962) as ALBERT's published code has it.
+"""LAMB (You et al. 2019, arXiv 1904.00962) as in ALBERT's published code.
 
 That code (`lamb_optimizer.py` of google-research/ALBERT) differs from the paper: it has no bias
-correction, epsilon stands outside the root, and the ratio of the norms is not clamped.
+correction, epsilon is outside the root, and the trust ratio is not clamped.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ class Lamb(Optimizer):
     """Adam's step u of each matrix w, scaled to the length of w: w - lr * |w| / |u| * u.
 
     Weight decay is part of u. Parameters of less than two dimensions, in ALBERT the biases and
-    the weights of norms, are stepped by lr * u with neither decay nor ratio; those are the
-    parameters that the original leaves out by name. A ratio is 1 where either norm is 0. What is
-    one tensor has one ratio: queries, keys and values must be tensors of their own.
+    the weights of norms, are stepped by lr * u with neither decay nor trust ratio; these are the
+    parameters that the original excludes by name. The ratio is 1 if either norm is 0. Each tensor
+    has one ratio: queries, keys and values must be separate tensors.
 
-    A step makes no host wait for a device. Parameters may be sharded (`DTensor`, as
+    A step does not synchronise with the device. Parameters may be sharded (`DTensor`, as
     `fully_shard` makes them); norms are those of the whole tensor on every rank.
 
     Args:
-        params: parameters, or groups of them with `lr`, `betas`, `eps` or `weight_decay` of
-            their own.
-        eps: is added to the root of the second moment.
+        params: parameters, or groups of them with their own `lr`, `betas`, `eps` or
+            `weight_decay`.
+        eps: added to the root of the second moment.
 
     Raises:
-        ValueError: a setting is out of its range.
+        ValueError: a setting is out of range.
     """
 
-    # The ratios of the last step, a tensor for each group that has any.
+    # Trust ratios of the last step, one tensor per group with matrices.
     _ratios: Sequence[Tensor] = ()
 
     def __init__(
@@ -84,14 +84,14 @@ class Lamb(Optimizer):
         return loss
 
     def trust_ratios(self) -> Tensor | None:
-        """The ratio of each matrix that the last step moved, (matrices,); None if it moved none."""
+        """Return the trust ratio of each matrix in the last step, (matrices,); None without any."""
         return torch.cat(list(self._ratios)) if self._ratios else None
 
     def _step_matrices(self, matrices: list[Tensor], group: _Group) -> Tensor:
         updates = self._updates(matrices, group)
         if group["weight_decay"]:
             torch._foreach_add_(updates, matrices, alpha=group["weight_decay"])
-        # Stacked, so that sharded norms are summed up over the ranks together.
+        # Stacked, so that sharded norms are reduced over the ranks together.
         weight_norms = torch.stack(torch._foreach_norm(matrices))
         update_norms = torch.stack(torch._foreach_norm(updates))
         has_both = (weight_norms > 0) & (update_norms > 0)
@@ -100,7 +100,7 @@ class Lamb(Optimizer):
         return ratios
 
     def _updates(self, params: list[Tensor], group: _Group) -> list[Tensor]:
-        """Take the gradients into the moments; the first over the root of the second."""
+        """Update the moments; return the first over the root of the second."""
         beta1, beta2 = group["betas"]
         grads = [_dense_grad(p) for p in params]
         means = [self._moment(p, "exp_avg") for p in params]

@@ -1,6 +1,6 @@
 """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) in the device's precision.
 
-Shape legend: M the fewer of a matrix' rows and columns, N the more.
+Shape legend: M the smaller dimension of a matrix, N the larger.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ _Group: TypeAlias = "dict[str, Any]"
 
 
 class Muon(torch.optim.Muon):
-    """`torch.optim.Muon` whose products are of bf16 only where the device has that.
+    """`torch.optim.Muon` that uses bf16 products only on devices that support them.
 
-    Torch's multiplies bf16 everywhere, and a CPU that emulates it takes seconds for one layer. The
-    step is torch's with Nesterov's momentum and `match_rms_adamw` (Liu et al. 2025, arXiv
-    2502.16982, section 2.2), and so are settings and state: what one has saved, the other can
-    load.
+    Torch's uses bf16 everywhere, and a CPU that emulates it takes seconds for one layer. The step
+    is torch's with Nesterov momentum and `match_rms_adamw` (Liu et al. 2025, arXiv 2502.16982,
+    section 2.2). Settings and state are torch's, so that each can load the other's state.
 
     Args:
-        params: matrices, or groups of them with `lr` or `weight_decay` of their own.
+        params: matrices, or groups of them with their own `lr` or `weight_decay`.
 
     Raises:
-        ValueError: a setting is out of its range, or a parameter is no matrix.
+        ValueError: a setting is out of range, or a parameter is not a matrix.
     """
 
     def __init__(self, params: ParamsT, lr: float = 1e-3, weight_decay: float = 0.1) -> None:
@@ -82,15 +81,15 @@ class Muon(torch.optim.Muon):
 def orthogonal(
     matrix: Tensor, *, coefficients: tuple[float, float, float], num_rounds: int, eps: float
 ) -> Tensor:
-    """The matrix with singular values near 1, by rounds of Newton and Schulz.
+    """Orthogonalise a matrix (singular values near 1) by Newton-Schulz iterations.
 
-    Scaled to Frobenius norm 1, it keeps its singular vectors, and each of the values s becomes
-    a*s + b*s³ + c*s⁵ in each round. The result is of `product_dtype`, in which it is computed.
+    The matrix is scaled to Frobenius norm 1; each iteration keeps the singular vectors and maps
+    the singular values s to a*s + b*s³ + c*s⁵. It is computed and returned in `product_dtype`.
 
     Args:
         matrix: (M, N) or (N, M), not changed.
         coefficients: a, b, c.
-        eps: the least norm that is divided by.
+        eps: lower bound of the norm in the division.
     """
     a, b, c = coefficients
     is_tall = matrix.size(0) > matrix.size(1)

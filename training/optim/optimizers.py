@@ -18,31 +18,30 @@ from training.optim.muon import Muon
 
 OptimizerName = Literal["lamb", "adamw", "muon"]
 ScheduleName = Literal["linear", "wsd"]
-# The first step of a WSD schedule stands at progress 0 and is still to move.
+# Minimum progress of a WSD schedule, so that its first step has a rate above 0.
 _FIRST_PROGRESS: Final = 1e-4
 
 
 class OptimizerError(TrainingError):
-    """Optimizers or a schedule that cannot be, or a saved state of other ones."""
+    """Invalid settings of optimizers or a schedule, or a state of other optimizers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """Learning rate over the progress of a run, as a factor of the peak.
+    """Learning-rate schedule: the multiplier on the peak rate over the progress of a run.
 
-    Progress is a part of the steps or of the wall clock, as the caller counts it.
+    Progress is a fraction of the steps or of the wall clock, as the caller counts it.
 
     Attributes:
         kind: `linear` is the original's (`optimization.py` of google-research/ALBERT): the rate
-            falls from the full one at progress 0 to 0 at 1, and during the warm-up that of the
-            warm-up stands in its place, so that the peak is never reached (0.975 of it with the
-            paper's 3,125 of 125,000 steps) and the very first step has rate 0. `wsd`: warm-up,
-            constant, and a decay by 1 - sqrt.
-        warmup: first part of the run.
-        decay: last part of the run; of `wsd` only.
+            decays from the peak at progress 0 to 0 at 1, and the warm-up replaces its first part,
+            so that the peak is never reached (0.975 of it with the paper's 3,125 of 125,000 steps)
+            and the first step has rate 0. `wsd`: warm-up, constant, and a decay by 1 - sqrt.
+        warmup: fraction of the run, at its start.
+        decay: fraction of the run, at its end; of `wsd` only.
 
     Raises:
-        OptimizerError: no such kind, or parts that do not fit into one run.
+        OptimizerError: the kind is unknown, or the fractions exceed one run.
     """
 
     kind: ScheduleName = "wsd"
@@ -60,7 +59,7 @@ class Schedule:
             )
 
     def factor(self, progress: float) -> float:
-        """The factor, from 0 to 1, of a step before which `progress`, 0 to 1, was done."""
+        """Return the multiplier, from 0 to 1, of a step that begins at `progress`, from 0 to 1."""
         if self.kind == "linear":
             if progress < self.warmup:
                 return progress / self.warmup
@@ -74,20 +73,19 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerSettings:
-    """Which optimizer, and its peak rates.
+    """Settings of the optimizer.
 
     Attributes:
-        name: `lamb` is the paper's; `muon` steps the layers' matrices and leaves the rest to
-            AdamW.
-        lr: peak rate; with Muon that of the layers' matrices.
-        adamw_lr: with Muon the peak rate of everything else; of no effect otherwise.
-        pooled_factor: factor on the rate of the pooler and of the heads that read the [CLS] row;
-            1 in the paper.
-        weight_decay: of the weights themselves, apart from the gradient; biases and the weights
-            of norms are never decayed.
+        name: `lamb` is the paper's; `muon` steps the layers' matrices, and AdamW the rest.
+        lr: peak learning rate; with Muon that of the layers' matrices.
+        adamw_lr: with Muon the peak learning rate of the rest; otherwise unused.
+        pooled_factor: learning-rate multiplier of the pooler and of the heads that read the [CLS]
+            row; 1 in the paper.
+        weight_decay: decoupled from the gradient; biases and the weights of norms are never
+            decayed.
 
     Raises:
-        OptimizerError: no such optimizer, or a number out of its range.
+        OptimizerError: the optimizer is unknown, or a number is out of range.
     """
 
     name: OptimizerName = "muon"
@@ -130,12 +128,12 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 @dataclass(frozen=True, slots=True)
 class Optimizers:
-    """Several optimizers that step as one, each group of parameters at its own peak rate."""
+    """Optimizers that step together, each parameter group at its own peak learning rate."""
 
     parts: Sequence[Optimizer]
 
     def step(self, factor: float) -> None:
-        """Step at `factor` times the peak rates, then clear the gradients."""
+        """Step at `factor` times the peak learning rates, then clear the gradients."""
         for part in self.parts:
             for group in part.param_groups:
                 group["lr"] = group["peak_lr"] * factor
@@ -143,14 +141,14 @@ class Optimizers:
         self.zero_grad()
 
     def zero_grad(self) -> None:
-        """Drop the gradients; for a step that is not to be made."""
+        """Clear the gradients without a step."""
         for part in self.parts:
             part.zero_grad(set_to_none=True)
 
     def figures(self) -> dict[str, float]:
-        """What the last step tells of itself: with LAMB `trust_ratio`, the mean over matrices.
+        """Return metrics of the last step: with LAMB `trust_ratio`, the mean over matrices.
 
-        Waits for the device; makes ranks wait for no other.
+        Synchronises with the device, but not with other ranks.
         """
         for part in self.parts:
             ratios = part.trust_ratios() if isinstance(part, Lamb) else None
@@ -159,14 +157,14 @@ class Optimizers:
         return {}
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """The state of every part."""
+        """Return the state of every part."""
         return [part.state_dict() for part in self.parts]
 
     def load_state_dict(self, state: Sequence[dict[str, Any]]) -> None:
-        """Take back what `state_dict` gave, the peak rates with it.
+        """Load the result of `state_dict`, with the peak learning rates.
 
         Raises:
-            OptimizerError: it is the state of other optimizers or of another model.
+            OptimizerError: the state is of other optimizers or of another model.
         """
         if len(state) != len(self.parts):
             raise OptimizerError(
@@ -184,10 +182,10 @@ class Optimizers:
 
 
 def build_optimizers(model: AlbertForTasks, settings: OptimizerSettings) -> Optimizers:
-    """The optimizers of every parameter of a model.
+    """Build the optimizers of all parameters of a model.
 
-    With sharded parameters it is to be called after `fully_shard`. LAMB and AdamW step those as
-    they step whole ones. Muon must not be given those: it needs whole matrices.
+    With sharded parameters, call it after `fully_shard`, and with LAMB or AdamW only: Muon needs
+    whole matrices.
     """
     if settings.name == "muon":
         return _muon_and_adamw(model, settings)
@@ -216,7 +214,7 @@ def _muon_and_adamw(model: AlbertForTasks, settings: OptimizerSettings) -> Optim
 def _split_pooled(
     model: AlbertForTasks, taken: Sequence[nn.Parameter] = ()
 ) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The parameters that only the [CLS] row trains, and all others but those that are taken."""
+    """Split into parameters that only the [CLS] row trains, and all others except `taken`."""
     pooled = list(_pooled_parameters(model))
     left_out = {id(p) for p in (*pooled, *taken)}
     return pooled, [p for p in model.parameters() if id(p) not in left_out]
@@ -231,8 +229,8 @@ def _pooled_parameters(model: AlbertForTasks) -> Iterator[nn.Parameter]:
 
 
 def adamw(params: Sequence[nn.Parameter], *, lr: float, weight_decay: float = 0.01) -> Optimizer:
-    """AdamW with bias correction; norms and biases are not decayed."""
-    # Fused, a step is one pass over memory: a third to an eighth of the time on a CPU, the same to
+    """Build AdamW with bias correction; norms and biases are not decayed."""
+    # A fused step is one pass over memory: a third to an eighth of the time on a CPU, identical to
     # the bit with any number of threads.
     matrices = [p for p in params if p.ndim == 2]
     vectors = [p for p in params if p.ndim != 2]

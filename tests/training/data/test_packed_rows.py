@@ -208,7 +208,7 @@ def test_attention_within_bounds_is_that_of_the_mask(
     for is_forced in (False, True):
         if is_forced:
             monkeypatch.setattr(training.model.albert, "varlen_attn", attend_within)
-            monkeypatch.setattr(Albert, "_seen", bounds_of)
+            monkeypatch.setattr(Albert, "_attention_mask", bounds_of)
         model = as_double(replace(config, sharing=sharing)).train()
         hidden = model(batch).flatten(0, 1)[real]
         weighed(hidden).backward()  # type: ignore[no-untyped-call]
@@ -243,7 +243,7 @@ def test_a_gpu_attends_within_bounds_where_its_kernel_can(
     model = Albert(replace(TINY, attention_dropout=dropout)).train(is_training)
     batch, _ = packed(ROWS, 16)
     ids = FakeTensor(FakeTensorMode(), batch.ids.to("meta"), torch.device("cuda"))
-    seen = model._seen(replace(batch, ids=ids))
+    seen = model._attention_mask(replace(batch, ids=ids))
     if is_within_bounds:
         assert isinstance(seen, Bounds)
         assert batch.packing is not None

@@ -273,10 +273,10 @@ def test_the_newest_whole_one_is_found_after_anything(
             is_whole[victim] = False
 
 
-def test_a_claim_is_let_go(tmp_path: Path) -> None:
+def test_a_claim_is_released(tmp_path: Path) -> None:
     claim = Claim(tmp_path / "new")
-    claim.let_go()
-    Claim(tmp_path / "new").let_go()
+    claim.release()
+    Claim(tmp_path / "new").release()
 
 
 def test_a_run_is_trained_by_one_command_at_a_time(

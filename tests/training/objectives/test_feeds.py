@@ -1,4 +1,4 @@
-"""Feeds give every example once an epoch, in bounded batches, and go on from any state."""
+"""Task streams give every example once an epoch, in bounded batches, and resume at any state."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from training.model.heads import AlbertForTasks, Task
 from training.objectives.feeds import (
     Feed,
     LabelledExample,
+    MicroBatch,
     Objective,
-    Pass,
     PretrainFeed,
     classification_feed,
     cut_batches,
@@ -95,7 +95,7 @@ def test_padding_is_on_the_right() -> None:
     assert batch.lengths.tolist() == [3, 2]
 
 
-def next_pass(feed: Feed) -> Pass:
+def next_micro_batch(feed: Feed) -> MicroBatch:
     """The one pass of the next step."""
     (one,) = feed.step()
     return one
@@ -107,7 +107,7 @@ def test_classification_reads_the_cls_row() -> None:
     assert feed.tasks == (feed.name,) == ("text-classification",)
     total, count, num_tokens = 0.0, 0, 0
     while count < len(EXAMPLES):
-        one = next_pass(feed)
+        one = next_micro_batch(feed)
         got = one.scores(model, CPU)["text-classification"]
         assert got.count == one.counts["text-classification"]
         total, count = total + got.loss.item(), count + got.count
@@ -124,8 +124,8 @@ def test_classification_reads_the_cls_row() -> None:
 
 def test_spans_are_scored_over_real_positions_alone() -> None:
     model = our_model(TINY, ("question-answering",))
-    together = next_pass(span_feed(SPANS, tokens_a_batch=1000, seed=0))
-    alone = [next_pass(span_feed([span], tokens_a_batch=1000, seed=0)) for span in SPANS]
+    together = next_micro_batch(span_feed(SPANS, tokens_a_batch=1000, seed=0))
+    alone = [next_micro_batch(span_feed([span], tokens_a_batch=1000, seed=0)) for span in SPANS]
     got, *parts = (one.scores(model, CPU)["question-answering"] for one in (together, *alone))
     assert got.count == together.counts["question-answering"] == 3
     assert got.loss.item() == pytest.approx(sum(part.loss.item() for part in parts), rel=1e-4)
@@ -139,11 +139,11 @@ def test_spans_are_scored_over_real_positions_alone() -> None:
     )
 
 
-def test_an_objective_is_the_scores_of_a_pass() -> None:
+def test_an_objective_is_the_scores_of_a_micro_batch() -> None:
     """Its parameters are the model's, and gradients reach them through it."""
     model = our_model(TINY, ("text-classification",))
     objective = Objective(model, CPU)
-    one = next_pass(classification_feed(EXAMPLES, tokens_a_batch=99, seed=0))
+    one = next_micro_batch(classification_feed(EXAMPLES, tokens_a_batch=99, seed=0))
     got, expected = objective(one), one.scores(model, CPU)
     assert got.keys() == expected.keys() == {"text-classification"}
     assert got["text-classification"].loss == expected["text-classification"].loss
@@ -157,18 +157,18 @@ def test_a_feed_of_batches_goes_on_from_its_state(num_steps: int) -> None:
     model = our_model(TINY, ("text-classification",))
 
     def losses(feed: Feed, num: int) -> list[float]:
-        scores = (next_pass(feed).scores(model, CPU) for _ in range(num))
+        scores = (next_micro_batch(feed).scores(model, CPU) for _ in range(num))
         return [one["text-classification"].loss.item() for one in scores]
 
     first, second = (classification_feed(EXAMPLES, tokens_a_batch=30, seed=1) for _ in range(2))
     losses(first, num_steps)
     state = first.state()
     rest = losses(first, 9)
-    second.go_to(state)
+    second.restore(state)
     assert second.state() == state
     assert losses(second, 9) == rest
     assert second.state() == first.state()
-    first.go_to(state)  # one that is further on goes back, too
+    first.restore(state)  # one that is further on goes back, too
     assert losses(first, 9) == rest
 
 
@@ -226,7 +226,7 @@ def test_pretraining_trains_the_heads_of_its_tasks(
 ) -> None:
     feed, model = pretrain_feed(task=task), our_model(TINY, tasks)
     assert feed.tasks == tasks
-    one = next_pass(feed)
+    one = next_micro_batch(feed)
     scores = one.scores(model, CPU)
     assert tuple(scores) == tuple(one.counts) == tasks
     assert {name: got.count for name, got in scores.items()} == dict(one.counts)
@@ -256,11 +256,11 @@ def test_pretraining_goes_on_from_its_state(num_steps: int) -> None:
     rest = figures(first, model, 12)
     assert first.state()[0] > 0
     assert len({one["fill-mask"] for one in before + rest}) == num_steps + 12
-    second.go_to(state)
+    second.restore(state)
     assert second.state() == state
     assert figures(second, model, 12) == rest
     assert second.state() == first.state()
-    first.go_to(state)
+    first.restore(state)
     assert figures(first, model, 12) == rest
     assert figures(pretrain_feed(seed=1), model, 1) != figures(pretrain_feed(), model, 1)
 
@@ -292,5 +292,5 @@ def test_a_corpus_smaller_than_a_step_is_repeated() -> None:
         plan=Plan(shards=shards, settings=ExampleSettings(length=16), seed=0),
         collate=Collator(shards=shards, masking=MASKING, length=16, seed=0),
     )
-    assert next_pass(feed).num_tokens == 4 * 10
+    assert next_micro_batch(feed).num_tokens == 4 * 10
     assert feed.state() == [3, 0, 1]
