@@ -11,7 +11,7 @@ from typing import Final
 
 import onnxruntime as ort
 
-from albert_serve.runtime.ort import cpu_flags, cpu_name, why_no_cuda
+from albert_serve.runtime.ort import cpu_flags, cpu_name, no_cuda_reason
 from albert_serve.settings import num_usable_cpus
 
 # Instructions that add up products of 8-bit integers, and those for bf16, as Linux names them.
@@ -65,7 +65,7 @@ def read_machine() -> Machine:
         bf16_instructions=[flag for flag in _BF16_FLAGS if flag in flags],
         onnxruntime=ort.__version__,
         providers=list(ort.get_available_providers()),
-        no_cuda=why_no_cuda(),
+        no_cuda=no_cuda_reason(),
     )
 
 
