@@ -8,7 +8,6 @@ Shape legend: B sequences, S positions, H hidden size, R gathered rows, K output
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
