@@ -4,6 +4,6 @@ import os
 
 __version__ = "0.1.0"
 
-# ONNX Runtime reports to its makers unless told not to before it is imported; who wants that can
-# set it to 0.
+# Disables ONNX Runtime's telemetry, which it reads at import; to enable it,
+# set the variable to 0.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> int:
-    """Run the command line; returns its exit status."""
+    """Run the command line and return its exit status."""
     try:
         from albert_serve import cli
     except ModuleNotFoundError as error:

@@ -34,8 +34,8 @@ from albert_serve.tasks import TASKS
 from albert_serve.tasks.load import load_setups
 
 _SERVICE: Final = "albert_serve.service:AlbertServe"
-# Longer than proxies and clients keep a connection that nobody uses (60 s is usual): whoever closes
-# it second may have sent a request on it meanwhile, which is lost.
+# Longer than proxies and clients keep an idle connection (usually 60 s): if the server closed it
+# first, a request sent at that moment would be lost.
 _KEEP_ALIVE_S: Final = 75
 _SERVE_EXAMPLES: Final = """\
 examples:
@@ -142,12 +142,12 @@ def _info(options: argparse.Namespace) -> int:
 
 def _doctor(options: argparse.Namespace) -> int:
     settings = Settings.from_environment(_chosen(options))
-    found = diagnose(_one_bundle(settings), settings.runtime, settings.num_workers)
-    advice = advise(found)
+    diagnosis = diagnose(_one_bundle(settings), settings.runtime, settings.num_workers)
+    advice = advise(diagnosis)
     if options.json:
-        print(_as_json({**asdict(found), "advice": advice}))
+        print(_as_json({**asdict(diagnosis), "advice": advice}))
     else:
-        print(findings_text(found, advice))
+        print(findings_text(diagnosis, advice))
     return 0
 
 
@@ -162,15 +162,15 @@ def _as_json(content: dict[str, Any]) -> str:
 
 
 def _chosen(options: argparse.Namespace) -> dict[str, str]:
-    """The settings given as options, by variable."""
+    """Return the settings from the command line, by variable."""
     models = getattr(options, "models", None)
-    # What is given as an option takes the place of either variable.
+    # An option replaces both variables.
     sources = (
         {BUNDLE_VARIABLE: options.bundle or "", MODELS_VARIABLE: models or ""}
         if options.bundle or models
         else {}
     )
-    given = {
+    values = {
         **sources,
         "ALBERT_SERVE_THREADS": options.threads,
         "ALBERT_SERVE_DEVICE": options.device,
@@ -179,7 +179,7 @@ def _chosen(options: argparse.Namespace) -> dict[str, str]:
         "ALBERT_SERVE_DEADLINE_S": getattr(options, "deadline_s", None),
         "ALBERT_SERVE_MAX_BATCH_TOKENS": getattr(options, "max_batch_tokens", None),
     }
-    return {variable: str(value) for variable, value in given.items() if value is not None}
+    return {variable: str(value) for variable, value in values.items() if value is not None}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -229,7 +229,11 @@ def _add_info(commands: Any) -> None:
 def _add_doctor(commands: Any) -> None:
     doctor = _add(commands, "doctor", "measure a bundle on this machine", _DOCTOR_EXAMPLES)
     doctor.add_argument(
-        "bundle", type=Path, nargs="?", metavar="BUNDLE", help="the one that is served by default"
+        "bundle",
+        type=Path,
+        nargs="?",
+        metavar="BUNDLE",
+        help="the bundle (the one that is served by default)",
     )
     _add_runtime_options(doctor)
     _add_workers(doctor)
@@ -259,13 +263,13 @@ def _add_runtime_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads", metavar="N", help="threads of one run (the usable CPUs, shared among workers)"
     )
-    parser.add_argument("--device", choices=get_args(Device), help="where to run it (auto)")
+    parser.add_argument("--device", choices=get_args(Device), help="the device to run on (auto)")
     parser.add_argument(
         "--prepack",
         choices=("auto", *get_args(Prepack)),
-        help="where weights packed for this processor are kept (auto)",
+        help="the location of pre-packed weights (auto)",
     )
 
 
 def _add_workers(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workers", metavar="N", help="processes that serve (1)")
+    parser.add_argument("--workers", metavar="N", help="worker processes (1)")

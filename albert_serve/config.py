@@ -14,7 +14,7 @@ from albert_serve.errors import ConfigError
 
 Sharing = Literal["all", "attention", "ffn", "none"]
 Activation = Literal["gelu_tanh", "gelu"]
-# How matrices are stored.
+# The storage type of matrices.
 Precision = Literal["fp32", "fp16", "int8"]
 
 # Our name -> the key in Hugging Face's config.json.
@@ -40,7 +40,7 @@ _HF_KEYS: Final[dict[str, str]] = {
     "sep_id": "eos_token_id",
     "sharing": "albert_sharing",  # ours: HF has no key for it
 }
-# What a key left out of config.json means there, where that differs from our defaults.
+# Hugging Face's defaults of keys missing in config.json, where they differ from ours.
 _HF_DEFAULTS: Final[dict[str, Any]] = {
     "hidden_size": 4096,
     "num_attention_heads": 64,
@@ -61,7 +61,7 @@ class AlbertConfig:
         embedding_size: E, free of H (section 3.1, factorised embedding).
         num_layers: L, how often a group of layers is applied.
         num_groups: G, how many groups of distinct weights those L applications use.
-        num_inner_layers: how many distinct layers one group holds.
+        num_inner_layers: the number of distinct layers in a group.
         sharing: which part of a layer the applications within a group share (section 3.1).
 
     Raises:
@@ -163,7 +163,7 @@ class AlbertConfig:
         return self.vocab_size * e + e * h + num_applied * layer + h * h
 
     def to_hf(self) -> dict[str, Any]:
-        """The config as the keys of Hugging Face's `config.json`."""
+        """Return the config as the keys of Hugging Face's `config.json`."""
         hf = {key: getattr(self, name) for name, key in _HF_KEYS.items()}
         hf["hidden_act"] = "gelu_new" if self.activation == "gelu_tanh" else "gelu"
         return {"model_type": "albert", **hf}
@@ -177,8 +177,8 @@ class AlbertConfig:
         """
         if hf.get("model_type", "albert") != "albert":
             raise ConfigError(f"model_type is {hf['model_type']!r}; only 'albert' can be read")
-        given = _HF_DEFAULTS | {key: value for key, value in hf.items() if value is not None}
-        ours = {name: given[key] for name, key in _HF_KEYS.items() if key in given}
+        values = _HF_DEFAULTS | {key: value for key, value in hf.items() if value is not None}
+        ours = {name: values[key] for name, key in _HF_KEYS.items() if key in values}
         if "activation" in ours:
             ours["activation"] = _read_activation(ours["activation"])
         return cls(**ours)

@@ -79,7 +79,7 @@ class MalformedRequestError(RequestError):
 
 
 class UnauthorizedError(RequestError):
-    """No key, or one that is not known."""
+    """A missing or unknown key."""
 
     status = HTTPStatus.UNAUTHORIZED
     error_type = "unauthorized"
@@ -157,7 +157,7 @@ class DeadlineExceededError(RequestError):
 
 
 def request_error(status: int, message: str, error_type: str | None = None) -> RequestError:
-    """The error that a reply of this status stands for; `RequestError` itself where none fits."""
+    """Return the error of a reply's status; `RequestError` itself for an unknown one."""
     candidates = [kind for kind in _request_errors(RequestError) if kind.status == status]
     named = [kind for kind in candidates if kind.error_type == error_type]
     kind = (named or candidates or [RequestError])[0]
@@ -165,6 +165,6 @@ def request_error(status: int, message: str, error_type: str | None = None) -> R
 
 
 def _request_errors(base: type[RequestError]) -> list[type[RequestError]]:
-    """The subclasses of `base`, a parent before its children."""
+    """Return the subclasses of `base`, a parent before its children."""
     direct = base.__subclasses__()
     return direct + [kind for parent in direct for kind in _request_errors(parent)]

@@ -6,7 +6,7 @@
       small: {bundle: models/albert-small-en}
       reviews: {bundle: bundles/reviews-int8, precision: int8, threads: 2}
 
-Folders are relative to the file. docs/models.md says what each key means.
+Folders are relative to the file. docs/models.md explains the keys.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from albert_serve.config import Precision
 from albert_serve.errors import ConfigError
 
-# What an address, a label of a metric and a line of a log can hold as it is.
+# Names that URLs, metric labels and log lines can contain without escaping.
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 _MOST_BYTES: Final = 1 << 20
 
@@ -44,7 +44,7 @@ class ModelEntry(BaseModel):
 
 
 class ModelsFile(BaseModel):
-    """What the file says.
+    """The content of the file.
 
     Attributes:
         models: by name.
@@ -92,7 +92,7 @@ def read_models_file(file: Path) -> ModelsFile:
 
 
 def _told(error: ValidationError) -> str:
-    """Where each fault is, and what it is, in a line."""
+    """Return the location and text of each error, in one line."""
     return "; ".join(
         f"{'.'.join(map(str, fault['loc'])) or 'the file'}: {fault['msg']}"
         for fault in error.errors(include_url=False, include_input=False)

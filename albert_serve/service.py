@@ -1,8 +1,8 @@
 """The BentoML service: `bentoml serve albert_serve.service:AlbertServe`.
 
-BentoML is the shell: processes, `/livez`, `/readyz`, `/metrics`, packaging. What the service
-answers is in `endpoints.py`, which is mounted here; how errors look is in `envelope.py`; who may
-ask is in `access.py`.
+BentoML provides processes, `/livez`, `/readyz`, `/metrics` and packaging. The endpoints are in
+`server/routes.py`, which is mounted here; error replies are in `server/error_replies.py`, and
+authentication in `server/auth.py`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from starlette.middleware.cors import CORSMiddleware
 
 from albert_serve.errors import AlbertServeError
 from albert_serve.runtime.ort import check_runtime
-from albert_serve.server.admission import Door
-from albert_serve.server.auth import ApiKeys, Guard, cors_options
+from albert_serve.server.admission import AdmissionController
+from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, cors_options
 from albert_serve.server.bentoml.supervision import supervise
-from albert_serve.server.bentoml.tracing import trace_when_seen
-from albert_serve.server.error_replies import Envelope
+from albert_serve.server.bentoml.tracing import limit_tracing
+from albert_serve.server.error_replies import ErrorReplies
 from albert_serve.server.logging import configure_logs
 from albert_serve.server.metrics import Metrics
 from albert_serve.server.openapi import describe_service
@@ -33,7 +33,7 @@ from albert_serve.server.routes import make_app
 from albert_serve.server.surfaces import Labels, Paths
 from albert_serve.settings import DEFAULT_VARIABLE, Settings, num_workers
 
-# BentoML ends a request after this; our deadlines are shorter, and say why (settings.py).
+# BentoML's timeout; our deadlines are shorter and reply with the reason (settings.py).
 _BENTOML_TIMEOUT_S: Final = 60
 
 
@@ -50,14 +50,14 @@ class Serving:
     @bentoml.on_deployment  # type: ignore[untyped-decorator]
     @staticmethod
     def check() -> None:
-        """Before any process starts: see that what is to be served is there, and whole."""
+        """Check the settings and bundles before any process starts."""
         try:
             check_runtime()
             settings = Settings.from_environment()
             configure_logs(settings.log_format)
             if settings.has_keys:
                 _read_keys(settings)
-            # A worker that is started later, when models have come and gone, has the same.
+            # Workers that start later, after the catalogue has changed, use the same default.
             os.environ[DEFAULT_VARIABLE] = check_models(settings)
         except AlbertServeError as error:
             raise SystemExit(f"error: {error}") from error
@@ -65,36 +65,36 @@ class Serving:
 
     @bentoml.on_startup  # type: ignore[untyped-decorator]
     async def start(self) -> None:
-        """Take requests."""
+        """Start hosting the models."""
         self._models.start()
         if threading.current_thread() is threading.main_thread():  # it is not in a test's server
-            self._end_with_grace()
-            self._reload_on_hangup()
+            self._drain_on_sigterm()
+            self._reload_on_sighup()
         _app.state.models = self._models
 
     @bentoml.on_shutdown  # type: ignore[untyped-decorator]
     async def stop(self) -> None:
-        """Finish what was accepted."""
+        """Answer the accepted requests, and close the models."""
         await self._models.close()
 
     def __is_ready__(self) -> bool:
         return _app.state.models is not None and self._models.accepting
 
-    def _end_with_grace(self) -> None:
-        """On SIGTERM be not ready at once, and for the grace period still answer."""
-        server_ends = signal.getsignal(signal.SIGTERM)
+    def _drain_on_sigterm(self) -> None:
+        """On SIGTERM become unready at once, and still answer during the grace period."""
+        server_handler = signal.getsignal(signal.SIGTERM)
         loop = asyncio.get_running_loop()
 
         def end() -> None:
             self._models.accepting = False
-            if callable(server_ends):
+            if callable(server_handler):
                 grace_s = self._models.settings.drain_grace_s
-                loop.call_later(grace_s, server_ends, signal.SIGTERM, None)
+                loop.call_later(grace_s, server_handler, signal.SIGTERM, None)
 
         loop.add_signal_handler(signal.SIGTERM, end)
 
-    def _reload_on_hangup(self) -> None:
-        """On SIGHUP read the models again."""
+    def _reload_on_sighup(self) -> None:
+        """On SIGHUP reload the models."""
         loop = asyncio.get_running_loop()
 
         def reload() -> None:
@@ -106,29 +106,29 @@ class Serving:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # supervision.py blocks it
 
 
-class _Shell(Service[Serving]):  # type: ignore[misc]
-    """BentoML's service with our middleware around it, and inside of it."""
+class _ServiceWithMiddleware(Service[Serving]):  # type: ignore[misc]
+    """BentoML's service with our middleware outside and inside of it."""
 
     def to_asgi(self, is_main: bool = True) -> Any:
-        """The application of a process; it is asked for once, before the first request."""
+        """Return the application of a process; called once, before the first request."""
         settings = Settings.from_environment()
         configure_logs(settings.log_format)
         self.add_asgi_middleware(Paths)
-        self.add_asgi_middleware(Envelope)
+        self.add_asgi_middleware(ErrorReplies)
         cors = cors_options(settings)
         if settings.cors_origins:
             self.add_asgi_middleware(CORSMiddleware, **cors)
         if settings.has_keys:
             keys = _read_keys(settings)
-            self.add_asgi_middleware(Guard, keys=keys, surfaces=settings.guard)
+            self.add_asgi_middleware(ApiKeyMiddleware, keys=keys, surfaces=settings.guard)
         app = super().to_asgi(is_main=is_main)
-        trace_when_seen(app)
+        limit_tracing(app)
         app.add_middleware(Labels)
         app.add_middleware(
-            Door,
-            house=lambda: _app.state.models,
-            max_stay_s=settings.max_wait_s,
-            max_batch_stay_s=settings.deadline_s / 2,
+            AdmissionController,
+            directory=lambda: _app.state.models,
+            max_latency_s=settings.max_wait_s,
+            max_batch_latency_s=settings.deadline_s / 2,
             around_refusals=partial(CORSMiddleware, **cors),
         )
         return app
@@ -140,9 +140,9 @@ def _read_keys(settings: Settings) -> ApiKeys:
 
 AlbertServe: Any = bentoml.service(
     name="albert_serve",
-    service_class=_Shell,
+    service_class=_ServiceWithMiddleware,
     traffic={"timeout": _BENTOML_TIMEOUT_S},
     workers=num_workers(),
-    logging={"access": {"enabled": False}},  # ours has the request's id (envelope.py)
+    logging={"access": {"enabled": False}},  # ours has the request's id (error_replies.py)
 )(Serving)
 AlbertServe.mount_asgi_app(_app)

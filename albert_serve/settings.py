@@ -26,29 +26,29 @@ _API_KEYS_FILE: Final = "ALBERT_SERVE_API_KEYS_FILE"
 _GUARD: Final = "ALBERT_SERVE_GUARD"
 _CORS_ORIGINS: Final = "ALBERT_SERVE_CORS_ORIGINS"
 _ORIGIN: Final = re.compile(r"https?://[^/\s?#@]+")
-# BentoML itself gives up after 60 s (service.py); ours must come first, for it says why.
+# BentoML's timeout is 60 s (service.py); ours must be shorter, because it replies with a reason.
 _LONGEST_DEADLINE_S: Final = 55.0
 
 
 Device = Literal["auto", "cpu", "cuda"]
 Prepack = Literal["memory", "cache", "none"]
-# What keys can guard: the tasks and /info, the metrics, and what is there for people to read.
+# The surfaces that keys can guard: the tasks and /info, the metrics, and the documentation.
 Surface = Literal["api", "metrics", "docs"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuntimeOptions:
-    """How a bundle is run.
+    """The runtime options of a bundle.
 
     Attributes:
         device: "auto" takes a CUDA device where there is one.
         num_threads: threads of one run; None: the CPUs that this process may use.
         spinning: whether threads wait for each other actively: 5 to 10 % faster, unless other
             processes want the same cores.
-        prepack: where the matrices are that are laid out for this CPU's kernels: in this process'
-            "memory", in a "cache" on disk that processes share, or nowhere: "none" multiplies with
-            the bundle's own pages and is slower where batches are small.
-        cache_folder: of prepack "cache".
+        prepack: the location of weights pre-packed for this CPU's kernels: in this process'
+            "memory", or in a "cache" on disk that processes share; "none" multiplies with
+            the bundle's own pages and is slower for small batches.
+        cache_folder: the folder of prepack "cache".
     """
 
     device: Device = "auto"
@@ -75,26 +75,26 @@ class RuntimeOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What a deployment can choose.
+    """The settings of a deployment.
 
     Attributes:
         bundle: BUNDLE, the folder to serve; by default the one that ships in `models/`.
-        models: MODELS, in its place: a folder of bundles, or a YAML file that lists some.
-        default_model: DEFAULT_MODEL, who answers where no model is named and the YAML file chooses
+        models: MODELS, instead of BUNDLE: a folder of bundles, or a YAML file that lists some.
+        default_model: DEFAULT_MODEL, for requests that name no model, if the YAML file sets
             none; by default the first.
-        num_workers: WORKERS, processes that serve.
+        num_workers: WORKERS, the worker processes.
         num_threads: THREADS of one run; by default the usable CPUs, divided among the workers.
         device: DEVICE to run on: auto (CUDA where there is a device), cpu or cuda.
-        prepack: PREPACK, where weights laid out for this CPU are kept: memory, cache (a folder
+        prepack: PREPACK, the location of pre-packed weights: memory, cache (a folder
             whose pages all workers share), none, or auto: cache if there are several workers.
         spinning: SPINNING, on or off: whether threads wait for each other actively; auto: unless
             there are models of different weights, whose threads would wait for each other's cores.
         cache_folder: CACHE, the folder of prepack "cache"; by default the user's cache folder.
-        max_batch_tokens: MAX_BATCH_TOKENS, padding included, that run together; by default what
-            suits the engine's device.
+        max_batch_tokens: MAX_BATCH_TOKENS, padding included, that run together; the default
+            depends on the engine's device.
         max_queue_tokens: MAX_QUEUE_TOKENS that may wait; past it requests get 429.
-        max_wait_s: MAX_WAIT_S, seconds; more interactive requests at once than are answered in so
-            many get 429, but for a number that is always taken (door.py).
+        max_wait_s: MAX_WAIT_S, seconds, the bound on the expected latency of interactive
+            requests; over its concurrency limit they get 429 (server/admission.py).
         deadline_s: DEADLINE_S, seconds after which a request gets 504.
         max_body_bytes: MAX_BODY_BYTES of one request; past it 413.
         max_items: MAX_ITEMS in one request's list; past it 422.
@@ -132,7 +132,7 @@ class Settings:
 
     @property
     def job_runtime(self) -> RuntimeOptions:
-        """How a batch job runs the bundle: alone on the machine, its batches beside each other."""
+        """The runtime options of batch scoring: alone on the machine, in parallel sessions."""
         prepack = self.prepack
         if prepack == "auto":
             prepack = "cache" if self.cache_folder else "memory"
@@ -140,7 +140,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls, options: Mapping[str, str] | None = None) -> Settings:
-        """Read the variables; those not set, or set to nothing, keep their defaults.
+        """Read the variables; those that are unset or empty keep their defaults.
 
         Args:
             options: values that go before the environment's, by variable.
@@ -150,41 +150,41 @@ class Settings:
                 named, or neither is and `models/` does not hold exactly one bundle.
         """
         source = {**os.environ, **(options or {})}
-        given = {name: text.strip() for name, text in source.items() if text.strip()}
+        variables = {name: text.strip() for name, text in source.items() if text.strip()}
         chosen = {
-            name: _read(variable, given[variable], kind, least, most)
+            name: _read(variable, variables[variable], kind, least, most)
             for variable, (name, kind, least, most) in _NUMBERS.items()
-            if variable in given
+            if variable in variables
         }
         chosen |= {
-            name: _choose(variable, given[variable], allowed)
+            name: _choose(variable, variables[variable], allowed)
             for variable, (name, allowed) in _CHOICES.items()
-            if variable in given
+            if variable in variables
         }
-        sources = _sources(given)
+        sources = _sources(variables)
         if sources["models"] is not None and "num_workers" not in chosen:
             chosen["num_workers"] = _listed_workers(sources["models"])
         return cls(
             **sources,
-            default_model=given.get(DEFAULT_VARIABLE),
-            cache_folder=_cache_folder(given),
-            **_access(given),
+            default_model=variables.get(DEFAULT_VARIABLE),
+            cache_folder=_cache_folder(variables),
+            **_access(variables),
             **chosen,
         )
 
     @property
     def has_keys(self) -> bool:
-        """Whether keys are asked for at all."""
+        """Whether any surface needs a key."""
         return bool(self.api_keys) or self.api_keys_file is not None
 
     @property
     def needs_key(self) -> bool:
-        """Whether the tasks are answered with a key only."""
+        """Whether the tasks need a key."""
         return self.has_keys and "api" in self.guard
 
     @property
     def runtime(self) -> RuntimeOptions:
-        """How a worker runs the bundle."""
+        """The runtime options of a worker."""
         prepack = self.prepack
         if prepack == "auto":
             prepack = "cache" if self.num_workers > 1 and self.cache_folder else "memory"
@@ -197,16 +197,16 @@ class Settings:
         )
 
     def environment(self) -> dict[str, str]:
-        """This process's environment with these settings in it, for a process to be started."""
+        """Return this process's environment with these settings, for a child process."""
         numbers = {
             variable: str(value)
             for variable, (name, *_) in _NUMBERS.items()
             if (value := getattr(self, name)) is not None
         }
-        # BentoML reports each start to its makers unless told not to; who wants that can say so.
+        # Disables BentoML's usage reports, unless the variable is set.
         quiet = {"BENTOML_DO_NOT_TRACK": "True"}
         choices = {variable: str(getattr(self, name)) for variable, (name, _) in _CHOICES.items()}
-        # Made absolute, but links are not followed: they may lead elsewhere at a reload.
+        # Absolute, but links are not resolved: their targets may change before a reload.
         folders = {
             variable: os.path.abspath(folder) if folder else ""
             for variable, folder in ((BUNDLE_VARIABLE, self.bundle), (MODELS_VARIABLE, self.models))
@@ -225,7 +225,7 @@ class Settings:
 
 
 def shipped_bundle(models: Path | None = None) -> Path:
-    """The folder of the bundle that ships beside the package, in `models/`.
+    """Return the folder of the bundle in `models/`, next to the package.
 
     Args:
         models: look here instead.
@@ -236,10 +236,10 @@ def shipped_bundle(models: Path | None = None) -> Path:
     models = models or Path(__file__).resolve().parent.parent / "models"
     if (models / "manifest.json").is_file():
         return models
-    found = sorted(manifest.parent for manifest in models.glob("*/manifest.json"))
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(folder.name for folder in found) or "none"
+    folders = sorted(manifest.parent for manifest in models.glob("*/manifest.json"))
+    if len(folders) == 1:
+        return folders[0]
+    names = ", ".join(folder.name for folder in folders) or "none"
     raise ConfigError(
         f"{models} must hold exactly one bundle, and holds {names}; "
         f"set {BUNDLE_VARIABLE} to the folder of the one to serve"
@@ -247,14 +247,14 @@ def shipped_bundle(models: Path | None = None) -> Path:
 
 
 def num_usable_cpus() -> int:
-    """The CPUs that this process may use."""
+    """Return the number of CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def num_workers() -> int:
-    """The number of workers alone, which BentoML asks for at import; 1 if it is wrong."""
+    """Return the number of workers, which BentoML reads at import; 1 if it is invalid."""
     with contextlib.suppress(ConfigError):
         if text := os.environ.get(_WORKERS):
             return int(_read(_WORKERS, text, *_NUMBERS[_WORKERS][1:]))
@@ -264,12 +264,12 @@ def num_workers() -> int:
 
 
 def _listed_workers(models: Path) -> int:
-    """The workers that a file of models asks for; a folder asks for none."""
+    """Return the workers of a models file; 1 for a folder."""
     return 1 if models.is_dir() else read_models_file(models).workers or 1
 
 
-def _sources(given: Mapping[str, str]) -> dict[str, Any]:
-    bundle, models = given.get(BUNDLE_VARIABLE), given.get(MODELS_VARIABLE)
+def _sources(variables: Mapping[str, str]) -> dict[str, Any]:
+    bundle, models = variables.get(BUNDLE_VARIABLE), variables.get(MODELS_VARIABLE)
     if bundle and models:
         raise ConfigError(f"{BUNDLE_VARIABLE} and {MODELS_VARIABLE} are set; set one of them")
     if models:
@@ -277,21 +277,21 @@ def _sources(given: Mapping[str, str]) -> dict[str, Any]:
     return {"bundle": Path(bundle) if bundle else shipped_bundle(), "models": None}
 
 
-def _cache_folder(given: Mapping[str, str]) -> Path | None:
-    """Where this user's programs keep what can be made again; None where there is no home."""
-    if CACHE_VARIABLE in given:
-        return Path(given[CACHE_VARIABLE])
-    if "XDG_CACHE_HOME" in given:
-        return Path(given["XDG_CACHE_HOME"]) / "albert-serve"
+def _cache_folder(variables: Mapping[str, str]) -> Path | None:
+    """Return the user's cache folder; None without a home folder."""
+    if CACHE_VARIABLE in variables:
+        return Path(variables[CACHE_VARIABLE])
+    if "XDG_CACHE_HOME" in variables:
+        return Path(variables["XDG_CACHE_HOME"]) / "albert-serve"
     try:
         return Path.home() / ".cache/albert-serve"
     except RuntimeError:
         return None
 
 
-def _access(given: Mapping[str, str]) -> dict[str, Any]:
-    keys, file = _listed(given, _API_KEYS), given.get(_API_KEYS_FILE)
-    chosen: dict[str, Any] = {"api_keys": keys, "cors_origins": _listed(given, _CORS_ORIGINS)}
+def _access(variables: Mapping[str, str]) -> dict[str, Any]:
+    keys, file = _listed(variables, _API_KEYS), variables.get(_API_KEYS_FILE)
+    chosen: dict[str, Any] = {"api_keys": keys, "cors_origins": _listed(variables, _CORS_ORIGINS)}
     for origin in chosen["cors_origins"]:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise ConfigError(
@@ -300,19 +300,19 @@ def _access(given: Mapping[str, str]) -> dict[str, Any]:
             )
     if file:
         chosen["api_keys_file"] = Path(file)
-    if _GUARD in given:
+    if _GUARD in variables:
         if not keys and not file:
             raise ConfigError(
                 f"{_GUARD} is set, but there is no key; set {_API_KEYS} or {_API_KEYS_FILE}"
             )
-        names = _listed(given, _GUARD)
+        names = _listed(variables, _GUARD)
         chosen["guard"] = tuple(_choose(_GUARD, name, get_args(Surface)) for name in names)
     return chosen
 
 
-def _listed(given: Mapping[str, str], variable: str) -> tuple[str, ...]:
-    """What a variable holds, separated by commas, each once."""
-    parts = (part.strip() for part in given.get(variable, "").split(","))
+def _listed(variables: Mapping[str, str], variable: str) -> tuple[str, ...]:
+    """Return a variable's comma-separated values, without duplicates."""
+    parts = (part.strip() for part in variables.get(variable, "").split(","))
     return tuple(dict.fromkeys(part for part in parts if part))
 
 
@@ -333,7 +333,7 @@ def _read(name: str, text: str, kind: type[int | float], least: float, most: flo
     return value
 
 
-# Variable -> field, kind, and the least and most that it takes.
+# Variable -> field, type, minimum and maximum.
 _NUMBERS: Final[dict[str, tuple[str, type[int | float], float, float]]] = {
     _WORKERS: ("num_workers", int, 1, 256),
     "ALBERT_SERVE_THREADS": ("num_threads", int, 1, 1024),
@@ -345,7 +345,7 @@ _NUMBERS: Final[dict[str, tuple[str, type[int | float], float, float]]] = {
     "ALBERT_SERVE_MAX_ITEMS": ("max_items", int, 1, 1 << 16),
     "ALBERT_SERVE_DRAIN_GRACE_S": ("drain_grace_s", float, 0, 600),
 }
-# Variable -> field, and what it takes.
+# Variable -> field, and its allowed values.
 _CHOICES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "ALBERT_SERVE_DEVICE": ("device", get_args(Device)),
     "ALBERT_SERVE_PREPACK": ("prepack", ("auto", *get_args(Prepack))),

@@ -55,7 +55,7 @@ class Encoding:
         return len(self.ids)
 
     def slice(self, start: int, stop: int) -> Encoding:
-        """The tokens from `start` to before `stop`; their offsets stay those of the whole text."""
+        """Return the tokens from `start` to before `stop`; offsets stay the same."""
         return Encoding(
             ids=self.ids[start:stop],
             types=self.types[start:stop],
@@ -123,7 +123,7 @@ class AlbertTokenizer:
 
     @property
     def mask_token(self) -> str:
-        """What stands in a text for the token to be filled in."""
+        """The string that marks a masked token in a text."""
         return SPECIAL_TOKENS[_MASK_ID]
 
     def encode(self, text: str, pair: str | None = None) -> Encoding:
@@ -156,7 +156,7 @@ class AlbertTokenizer:
         )
 
     def locate(self, text: str) -> list[tuple[tuple[int, int], int | None]]:
-        """Where the library itself places each token of `encode_plain`, and the number of its word.
+        """Return the library's offsets of each token of `encode_plain`, and its word's number.
 
         Unlike the offsets of `Encoding`, these have a space before a word where the library has it,
         and the accents of a last character only where it has them. Words are between white space.
@@ -165,7 +165,7 @@ class AlbertTokenizer:
         return list(zip(encoded.offsets, encoded.word_ids, strict=True))
 
     def _encode(self, text: str) -> tokenizers.Encoding:
-        # As a batch of one: that alone lets other threads run while a long text is read.
+        # As a batch of one: only batch encoding releases the GIL.
         return self._tokenizer.encode_batch([text], add_special_tokens=False)[0]
 
     def build(self, first: Encoding, second: Encoding | None = None) -> Encoding:
@@ -184,7 +184,7 @@ class AlbertTokenizer:
         )
 
     def token(self, token_id: int) -> str:
-        """The piece of that id as the vocabulary writes it, "▁" for the space before a word.
+        """Return the piece of an id in the vocabulary's notation, "▁" for the space before a word.
 
         Raises:
             IndexError: the vocabulary has no such id.
@@ -197,18 +197,20 @@ class AlbertTokenizer:
         return piece
 
     def token_id(self, token: str) -> int | None:
-        """The id of a piece as the vocabulary writes it; None where it has no such piece."""
+        """Return the id of a piece in the vocabulary's notation; None if it has no such piece."""
         return self._tokenizer.token_to_id(token)
 
     def decode(self, ids: Sequence[int], *, keep_special: bool) -> str:
-        """The text that the ids stand for, with or without the special tokens among them."""
+        """Decode ids to text, with or without the special tokens."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=not keep_special)
 
 
 def _check_vocabulary(tokenizer: Tokenizer) -> None:
-    found = tuple(tokenizer.id_to_token(index) for index in range(len(SPECIAL_TOKENS)))
-    if found != SPECIAL_TOKENS:
-        raise BundleCorruptError(f"ids 0 to 4 are {found}; in an ALBERT they are {SPECIAL_TOKENS}")
+    first_ids = tuple(tokenizer.id_to_token(index) for index in range(len(SPECIAL_TOKENS)))
+    if first_ids != SPECIAL_TOKENS:
+        raise BundleCorruptError(
+            f"ids 0 to 4 are {first_ids}; in an ALBERT they are {SPECIAL_TOKENS}"
+        )
     ids = set(tokenizer.get_vocab().values())
     if ids != set(range(tokenizer.get_vocab_size())):
         raise BundleCorruptError(

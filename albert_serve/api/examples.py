@@ -1,4 +1,4 @@
-"""Requests to try, for each task: the ones that the API document shows."""
+"""Example requests for each task, for the API document."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """A request's body, and what it shows."""
+    """A request's body, and a summary."""
 
     summary: str
     body: dict[str, Any]

@@ -1,4 +1,4 @@
-"""The wire contract: what each endpoint takes and gives, in Hugging Face's inference format.
+"""The wire contract: requests and replies of each endpoint, in Hugging Face's inference format.
 
 A request is `{"inputs": ..., "parameters": {...}}`; `inputs` is one item or a list of them. A
 parameter that is left out, or null, has its default. Replies have Hugging Face's shapes exactly;
@@ -25,23 +25,23 @@ from albert_serve.api.wire import (
 )
 from albert_serve.api.wire import describe as describe  # part of the contract, too
 
-# Each model answers under an address of its own, too.
+# Each hosted model also has a path of its own.
 MODELS_PATH: Final = "/v1/models"
 MODEL_PATH: Final = f"{MODELS_PATH}/{{model}}"
-# A JSON array of what the caller should know about a reply, in ASCII.
+# Warnings for the caller, as a JSON array in ASCII.
 WARNINGS_HEADER: Final = "X-Albert-Warnings"
-# How many tokens were left out, where the request allowed it.
+# The number of tokens that were cut off, if the request allowed it.
 TRUNCATED_HEADER: Final = "X-Albert-Truncated-Tokens"
 
 MAX_TOP_K: Final = 1000
 MAX_TARGETS: Final = 1000
 MAX_TARGET_CHARS: Final = 1000
-# Of all texts of a request together: each is a row of numbers as long as the vocabulary.
+# The limit of all texts of a request together: each mask is a row of vocabulary-wide logits.
 MAX_MASKS: Final = 1024
-# Each candidate of a joint filling is read again for every mask.
+# Joint filling reads each candidate again for every mask.
 MAX_JOINT_TOP_K: Final = 16
 MAX_SENTENCES: Final = 256
-# Reordering reads every two of them in both orders.
+# Reordering reads all pairs in both orders.
 MAX_REORDERED: Final = 32
 
 Truncation: TypeAlias = Literal["error", "truncate"]
@@ -50,7 +50,7 @@ ProblemType: TypeAlias = Literal[
     "regression", "single_label_classification", "multi_label_classification"
 ]
 
-# No field can have such a name, so that it is left out where an error's place is told.
+# No field can have such a name, so that error paths can omit it.
 _TEXT: Final = "<text>"
 _OBJECT: Final = "<object>"
 _PAIR: Final = "<pair>"
@@ -78,7 +78,7 @@ class TextInput(Request):
 
 
 class QuestionContext(Request):
-    """A question, and the text that its answer is looked for in."""
+    """A question, and the text to search for its answer."""
 
     question: Text
     context: Text
@@ -110,7 +110,7 @@ OrderItem: TypeAlias = Annotated[
 
 
 class Parameters(Request):
-    """What every task takes."""
+    """The parameters of every task."""
 
     truncation: Truncation = Field(
         "error",
@@ -119,7 +119,7 @@ class Parameters(Request):
 
 
 class FillMaskParameters(Parameters):
-    """How a mask is filled."""
+    """The parameters of fill-mask."""
 
     top_k: int = Field(5, ge=1, le=MAX_TOP_K, description="Predictions for each mask.")
     targets: Targets | None = Field(
@@ -152,7 +152,7 @@ class FillMaskParameters(Parameters):
 
 
 class TextClassificationParameters(Parameters):
-    """How labels are scored."""
+    """The parameters of text classification."""
 
     function_to_apply: ScoreFunction | None = Field(
         None, description="Left out, the model's problem type decides."
@@ -163,7 +163,7 @@ class TextClassificationParameters(Parameters):
 
 
 class QuestionAnsweringParameters(Parameters):
-    """How an answer is looked for; lengths count tokens."""
+    """The parameters of question answering; lengths are in tokens."""
 
     top_k: int = Field(1, ge=1, le=MAX_TOP_K, description="Answers; over 1 replies with a list.")
     doc_stride: int | None = Field(
@@ -189,7 +189,7 @@ class QuestionAnsweringParameters(Parameters):
 
 
 class SentenceOrderParameters(Parameters):
-    """How sentence order is scored."""
+    """The parameters of sentence order."""
 
     reorder: bool = Field(
         False,
@@ -259,7 +259,7 @@ class FilledMasks(Reply):
 
 
 class LabelScore(Reply):
-    """How much a label fits."""
+    """The score of a label."""
 
     label: str
     score: float
@@ -275,13 +275,13 @@ class Answer(Reply):
 
 
 class Order(Reply):
-    """How a pair of texts is ordered."""
+    """The order of a pair of texts."""
 
     in_order: float = Field(description="Probability that the second text follows the first.")
 
 
 class PairOrder(Reply):
-    """How two of a list's sentences are ordered; they are named by their places in it."""
+    """The order of two sentences of a list, given by their indices."""
 
     first: int
     second: int
@@ -289,14 +289,14 @@ class PairOrder(Reply):
 
 
 class Coherence(Reply):
-    """How well sentences follow each other in the order that they were given in."""
+    """The coherence of sentences in the order of the request."""
 
     pairs: list[PairOrder] = Field(description="Neighbours; with reorder every two, both ways.")
     coherence: float = Field(description="Geometric mean of the neighbours' in_order.")
 
 
 class Reordering(Coherence):
-    """How well sentences follow each other, and the order in which they do so best."""
+    """The coherence of sentences, and their best order."""
 
     best_order: list[int] = Field(description="Their places in the list.")
     best_coherence: float = Field(description="The coherence of that order.")
@@ -304,7 +304,7 @@ class Reordering(Coherence):
 
 FillMaskAnswer: TypeAlias = list[FilledToken] | list[list[FilledToken]]
 TargetsAnswer: TypeAlias = list[FilledTarget] | list[list[FilledTarget]]
-# The narrower kinds first: the wider ones take them as well.
+# The narrower types first: the wider ones would accept them as well.
 AnyFillMaskAnswer: TypeAlias = TargetsAnswer | FillMaskAnswer | list[FilledMasks]
 QuestionAnsweringAnswer: TypeAlias = Answer | list[Answer]
 SentenceOrderAnswer: TypeAlias = Reordering | Coherence | Order
@@ -325,7 +325,7 @@ class TaskInfo(Reply):
 
 
 class InfoReply(Reply):
-    """What the service runs, and what it accepts."""
+    """The hosted model, and the service's limits."""
 
     model_id: str
     version: str

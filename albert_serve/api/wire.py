@@ -1,7 +1,4 @@
-"""What all requests and replies have in common, and a refusal as one sentence.
-
-`schemas.py` has the requests and replies themselves.
-"""
+"""The base classes of requests and replies (`schemas.py`), and the text of validation errors."""
 
 from __future__ import annotations
 
@@ -23,63 +20,63 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
-# Of one request's list; a service may be set to take fewer (`/info` tells).
+# The limit of one request's list; a service may have a lower one (see `/info`).
 MAX_ITEMS: Final = 65_536
-# Of one text: past any that a model reads, so that none is tokenised only to be refused.
+# The limit of one text, above any that a model reads, so that no text is tokenised in vain.
 MAX_CHARS: Final = 1_000_000
 
-_MAX_ERRORS_TOLD: Final = 3
-_MAX_INPUT_CHARS_TOLD: Final = 60
-# What a JSON schema says of a field beside what it takes.
+_MAX_ERRORS_SHOWN: Final = 3
+_MAX_SHOWN_CHARS: Final = 60
+# The keys of a JSON schema that describe a field, not its type.
 _ANNOTATIONS: Final = ("default", "description", "title")
 
 
 class Request(BaseModel):
-    """Anything a caller sends: no unknown field, no silent conversion, null means the default."""
+    """The base of requests: no unknown field, no silent conversion, null means the default."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _check_names(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        # The first few only: there may be as many as the body has room for.
-        unknown = (shorten(name) for name in given if name not in cls.model_fields)
-        told = list(islice(unknown, _MAX_ERRORS_TOLD))
-        if told:
+    def _check_names(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        # A large body may have very many unknown names; only the first few are shown.
+        unknown = (shorten(name) for name in body if name not in cls.model_fields)
+        shown = list(islice(unknown, _MAX_ERRORS_SHOWN))
+        if shown:
             raise PydanticCustomError(
                 "unknown_field",
                 "{unknown} is not known here; allowed are {allowed}",
                 {
-                    "unknown": ", ".join(told),
+                    "unknown": ", ".join(shown),
                     "allowed": ", ".join(cls.model_fields),
                 },
             )
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in body.items() if value is not None}
 
     @classmethod
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """The schema that takes null, too, for what has a default."""
+        """Return the schema, in which fields with a default may be null."""
         schema = handler(core_schema)
         described = handler.resolve_ref_schema(schema)
         required = described.get("required", ())
-        for name, given in described.get("properties", {}).items():
+        for name, field in described.get("properties", {}).items():
             if name not in required:
-                described["properties"][name] = _or_null(given)
+                described["properties"][name] = _or_null(field)
         return schema
 
 
 class Reply(BaseModel):
-    """Anything the service sends; a client passes over fields that it does not know yet."""
+    """The base of replies; a client ignores unknown fields of newer services."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
 
 def _or_null(schema: JsonSchemaValue) -> JsonSchemaValue:
-    """The schema, or null; what describes the field stays outside of the choice."""
+    """Return the choice of the schema or null; the field's description stays outside of it."""
     if {"type": "null"} in schema.get("anyOf", ()):
         return schema
     outside = {name: value for name, value in schema.items() if name in _ANNOTATIONS}
@@ -88,11 +85,11 @@ def _or_null(schema: JsonSchemaValue) -> JsonSchemaValue:
 
 
 def contradiction(message: str) -> PydanticCustomError:
-    """What a validator raises for values that are fine alone, but not together."""
+    """Return the validation error of values that are valid alone, but not together."""
     return PydanticCustomError("contradiction", "{message}", {"message": message})
 
 
-# No field can have a name such as these tags, so that `_path` can leave them out.
+# No field can have a name like these tags, so that `_path` can omit them.
 ONE: Final = "<one>"
 MANY: Final = "<many>"
 
@@ -101,7 +98,7 @@ _RequestT = TypeVar("_RequestT", bound=Request)
 
 
 def one_or_many(value: object) -> str:
-    """Which of both forms a value has."""
+    """Return the tag of a value's form."""
     return MANY if isinstance(value, list) else ONE
 
 
@@ -109,10 +106,10 @@ def _default_if_null(value: object) -> object:
     return {} if value is None else value
 
 
-# Tagged, so that a wrong value is told against the one form that the caller meant.
+# Tagged, so that an error refers only to the form that the caller used.
 OneOrMany: TypeAlias = Annotated[
     Annotated[ItemT, Tag(ONE)]
-    # One that is wrong says enough; to tell of 65,536 would take seconds.
+    # Fails at the first wrong item, because 65,536 errors would take seconds.
     | Annotated[list[ItemT], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True), Tag(MANY)],
     Discriminator(one_or_many),
 ]
@@ -121,12 +118,12 @@ OrNull: TypeAlias = Annotated[_RequestT, BeforeValidator(_default_if_null)]
 
 
 def describe(error: ValidationError) -> str:
-    """What is wrong with a request, as one sentence."""
-    found = error.errors(include_url=False)
-    told = [_describe_one(details) for details in found[:_MAX_ERRORS_TOLD]]
-    if len(found) > _MAX_ERRORS_TOLD:
-        told.append(f"and {len(found) - _MAX_ERRORS_TOLD} more")
-    return "; ".join(told)
+    """Return the text of a validation error, as one sentence."""
+    errors = error.errors(include_url=False)
+    messages = [_describe_one(details) for details in errors[:_MAX_ERRORS_SHOWN]]
+    if len(errors) > _MAX_ERRORS_SHOWN:
+        messages.append(f"and {len(errors) - _MAX_ERRORS_SHOWN} more")
+    return "; ".join(messages)
 
 
 def _describe_one(details: ErrorDetails) -> str:
@@ -150,30 +147,30 @@ def _describe_one(details: ErrorDetails) -> str:
         return f"{path} holds half of a surrogate pair, which stands for no character"
     if kind in ("unknown_field", "contradiction"):
         return f"{path}: {details['msg']}"
-    told = "must be an object" if kind == "model_type" else details["msg"]
-    return f"{path} {told.replace('Input should', 'must')}, not {shorten(details['input'])}"
+    message = "must be an object" if kind == "model_type" else details["msg"]
+    return f"{path} {message.replace('Input should', 'must')}, not {shorten(details['input'])}"
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
-    """("inputs", "<many>", 2, "<object>", "text") as "inputs[2].text"."""
+    """Return ("inputs", "<many>", 2, "<object>", "text") as "inputs[2].text"."""
     names = [part for part in loc if isinstance(part, int) or not part.startswith("<")]
     parts = [f"[{name}]" if isinstance(name, int) else f".{name}" for name in names]
     return "".join(parts).removeprefix(".") or "the body"
 
 
 class _Brief(reprlib.Repr):
-    """The beginning of a value, however large or deep it is, in ASCII."""
+    """Writes the beginning of a value of any size or depth, in ASCII."""
 
     def repr_str(self, x: str, level: int) -> str:
-        return ascii(x[: _MAX_INPUT_CHARS_TOLD + 1])
+        return ascii(x[: _MAX_SHOWN_CHARS + 1])
 
 
 _brief: Final = _Brief()
 
 
 def shorten(value: object) -> str:
-    """How a value that a caller sent is told back: in ASCII, and never whole if it is long."""
+    """Return a caller's value for an error message: in ASCII, and cut if it is long."""
     text = _brief.repr(value)
-    if len(text) <= _MAX_INPUT_CHARS_TOLD:
+    if len(text) <= _MAX_SHOWN_CHARS:
         return text
-    return f"{text[:_MAX_INPUT_CHARS_TOLD]}..."
+    return f"{text[:_MAX_SHOWN_CHARS]}..."

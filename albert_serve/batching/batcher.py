@@ -1,8 +1,8 @@
-"""The queue in front of the engine: it is never idle while something waits.
+"""The queue in front of the engine, which is never idle while an input waits.
 
-The engine has a thread, which chooses the next batch (scheduling.py) at the moment that it is free.
-To choose takes microseconds, and whoever came, left or became late until then has been seen.
-Callers are answered on the event loop.
+The engine's thread takes the next batch (scheduler.py) at the moment that it is free. That takes
+microseconds, and accounts for every request that arrived, left or expired until then. Callers are
+answered on the event loop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias, TypeVarTuple, Unpack
 
 from albert_serve.batching.events import BatchObserver, BatchReport, NoObserver
 from albert_serve.batching.scheduler import PRIORITIES, Moment, Priority, Request, Scheduler
-from albert_serve.batching.throughput import Pace
+from albert_serve.batching.throughput import Throughput
 from albert_serve.errors import (
     ConfigError,
     DeadlineExceededError,
@@ -32,12 +32,12 @@ from albert_serve.tasks.base import EncoderInput, Logits
 
 
 class Runner(Protocol):
-    """What the batcher needs of an engine."""
+    """The interface of an engine."""
 
     max_batch_tokens: int
 
     def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        """Logits of each input, in order; any exception fails the whole call."""
+        """Return the logits of each input, in order; any exception fails the whole call."""
         ...
 
 
@@ -47,7 +47,7 @@ class _Call(Request):
     arrived_s: float
     answer: asyncio.Future[list[Logits] | Exception]
     logits: dict[int, Logits] = field(default_factory=dict)
-    closed: bool = False  # answered, or nobody is there to be
+    closed: bool = False  # answered, or abandoned by its caller
 
     @property
     def task(self) -> str:
@@ -66,15 +66,15 @@ class Batcher:
     """Runs the inputs of many callers in shared batches. Belongs to one event loop.
 
     Args:
-        max_queue_tokens: the most tokens that may wait; batch jobs may fill half of it.
-        max_wait_s: the longest that an interactive request may have to wait for its first turn, as
-            far as can be told; past it requests are refused. It is never more than half of the
-            time to a request's deadline, which alone bounds what batch jobs wait.
-        batch_share: of the compute, for batch jobs while interactive requests wait too.
-        call_cost_tokens: what one more call of the engine costs, as tokens of compute; a batch has
-            no more padding than that.
-        observer: is told what happens.
-        clock: the seconds that deadlines are held against before anything is computed.
+        max_queue_tokens: the limit of queued tokens; batch jobs may fill half of it.
+        max_wait_s: the limit of an interactive request's expected wait for its first slot; over it
+            requests are refused. The wait of any request, batch jobs included, is also limited to
+            half of the time to its deadline.
+        batch_share: the share of compute for batch jobs while interactive requests wait too.
+        call_cost_tokens: the overhead of an engine call, as tokens of compute; a batch has no more
+            padding than that.
+        observer: receives events.
+        clock: in seconds; deadlines are checked against it before anything is computed.
 
     Raises:
         ConfigError: a number is out of its range.
@@ -100,28 +100,28 @@ class Batcher:
         self._engine = engine
         self._observer: BatchObserver = NoObserver() if observer is None else observer
         self._clock = clock
-        self._pace = Pace()
+        self._throughput = Throughput()
         self._scheduler: Scheduler[_Call] = Scheduler(
             call_cost_tokens=call_cost_tokens,
             batch_share=batch_share,
-            turn_tokens=engine.max_batch_tokens,
+            slot_tokens=engine.max_batch_tokens,
         )
-        self._lock = threading.Lock()  # over the scheduler and the next one
-        self._is_working = False  # the thread will look at the queue again
+        self._lock = threading.Lock()  # guards the scheduler and _is_working
+        self._is_working = False  # the thread will check the queue again
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._num_calls = 0
-        self._none_left = asyncio.Event()
-        self._none_left.set()
+        self._all_done = asyncio.Event()
+        self._all_done.set()
         self._accepting = True
 
     @property
     def num_queued_tokens(self) -> int:
-        """Tokens that wait now, without padding."""
+        """Queued tokens, without padding."""
         return sum(self._scheduler.num_tokens(priority) for priority in PRIORITIES)
 
     def wait_s(self, priority: Priority = "interactive") -> float:
-        """How long a request that came now would wait for its first turn; 0 if it is not known."""
-        return self._scheduler.num_tokens_ahead(priority) * self._pace.usual_s_per_token
+        """Return the expected wait of a new request for its first slot; 0 if it is not known."""
+        return self._scheduler.num_tokens_ahead(priority) * self._throughput.usual_s_per_token
 
     async def run(
         self,
@@ -131,19 +131,18 @@ class Batcher:
         priority: Priority = "interactive",
         is_begun: bool = False,
     ) -> list[Logits]:
-        """Logits of each input, in order. If one fails or is given up, the others are dropped.
+        """Return the logits of each input, in order; if one input fails, the whole request fails.
 
         Args:
             deadline_s: seconds from now after which the answer is of no use.
-            priority: "batch" for what can wait until no interactive request does.
-            is_begun: it goes on with what was let in before, and is not refused for the queue.
+            priority: "batch" for requests that can wait until no interactive request does.
+            is_begun: whether this is a later round of an admitted request, which is not shed.
 
         Raises:
             QueueFullError: the queue has no room for all of them now, or they would wait too long.
-            InvalidInputError: the queue would have no room for them even when empty, or there is
-                no such priority.
+            InvalidInputError: the inputs exceed even an empty queue, or the priority is unknown.
             NotReadyError: the batcher is draining.
-            DeadlineExceededError: there was no answer in time, or there could not have been one.
+            DeadlineExceededError: there was no answer in time, or could not have been one.
         """
         if not inputs:
             return []
@@ -163,14 +162,14 @@ class Batcher:
             self._leave(call)
 
     async def drain(self) -> None:
-        """Refuse new work, and return when all that was accepted is done."""
+        """Refuse new requests, and return when the accepted ones are answered."""
         self._accepting = False
-        await self._none_left.wait()
+        await self._all_done.wait()
 
     async def close(self) -> None:
         """Drain, and end the engine's thread."""
         await self.drain()
-        # It may still compute what nobody waits for.
+        # The thread may still compute an abandoned request.
         await asyncio.to_thread(self._thread.shutdown)
 
     def _call(self, inputs: Sequence[EncoderInput], deadline_s: float, priority: Priority) -> _Call:
@@ -180,8 +179,8 @@ class Batcher:
             )
         arrived_s = self._clock()
         return _Call(
-            # An input without tokens is the engine's to refuse.
-            lengths=[max(1, len(given.ids)) for given in inputs],
+            # The engine refuses an input without tokens.
+            lengths=[max(1, len(item.ids)) for item in inputs],
             priority=priority,
             inputs=inputs,
             arrived_s=arrived_s,
@@ -204,9 +203,9 @@ class Batcher:
             must_start = not self._is_working
             self._is_working = True
         self._num_calls += 1
-        self._none_left.clear()
+        self._all_done.clear()
         if must_start:
-            # Not at once: who comes in the same turn of the loop runs along.
+            # Deferred, so that requests of the same event loop iteration share a batch.
             call.answer.get_loop().call_soon(self._start)
 
     def _start(self) -> None:
@@ -219,11 +218,11 @@ class Batcher:
             self._scheduler.remove(call)
         self._num_calls -= 1
         if not self._num_calls:
-            self._none_left.set()
+            self._all_done.set()
 
     def _check_room(self, call: _Call) -> None:
         num_tokens, limit = call.num_tokens, self.max_queue_tokens
-        if call.priority == "batch":  # the other half is for interactive requests
+        if call.priority == "batch":  # half is reserved for interactive requests
             limit = (limit + 1) // 2
         if num_tokens > limit:
             raise TooMuchAtOnceError(
@@ -239,31 +238,31 @@ class Batcher:
             raise QueueFullError(
                 f"{num_queued} tokens are waiting and {num_tokens} more have no room: "
                 f"{call.priority} requests may add {num_free}; try again later",
-                retry_after_s=self._pace.retry_after_s(num_queued),
+                retry_after_s=self._throughput.retry_after_s(num_queued),
             )
 
     def _check_wait(self, call: _Call) -> None:
-        """Refuse what would be late for what waits before it; the rest is the scheduler's."""
+        """Refuse a request that would be late because of those queued before it."""
         wait_s, left_s = self.wait_s(call.priority), call.ends_s - self._clock()
-        alone_s = call.num_tokens * self._pace.usual_s_per_token
+        alone_s = call.num_tokens * self._throughput.usual_s_per_token
         limit_s = left_s / 2
         if call.priority == "interactive":
             limit_s = min(self.max_wait_s, limit_s)
-        whole_s = alone_s + wait_s * self._scheduler.num_turns(call.num_tokens)
+        whole_s = alone_s + wait_s * self._scheduler.num_slots(call.num_tokens)
         if alone_s < left_s and (wait_s > limit_s or whole_s > left_s):
             self._observer.shed(call.task)
             raise QueueFullError(
                 f"the request would wait {wait_s:.2g} s for its turn, where {call.priority} "
                 f"requests may wait {limit_s:.2g} s, and take {whole_s:.2g} s of the "
                 f"{left_s:.2g} s to its deadline; try again later, or send less at once",
-                retry_after_s=self._pace.retry_after_s(self.num_queued_tokens),
+                retry_after_s=self._throughput.retry_after_s(self.num_queued_tokens),
             )
 
     def _moment(self) -> Moment:
-        return Moment(now_s=self._clock(), least_s_per_token=self._pace.least_s_per_token)
+        return Moment(now_s=self._clock(), best_s_per_token=self._throughput.best_s_per_token)
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run batches until nothing waits. This and what it calls are on the engine's thread."""
+        """Run batches until the queue is empty; runs on the engine's thread."""
         while True:
             with self._lock:
                 batch = self._scheduler.take(
@@ -277,7 +276,7 @@ class Batcher:
             self._compute(loop, batch.members)
 
     def _compute(self, loop: asyncio.AbstractEventLoop, members: _Members) -> None:
-        """Answer each of a batch; if it fails as a whole, halve it until the culprit is alone."""
+        """Run a batch; if it fails, bisect it so that only the failing input's request fails."""
         started_s = self._clock()
         members = [(call, i) for call, i in members if not call.closed and call.ends_s > started_s]
         if not members:
@@ -297,7 +296,7 @@ class Batcher:
             self._compute(loop, members[middle:])
             return
         engine_s = self._clock() - started_s
-        self._pace.measure(sum(call.lengths[index] for call, index in members), engine_s)
+        self._throughput.measure(sum(call.lengths[index] for call, index in members), engine_s)
         for (call, index), logits in zip(members, answers, strict=True):
             call.logits[index] = logits
         _post(loop, self._answer, members, started_s, engine_s)
@@ -309,7 +308,7 @@ class Batcher:
         _post(loop, _settle, [(call, error)])
 
     def _answer(self, members: _Members, started_s: float, engine_s: float) -> None:
-        """Hand over what is complete. On the event loop again."""
+        """Answer the completed requests; runs on the event loop."""
         _settle(
             [
                 (call, [call.logits[index] for index in range(len(call.inputs))])
@@ -361,5 +360,5 @@ _Args = TypeVarTuple("_Args")
 def _post(
     loop: asyncio.AbstractEventLoop, callback: Callable[[Unpack[_Args]], None], *args: *_Args
 ) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop has ended, and all who waited with it
+    with contextlib.suppress(RuntimeError):  # the loop has ended, and with it all callers
         loop.call_soon_threadsafe(callback, *args)

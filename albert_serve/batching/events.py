@@ -1,4 +1,4 @@
-"""What the queue tells of what it does, for metrics."""
+"""Events of the queue, for metrics."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class BatchReport:
     """A batch that the engine has run.
 
     Attributes:
-        num_inputs: how many ran together.
-        num_tokens: theirs, without padding.
-        num_padded_tokens: theirs, with padding.
+        num_inputs: inputs that ran together.
+        num_tokens: their tokens, without padding.
+        num_padded_tokens: their tokens, with padding.
         engine_s: seconds that the engine took.
-        queue_delays_s: of each task the seconds that each of its inputs had waited.
+        queue_delays_s: by task, the seconds that each input waited.
     """
 
     num_inputs: int
@@ -26,43 +26,43 @@ class BatchReport:
 
 
 class BatchObserver(Protocol):
-    """Who is told what happens, on the event loop. The task is that of a request's first input."""
+    """Receives events, on the event loop. The task is that of a request's first input."""
 
     def queued(self, task: str, num_tokens: int) -> None:
-        """A request has entered the queue."""
+        """Record that a request entered the queue."""
         ...
 
     def batch(self, report: BatchReport) -> None:
-        """A batch has been run."""
+        """Record that a batch was run."""
         ...
 
     def shed(self, task: str) -> None:
-        """A request was refused, for the queue was full."""
+        """Record that a request was refused because the queue is full."""
         ...
 
     def expired(self, task: str) -> None:
-        """A request was given up, for it was late or would have been."""
+        """Record that a request missed its deadline, or would have."""
         ...
 
     def cancelled(self, task: str) -> None:
-        """A request's caller has gone before it was answered."""
+        """Record that a request's caller disconnected before the answer."""
         ...
 
 
 class NoObserver:
-    """Tells nobody."""
+    """Ignores all events."""
 
     def queued(self, task: str, num_tokens: int) -> None:
-        """Nothing."""
+        """Ignore the event."""
 
     def batch(self, report: BatchReport) -> None:
-        """Nothing."""
+        """Ignore the event."""
 
     def shed(self, task: str) -> None:
-        """Nothing."""
+        """Ignore the event."""
 
     def expired(self, task: str) -> None:
-        """Nothing."""
+        """Ignore the event."""
 
     def cancelled(self, task: str) -> None:
-        """Nothing."""
+        """Ignore the event."""

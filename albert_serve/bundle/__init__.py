@@ -1,1 +1,1 @@
-"""What a bundle holds: its manifest, its weights, and which bundles there are."""
+"""Bundles: manifest, weights, and the catalogue."""

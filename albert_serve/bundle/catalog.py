@@ -1,4 +1,4 @@
-"""Which models a service has: one bundle, each bundle of a folder, or those that a file lists."""
+"""The catalogue of a service: one bundle, each bundle of a folder, or those of a models file."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from albert_serve.settings import Settings
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
-    """A model that is to be served.
+    """A configured model.
 
     Attributes:
-        name: what requests call it.
+        name: the name in requests.
         bundle: its folder.
-        precision: what the bundle must have; None for any.
-        num_threads: of one run; None for the service's.
+        precision: the bundle's required precision; None for any.
+        num_threads: threads of one run; None for the service's setting.
     """
 
     name: str
@@ -32,10 +32,10 @@ class ModelSpec:
     num_threads: int | None = None
 
     def open_bundle(self) -> Bundle:
-        """The bundle, every byte of it verified.
+        """Open the bundle and verify every byte.
 
         Raises:
-            BundleError: it cannot be opened, or is of another precision.
+            BundleError: it cannot be opened, or has another precision.
         """
         bundle = Bundle.open(self.bundle)
         stored = bundle.manifest.precision
@@ -49,12 +49,12 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Catalogue:
-    """Models that are to be served.
+    """The configured models.
 
     Attributes:
         specs: by name.
-        chosen: the name of the one that answers where none is asked for, if their file chooses.
-        preferred: if it does not, and there is such a one.
+        chosen: the default model of the models file, if it names one.
+        preferred: the default model otherwise, if it exists.
     """
 
     specs: Mapping[str, ModelSpec]
@@ -63,20 +63,20 @@ class Catalogue:
 
     @property
     def default(self) -> str:
-        """The name of the one that was chosen or is preferred, or else of the first."""
+        """The name of the default model: the chosen, the preferred, or else the first one."""
         preferred = self.preferred if self.preferred in self.specs else None
         return self.chosen or preferred or next(iter(self.specs))
 
 
 def read_catalogue(settings: Settings) -> Catalogue:
-    """The models that the settings name, as they are listed now.
+    """Read the models that the settings name.
 
     Raises:
-        ConfigError: there is none, or the file that lists them is wrong.
+        ConfigError: there is no model, or the models file is invalid.
     """
     if settings.models is None:
         assert settings.bundle is not None
-        # Not where a link leads: what it leads to may be changed, and the name stays.
+        # The name is the link's own: its target may change.
         name = Path(os.path.abspath(settings.bundle)).name
         return _catalogue([ModelSpec(name=name, bundle=settings.bundle)], settings)
     if settings.models.is_dir():
@@ -95,20 +95,20 @@ def read_catalogue(settings: Settings) -> Catalogue:
 
 
 def _read_folder(folder: Path) -> list[ModelSpec]:
-    found = sorted(manifest.parent for manifest in folder.glob(f"*/{MANIFEST_FILE}"))
-    # What is being written or was put aside begins with a dot.
-    found = [bundle for bundle in found if not bundle.name.startswith(".")]
-    if not found:
+    bundles = sorted(manifest.parent for manifest in folder.glob(f"*/{MANIFEST_FILE}"))
+    # Temporary and set-aside folders begin with a dot.
+    bundles = [bundle for bundle in bundles if not bundle.name.startswith(".")]
+    if not bundles:
         raise ConfigError(
             f"{folder} holds no folder of a bundle; is it a bundle itself? "
             "Then give it as --bundle, or ALBERT_SERVE_BUNDLE"
         )
-    for bundle in found:
+    for bundle in bundles:
         if not re.fullmatch(NAME_PATTERN, bundle.name):
             raise ConfigError(
                 f"{bundle} cannot be a model's name; allowed are up to 64 of A-Z a-z 0-9 . _ -"
             )
-    return [ModelSpec(name=bundle.name, bundle=bundle) for bundle in found]
+    return [ModelSpec(name=bundle.name, bundle=bundle) for bundle in bundles]
 
 
 def _catalogue(specs: list[ModelSpec], settings: Settings, chosen: str | None = None) -> Catalogue:

@@ -1,4 +1,4 @@
-"""The bundle that the service opens: its manifest, and the checks that it is whole.
+"""The bundle that the service opens: its manifest, and integrity checks.
 
 A bundle is a folder: `manifest.json`, `model.safetensors`, `tokenizer.json`, `encoder.onnx` and
 one graph per task. Every file but the manifest is named in the manifest with size and SHA-256.
@@ -38,12 +38,12 @@ CUDA_ENCODER_FILE: Final = "encoder.cuda.onnx"
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 Verification = Literal["hash", "size"]
-# What can be left in fp32 when the rest is not.
+# The parts that can stay in fp32 at a lower precision.
 Part = Literal["embeddings", "attention", "ffn", "heads"]
 
 
 def _check_file_name(name: str) -> str:
-    """A plain file name: a manifest must not reach out of its folder."""
+    """Allow only plain file names: a manifest must not refer outside of its folder."""
     if name in ("", ".", "..") or any(sign in name for sign in "/\\:\0"):
         raise ValueError(f"{name!r} is no plain file name; files lie in the bundle's folder itself")
     return name
@@ -66,8 +66,8 @@ class TaskEntry(BaseModel):
 
     Attributes:
         graph: the file of its head: rows (R, H) to logits (R, num_outputs).
-        labels: names of the outputs, in order, where they have names.
-        problem_type: how text classification's outputs are read.
+        labels: names of the outputs, in order, if they have names.
+        problem_type: Hugging Face's, of text classification.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -85,15 +85,15 @@ class TaskEntry(BaseModel):
 
 
 class Quality(BaseModel):
-    """What a bundle's precision costs a task, on real text.
+    """The loss of a task's quality by the bundle's precision, measured on real text.
 
     Attributes:
-        metric: its name, such as "accuracy"; "agreement" where there are no labels: the share of
-            answers that are torch's own.
-        torch: the figure of the checkpoint in torch, in fp32, in percent.
-        bundle: the figure of the bundle, in percent.
-        count: predictions that it is measured on.
-        data: the names of the files that it is measured on.
+        metric: its name, such as "accuracy"; without labels "agreement", the share of answers that
+            are equal to torch's.
+        torch: the metric of the checkpoint in torch, in fp32, in percent.
+        bundle: the metric of the bundle, in percent.
+        count: the number of predictions.
+        data: the names of the data files.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -106,17 +106,17 @@ class Quality(BaseModel):
 
     @property
     def cost(self) -> float:
-        """Points that are lost; negative where the bundle is better."""
+        """Percentage points lost; negative if the bundle is better."""
         return self.torch - self.bundle
 
 
 class Manifest(BaseModel):
-    """What `manifest.json` says.
+    """The content of `manifest.json`.
 
     Attributes:
         config: the keys of Hugging Face's `config.json`; `AlbertConfig.from_hf` reads them.
-        precision: how matrices are stored; with int8 they are also multiplied so.
-        kept_fp32: parts that are in fp32 whatever the precision.
+        precision: the storage type of matrices; int8 ones are also multiplied in int8.
+        kept_fp32: parts that stay in fp32.
         parity: the largest absolute difference from torch, of "encoder" and of each task.
         quality: by task.
         evaluation: results on held-out data, by name.
@@ -138,16 +138,16 @@ class Manifest(BaseModel):
 
     @property
     def revision(self) -> str:
-        """12 hexadecimal digits that are others as soon as a byte of the bundle is."""
+        """12 hexadecimal digits that change with any byte of the bundle."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bundle:
-    """A bundle that was found whole; `Bundle.open` makes it.
+    """A verified bundle; `Bundle.open` makes it.
 
     Attributes:
-        folder: where its files lie.
+        folder: the folder of its files.
         config: the sizes of the model, from the manifest.
     """
 
@@ -160,14 +160,14 @@ class Bundle:
         """Read the manifest and check every file against it.
 
         Args:
-            verify: "hash" reads every byte; "size" only looks at the files' sizes, for a folder
-                that was verified before. The weights' shapes are checked either way.
+            verify: "hash" reads every byte; "size" checks the files' sizes only, for a folder that
+                was verified before. The weights' shapes are checked either way.
 
         Raises:
-            BundleMissingError: the folder or one of its files is not there.
-            BundleCorruptError: a file is not what the manifest says, or the config contradicts
-                the weights' shapes.
-            BundleError: the format is of a version that this package does not read.
+            BundleMissingError: the folder or one of its files is missing.
+            BundleCorruptError: a file differs from the manifest, or the config contradicts the
+                weights' shapes.
+            BundleError: this package does not read the format's version.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
@@ -189,7 +189,7 @@ class Bundle:
 
     @property
     def cuda_encoder_file(self) -> Path:
-        """The same in the form for CUDA."""
+        """The same graph, unrolled for CUDA."""
         return self.folder / CUDA_ENCODER_FILE
 
     @property
@@ -203,17 +203,17 @@ class Bundle:
         return self.folder / WEIGHTS_FILE
 
     def head_file(self, task: TaskName) -> Path:
-        """The graph of a task's head; a KeyError where the bundle has no such task."""
+        """Return the graph of a task's head; a KeyError if the bundle has no such task."""
         return self.folder / self.manifest.tasks[task].graph
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a bundle; the files that it names are not looked at.
+    """Read the manifest of a bundle, without checking the files that it lists.
 
     Raises:
-        BundleMissingError: there is none.
-        BundleCorruptError: it is no manifest.
-        BundleError: it is of a version that this package does not read.
+        BundleMissingError: there is no manifest.
+        BundleCorruptError: the manifest is invalid.
+        BundleError: this package does not read the manifest's version.
     """
     file = folder / MANIFEST_FILE
     try:
@@ -238,10 +238,10 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def file_entry(file: Path) -> FileEntry:
-    """Size and SHA-256 of a file, read as a stream.
+    """Return the size and SHA-256 of a file, read as a stream.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
@@ -249,7 +249,7 @@ def file_entry(file: Path) -> FileEntry:
 
 
 def _check_references(manifest: Manifest) -> None:
-    """See that the manifest lists every file that the service will open."""
+    """Check that the manifest lists every file that the service opens."""
     graphs = [entry.graph for entry in manifest.tasks.values()]
     for name in (WEIGHTS_FILE, TOKENIZER_FILE, ENCODER_FILE, CUDA_ENCODER_FILE, *graphs):
         if name not in manifest.files:

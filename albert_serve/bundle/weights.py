@@ -1,4 +1,4 @@
-"""What `model.safetensors` holds and what a configuration asks of it, without reading a weight.
+"""The header of `model.safetensors`, and the shapes that a configuration requires.
 
 The file is 8 bytes of header length (little endian), a JSON header and the tensors' bytes
 (https://github.com/huggingface/safetensors#format). The names are Hugging Face's.
@@ -22,7 +22,7 @@ TaskName = Literal[
 ]
 Shape = tuple[int, ...]
 WORDS: Final = "albert.embeddings.word_embeddings.weight"
-# Scales of an int8 matrix, one an output, lie beside it under its name and this.
+# The suffix of the name of an int8 matrix's scales, one for each output.
 SCALE_SUFFIX: Final = "_scale"
 
 _DTYPE_BYTES: Final[dict[str, int]] = {
@@ -41,12 +41,12 @@ UNPOOLED_TASKS: Final[tuple[TaskName, ...]] = ("fill-mask", "question-answering"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredTensor:
-    """Where a tensor lies in its file.
+    """The location of a tensor in its file.
 
     Attributes:
         dtype: safetensors' name of the type, such as "F32".
         offset: bytes from the beginning of the file.
-        num_bytes: bytes that it takes.
+        num_bytes: its size.
     """
 
     dtype: str
@@ -78,7 +78,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
         }
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise _damaged(file, f"its header cannot be read ({error!r})") from error
-    end = max((each.offset + each.num_bytes for each in tensors.values()), default=size)
+    end = max((tensor.offset + tensor.num_bytes for tensor in tensors.values()), default=size)
     if end != size:
         raise _damaged(file, f"it has {size} bytes; its header describes {end}")
     return tensors

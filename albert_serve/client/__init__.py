@@ -1,4 +1,4 @@
-"""Python clients of the service, sync and async; they need httpx and pydantic alone."""
+"""Python clients of the service, sync and async; they need only httpx and pydantic."""
 
 from albert_serve.client.clients import AlbertClient, AsyncAlbertClient
 

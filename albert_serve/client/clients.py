@@ -3,8 +3,8 @@
     with AlbertClient("http://127.0.0.1:3000") as client:
         client.fill_mask("The capital of France is [MASK].", top_k=3)
 
-Needs httpx and pydantic only. What is sent is in `requests.py`, and what passes then in
-`transport.py`; the two clients are twins that differ in how they wait.
+Needs httpx and pydantic only. Requests are built in `requests.py`; retries and the splitting of
+lists are in `transport.py`; the two clients are twins that differ in I/O and waiting only.
 """
 
 from __future__ import annotations
@@ -54,24 +54,24 @@ _NUM_RETRIES: Final = 2
 class AlbertClient:
     """Calls a service; safe to use from many threads.
 
-    A method takes one input or a list of them, and answers one result or a list. Its options are
-    the parameters of the endpoint; one that is left out has the service's default. A long list goes
-    in as many requests as the service's limits ask for, one after another.
+    A method takes one input or a list, and returns one result or a list. Its options are the
+    parameters of the endpoint, with the service's defaults. A long list is split into as many
+    requests as the service's limits require, sent one after another.
 
-    A request that finds the service overloaded, not ready, or out of reach is sent again, after as
-    long as the service asks for.
+    A request is retried if the service is overloaded, not ready, or out of reach, after the delay
+    that the service asks for.
 
     Args:
-        base_url: where the service is, such as "http://127.0.0.1:3000".
-        model: who is asked, of a service with several models; by default its default.
+        base_url: the service's address, such as "http://127.0.0.1:3000".
+        model: the name of a hosted model; None for the service's default.
         api_key: sent as a bearer token.
-        timeout_s: the time that a call has, with all its requests and waits.
-        num_retries: how often a request is sent again at most.
-        http_client: used in place of an own one; it stays open when this client closes.
+        timeout_s: the time limit of a call, with all its requests and waits.
+        num_retries: the limit of retries of a request.
+        http_client: used instead of a new one; it stays open when this client closes.
 
     Every method raises:
         InvalidInputError: the inputs or options are refused, by the service or before sending.
-        QueueFullError: the service is overloaded, also after trying again.
+        QueueFullError: the service is overloaded, also after all retries.
         NotReadyError: the service cannot be reached, is starting, or is draining.
         DeadlineExceededError: there was no reply in time.
         RequestError: any other refusal, as the subclass that its status has; or a reply that is
@@ -111,7 +111,7 @@ class AlbertClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connections, unless they are those of an `http_client` that was given."""
+        """Close the connections, unless they belong to the caller's `http_client`."""
         if self._is_own:
             self._http.close()
 
@@ -126,7 +126,7 @@ class AlbertClient:
     def fill_mask(
         self, inputs: str | list[str], **options: Unpack[FillMaskOptions]
     ) -> FillMaskAnswer | list[FillMaskAnswer]:
-        """The likeliest tokens for the mask; for several masks in a text, a list for each."""
+        """Return the likeliest tokens for the mask, or a list for each of several masks."""
         return self._send(requests.fill_mask(inputs, options))
 
     @overload
@@ -142,7 +142,7 @@ class AlbertClient:
     def fill_mask_jointly(
         self, inputs: str | list[str], **options: Unpack[FillMaskOptions]
     ) -> list[FilledMasks] | list[list[FilledMasks]]:
-        """The likeliest ways to fill all masks of a text together."""
+        """Return the likeliest joint fillings of all masks of a text."""
         return self._send(requests.fill_mask_jointly(inputs, options))
 
     @overload
@@ -158,7 +158,7 @@ class AlbertClient:
     def score_targets(
         self, inputs: str | list[str], targets: list[str], **options: Unpack[ScoreTargetsOptions]
     ) -> TargetsAnswer | list[TargetsAnswer]:
-        """How well each target fits the mask, be it one piece of the vocabulary or several."""
+        """Return the score of each target, of one or several pieces, at the mask."""
         return self._send(requests.score_targets(inputs, targets, options))
 
     @overload
@@ -174,7 +174,7 @@ class AlbertClient:
     def text_classification(
         self, inputs: TextLike | list[TextT], **options: Unpack[TextClassificationOptions]
     ) -> list[LabelScore] | list[list[LabelScore]]:
-        """The labels of a text or pair of texts, the best first."""
+        """Return the labels of a text or pair of texts, the best first."""
         return self._send(requests.text_classification(inputs, options))
 
     @overload
@@ -190,7 +190,7 @@ class AlbertClient:
     def question_answering(
         self, inputs: QuestionLike | list[QuestionT], **options: Unpack[QuestionAnsweringOptions]
     ) -> QuestionAnsweringAnswer | list[QuestionAnsweringAnswer]:
-        """The answer to a question in a context; a list of them with `top_k` over 1."""
+        """Return the answer to a question in a context; a list with `top_k` over 1."""
         return self._send(requests.question_answering(inputs, options))
 
     @overload
@@ -206,7 +206,7 @@ class AlbertClient:
     def sentence_order(
         self, inputs: PairLike | list[PairT], **options: Unpack[SentenceOrderOptions]
     ) -> Order | list[Order]:
-        """The probability that the second text follows the first."""
+        """Return the probability that the second text follows the first."""
         return self._send(requests.sentence_order(inputs, options))
 
     @overload
@@ -222,7 +222,7 @@ class AlbertClient:
     def coherence(
         self, sentences: list[str] | list[list[str]], **options: Unpack[SentenceOrderOptions]
     ) -> Coherence | list[Coherence]:
-        """How well the sentences of a text, or of each of several, follow each other."""
+        """Return the coherence of the sentences of a text, or of each of several texts."""
         return self._send(requests.coherence(sentences, options))
 
     @overload
@@ -238,11 +238,11 @@ class AlbertClient:
     def reorder(
         self, sentences: list[str] | list[list[str]], **options: Unpack[SentenceOrderOptions]
     ) -> Reordering | list[Reordering]:
-        """The order in which the sentences of a text, or of each of several, follow best."""
+        """Return the best order of the sentences of a text, or of each of several texts."""
         return self._send(requests.reorder(sentences, options))
 
     def info(self) -> InfoReply:
-        """What the service runs, and what it accepts."""
+        """Return the description of the hosted model, and the service's limits."""
         return self._send(requests.info())
 
     def _send(self, call: Call[ReplyT]) -> ReplyT:
@@ -315,7 +315,7 @@ class AsyncAlbertClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections, unless they are those of an `http_client` that was given."""
+        """Close the connections, unless they belong to the caller's `http_client`."""
         if self._is_own:
             await self._http.aclose()
 
@@ -332,7 +332,7 @@ class AsyncAlbertClient:
     async def fill_mask(
         self, inputs: str | list[str], **options: Unpack[FillMaskOptions]
     ) -> FillMaskAnswer | list[FillMaskAnswer]:
-        """The likeliest tokens for the mask; for several masks in a text, a list for each."""
+        """Return the likeliest tokens for the mask, or a list for each of several masks."""
         return await self._send(requests.fill_mask(inputs, options))
 
     @overload
@@ -348,7 +348,7 @@ class AsyncAlbertClient:
     async def fill_mask_jointly(
         self, inputs: str | list[str], **options: Unpack[FillMaskOptions]
     ) -> list[FilledMasks] | list[list[FilledMasks]]:
-        """The likeliest ways to fill all masks of a text together."""
+        """Return the likeliest joint fillings of all masks of a text."""
         return await self._send(requests.fill_mask_jointly(inputs, options))
 
     @overload
@@ -364,7 +364,7 @@ class AsyncAlbertClient:
     async def score_targets(
         self, inputs: str | list[str], targets: list[str], **options: Unpack[ScoreTargetsOptions]
     ) -> TargetsAnswer | list[TargetsAnswer]:
-        """How well each target fits the mask, be it one piece of the vocabulary or several."""
+        """Return the score of each target, of one or several pieces, at the mask."""
         return await self._send(requests.score_targets(inputs, targets, options))
 
     @overload
@@ -380,7 +380,7 @@ class AsyncAlbertClient:
     async def text_classification(
         self, inputs: TextLike | list[TextT], **options: Unpack[TextClassificationOptions]
     ) -> list[LabelScore] | list[list[LabelScore]]:
-        """The labels of a text or pair of texts, the best first."""
+        """Return the labels of a text or pair of texts, the best first."""
         return await self._send(requests.text_classification(inputs, options))
 
     @overload
@@ -396,7 +396,7 @@ class AsyncAlbertClient:
     async def question_answering(
         self, inputs: QuestionLike | list[QuestionT], **options: Unpack[QuestionAnsweringOptions]
     ) -> QuestionAnsweringAnswer | list[QuestionAnsweringAnswer]:
-        """The answer to a question in a context; a list of them with `top_k` over 1."""
+        """Return the answer to a question in a context; a list with `top_k` over 1."""
         return await self._send(requests.question_answering(inputs, options))
 
     @overload
@@ -412,7 +412,7 @@ class AsyncAlbertClient:
     async def sentence_order(
         self, inputs: PairLike | list[PairT], **options: Unpack[SentenceOrderOptions]
     ) -> Order | list[Order]:
-        """The probability that the second text follows the first."""
+        """Return the probability that the second text follows the first."""
         return await self._send(requests.sentence_order(inputs, options))
 
     @overload
@@ -428,7 +428,7 @@ class AsyncAlbertClient:
     async def coherence(
         self, sentences: list[str] | list[list[str]], **options: Unpack[SentenceOrderOptions]
     ) -> Coherence | list[Coherence]:
-        """How well the sentences of a text, or of each of several, follow each other."""
+        """Return the coherence of the sentences of a text, or of each of several texts."""
         return await self._send(requests.coherence(sentences, options))
 
     @overload
@@ -444,11 +444,11 @@ class AsyncAlbertClient:
     async def reorder(
         self, sentences: list[str] | list[list[str]], **options: Unpack[SentenceOrderOptions]
     ) -> Reordering | list[Reordering]:
-        """The order in which the sentences of a text, or of each of several, follow best."""
+        """Return the best order of the sentences of a text, or of each of several texts."""
         return await self._send(requests.reorder(sentences, options))
 
     async def info(self) -> InfoReply:
-        """What the service runs, and what it accepts."""
+        """Return the description of the hosted model, and the service's limits."""
         return await self._send(requests.info())
 
     async def _send(self, call: Call[ReplyT]) -> ReplyT:

@@ -1,4 +1,4 @@
-"""What a client can ask: each method's options, what is sent for it, and how the reply is read."""
+"""The requests of a client: each method's options, body, and parser of the reply."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ TextLike: TypeAlias = str | TextInput | Mapping[str, str]
 PairLike: TypeAlias = TextPair | Mapping[str, str]
 QuestionLike: TypeAlias = QuestionContext | Mapping[str, str]
 
-_ITEM_TOLD: Final = re.compile(r"^inputs\[(\d+)\]")
+_ITEM_INDEX: Final = re.compile(r"^inputs\[(\d+)\]")
 
-# A list of any one of these, which `list[TextLike]` would not take.
+# Type variables, because lists are invariant: `list[TextLike]` would not take a `list[str]`.
 TextT = TypeVar("TextT", bound=TextLike)
 PairT = TypeVar("PairT", bound=PairLike)
 QuestionT = TypeVar("QuestionT", bound=QuestionLike)
@@ -59,7 +59,7 @@ class FillMaskOptions(TypedDict, total=False):
 
 
 class ScoreTargetsOptions(TypedDict, total=False):
-    """What can be said of targets besides them; see `schemas.FillMaskParameters`."""
+    """The parameters of target scoring; see `schemas.FillMaskParameters`."""
 
     top_k: int
     truncation: Truncation
@@ -95,7 +95,7 @@ class SentenceOrderOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call(Generic[ReplyT]):
-    """One request: where it goes, what it says, and how its reply is read."""
+    """One request, and the parser of its reply."""
 
     method: str
     path: str
@@ -104,7 +104,7 @@ class Call(Generic[ReplyT]):
 
     @property
     def num_items(self) -> int:
-        """How many items its list has; 1 where it has none."""
+        """The number of items in its list; 1 without a list."""
         return len(self._items) or 1
 
     @property
@@ -113,9 +113,9 @@ class Call(Generic[ReplyT]):
         return inputs if isinstance(inputs, list) else []
 
     def parts(self, limits: InfoReply) -> list[Call[ReplyT]]:
-        """Calls whose lists make up this one's, each within the limits of items and bytes.
+        """Split the list into calls within the limits of items and bytes.
 
-        An item that is over the limit of bytes by itself goes alone.
+        An item that exceeds the limit of bytes by itself is sent alone.
         """
         num_free = limits.max_body_bytes - _num_bytes({**(self.body or {}), "inputs": []})
         parts: list[list[Any]] = [[]]
@@ -131,7 +131,7 @@ class Call(Generic[ReplyT]):
         return [self._part(items) for items in parts]
 
     def halves(self) -> list[Call[ReplyT]]:
-        """Two calls whose lists make up this one's."""
+        """Split the list into two calls."""
         middle = len(self._items) // 2
         return [self._part(self._items[:middle]), self._part(self._items[middle:])]
 
@@ -140,14 +140,14 @@ class Call(Generic[ReplyT]):
 
 
 def _num_bytes(value: object) -> int:
-    """The length of a value as httpx writes it, or a little more."""
+    """Return the length of a value as httpx serialises it, or a little more."""
     return len(json.dumps(value, ensure_ascii=False).encode())
 
 
 def fill_mask(
     inputs: str | list[str], options: FillMaskOptions
 ) -> Call[FillMaskAnswer | list[FillMaskAnswer]]:
-    """A call of `/fill-mask`.
+    """Return a call of `/fill-mask`.
 
     Raises:
         InvalidInputError: the service would refuse the inputs or an option.
@@ -158,7 +158,7 @@ def fill_mask(
 def fill_mask_jointly(
     inputs: str | list[str], options: FillMaskOptions
 ) -> Call[list[FilledMasks] | list[list[FilledMasks]]]:
-    """A call of `/fill-mask` for all masks of a text together.
+    """Return a call of `/fill-mask` for all masks of a text together.
 
     Raises:
         InvalidInputError: the service would refuse the inputs or an option.
@@ -170,24 +170,24 @@ def fill_mask_jointly(
 def score_targets(
     inputs: str | list[str], targets: Sequence[str], options: ScoreTargetsOptions
 ) -> Call[TargetsAnswer | list[TargetsAnswer]]:
-    """A call of `/fill-mask` for targets of any number of pieces; all are answered by default.
+    """Return a call of `/fill-mask` for targets of any number of pieces; by default all.
 
     Raises:
         InvalidInputError: the service would refuse the inputs, the targets or an option.
     """
-    given = {
+    parameters = {
         "top_k": min(max(1, len(targets)), MAX_TOP_K),
         **options,
         "targets": list(targets),
         "multi_token_targets": True,
     }
-    return _post("/fill-mask", _body(FillMaskRequest, inputs, given), TargetsAnswer)
+    return _post("/fill-mask", _body(FillMaskRequest, inputs, parameters), TargetsAnswer)
 
 
 def text_classification(
     inputs: TextLike | list[TextT], options: TextClassificationOptions
 ) -> Call[list[LabelScore] | list[list[LabelScore]]]:
-    """A call of `/text-classification`, whose reply has one list more than a single text needs.
+    """Return a call of `/text-classification`; for a single text the reply's outer list is removed.
 
     Raises:
         InvalidInputError: the service would refuse the inputs or an option.
@@ -203,7 +203,7 @@ def text_classification(
 def question_answering(
     inputs: QuestionLike | list[QuestionT], options: QuestionAnsweringOptions
 ) -> Call[QuestionAnsweringAnswer | list[QuestionAnsweringAnswer]]:
-    """A call of `/question-answering`.
+    """Return a call of `/question-answering`.
 
     Raises:
         InvalidInputError: the service would refuse the inputs or an option.
@@ -215,7 +215,7 @@ def question_answering(
 def sentence_order(
     inputs: PairLike | list[PairT], options: SentenceOrderOptions
 ) -> Call[Order | list[Order]]:
-    """A call of `/sentence-order` for pairs.
+    """Return a call of `/sentence-order` for pairs.
 
     Raises:
         InvalidInputError: the service would refuse the inputs or an option.
@@ -226,7 +226,7 @@ def sentence_order(
 def coherence(
     sentences: list[str] | list[list[str]], options: SentenceOrderOptions
 ) -> Call[Coherence | list[Coherence]]:
-    """A call of `/sentence-order` for the sentences of a text, or of several texts.
+    """Return a call of `/sentence-order` for the sentences of a text, or of several texts.
 
     Raises:
         InvalidInputError: the service would refuse the sentences or an option.
@@ -238,18 +238,18 @@ def coherence(
 def reorder(
     sentences: list[str] | list[list[str]], options: SentenceOrderOptions
 ) -> Call[Reordering | list[Reordering]]:
-    """A call of `/sentence-order` for the best order of sentences.
+    """Return a call of `/sentence-order` for the best order of sentences.
 
     Raises:
         InvalidInputError: the service would refuse the sentences or an option.
     """
-    given = {**options, "reorder": True}
-    body = _body(SentenceOrderRequest, _as_sentences(sentences), given)
+    parameters = {**options, "reorder": True}
+    body = _body(SentenceOrderRequest, _as_sentences(sentences), parameters)
     return _post("/sentence-order", body, Reordering)
 
 
 def info() -> Call[InfoReply]:
-    """A call of `/info`."""
+    """Return a call of `/info`."""
     return Call(method="GET", path="/info", body=None, read=InfoReply.model_validate_json)
 
 
@@ -273,7 +273,7 @@ def _body(request: type[BaseModel], inputs: object, options: Mapping[str, Any]) 
     if not isinstance(inputs, list):
         return _checked(request, _plain(inputs), options)
     items = [_plain(item) for item in inputs]
-    # A longer list than one request may have goes in several.
+    # Validated in slices, because a request has at most MAX_ITEMS items.
     body = _checked(request, items[:MAX_ITEMS], options)
     for start in range(MAX_ITEMS, len(items), MAX_ITEMS):
         try:
@@ -292,9 +292,9 @@ def _checked(request: type[BaseModel], inputs: Any, options: Mapping[str, Any]) 
     return checked.model_dump(exclude_unset=True)
 
 
-def renumbered(told: str, num_before: int) -> str:
-    """A message about an item, with the number that it has in the list that a part is of."""
-    return _ITEM_TOLD.sub(lambda match: f"inputs[{int(match[1]) + num_before}]", told)
+def renumbered(message: str, num_before: int) -> str:
+    """Return a message about an item with the item's index in the whole list."""
+    return _ITEM_INDEX.sub(lambda match: f"inputs[{int(match[1]) + num_before}]", message)
 
 
 def _plain(item: object) -> object:

@@ -1,7 +1,7 @@
-"""What passes between a client and a service, without any I/O: tries, waits, and parts of lists.
+"""The client's protocol without I/O: retries, delays, and splitting of lists.
 
-A call is a conversation: a generator that yields what to do next, send or wait, and is sent what
-came of it. The two clients differ in how they do these.
+A call is a conversation: a generator that yields the next step, send or wait, and receives its
+outcome. The sync and the async client perform these steps.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from albert_serve.errors import (
 
 _RETRIED: Final = frozenset({429, 503})
 _FIRST_DELAY_S: Final = 0.2
-_MAX_CHARS_TOLD: Final = 200
+_MAX_SHOWN_CHARS: Final = 200
 
 _logger = logging.getLogger(__name__)
 ReplyT = TypeVar("ReplyT")
@@ -52,7 +52,7 @@ ReplyT = TypeVar("ReplyT")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Send:
-    """Send this call, and give up after so long."""
+    """Send this call, with a timeout."""
 
     call: Call[Any]
     timeout_s: float
@@ -60,14 +60,14 @@ class Send:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wait:
-    """Do nothing for so long."""
+    """Wait before the next step."""
 
     delay_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Received:
-    """A response that has arrived whole."""
+    """A complete response."""
 
     url: str
     status: int
@@ -79,22 +79,24 @@ class Received:
 
     @property
     def beginning(self) -> str:
-        """What to show of its body."""
-        return repr(self.content[: 4 * _MAX_CHARS_TOLD].decode(errors="replace")[:_MAX_CHARS_TOLD])
+        """The beginning of the body, for messages."""
+        return repr(
+            self.content[: 4 * _MAX_SHOWN_CHARS].decode(errors="replace")[:_MAX_SHOWN_CHARS]
+        )
 
 
-# What comes of a step: of a wait, nothing.
+# The outcome of a step; None for a wait.
 Outcome: TypeAlias = Received | httpx.HTTPError | None
 Conversation: TypeAlias = Generator[Send | Wait, Outcome, ReplyT]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Server:
-    """Where calls go, and with what.
+    """The address of a service, and the options of calls.
 
     Attributes:
-        timeout_s: the time that a call has, with all its tries, waits and parts.
-        num_retries: how often a request is sent again at most.
+        timeout_s: the time limit of a call, with all its retries, waits and parts.
+        num_retries: the limit of retries of a request.
     """
 
     base_url: str
@@ -112,10 +114,10 @@ class Server:
         timeout_s: float,
         num_retries: int,
     ) -> Server:
-        """A service at this address, or one model of it.
+        """Return the service at this address, or one model of it.
 
         Raises:
-            ConfigError: the address is not one of HTTP, or a number is out of its range.
+            ConfigError: the address is not an HTTP URL, or a number is out of its range.
         """
         if not base_url.startswith(("http://", "https://")) or not _host(base_url):
             raise ConfigError(
@@ -146,18 +148,18 @@ def _host(url: str) -> str:
 
 
 class Deadline:
-    """When a call's time is up."""
+    """The deadline of a call."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._ends_s = time.monotonic() + server.timeout_s
 
     def left_s(self) -> float:
-        """Time that the call still has; not negative."""
+        """Return the remaining time; not negative."""
         return max(0.0, self._ends_s - time.monotonic())
 
     def error(self) -> DeadlineExceededError:
-        """What to raise when there is none left."""
+        """Return the error of a call past its deadline."""
         return DeadlineExceededError(
             f"no reply from {self._server.base_url} within {self._server.timeout_s:g} s; "
             "send less at once, or raise timeout_s"
@@ -165,22 +167,22 @@ class Deadline:
 
 
 class Exchange:
-    """Holds the conversations of one client, and what it has learnt of its service."""
+    """Runs the conversations of one client, and caches the limits of its service."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._limits: InfoReply | None = None
 
     def converse(self, call: Call[ReplyT]) -> Conversation[ReplyT]:
-        """Get the answer to a call; a list goes in as many parts as the service's limits ask for.
+        """Get the answer to a call; a list is split into parts within the service's limits.
 
         Raises:
-            RequestError: there is no answer, as the subclass that the reason has.
+            RequestError: there is no answer; the subclass gives the reason.
         """
         deadline = Deadline(self._server)
         if call.num_items < 2:
             return (yield from self._try(call, deadline))
-        limits = yield from self._learn_limits(deadline)
+        limits = yield from self._fetch_limits(deadline)
         answers: list[Any] = []
         parts = call.parts(limits) if limits else [call]
         while parts:
@@ -188,18 +190,18 @@ class Exchange:
             try:
                 answers.extend(cast("list[Any]", (yield from self._try(part, deadline))))
             except (TooMuchAtOnceError, BodyTooLargeError) as error:
-                # What a list's items hold together, in tokens, only the service can count.
+                # Only the service can count the tokens of a list.
                 if part.num_items < 2:
-                    told = str(error).removeprefix("inputs[0]: ")
-                    raise _retold(error, f"inputs[{len(answers)}]: {told}") from error
+                    message = str(error).removeprefix("inputs[0]: ")
+                    raise _with_message(error, f"inputs[{len(answers)}]: {message}") from error
                 parts[:0] = part.halves()
             except InvalidInputError as error:
-                told = requests.renumbered(str(error), len(answers))
-                raise _retold(error, told) from error
+                message = requests.renumbered(str(error), len(answers))
+                raise _with_message(error, message) from error
         return cast("ReplyT", answers)  # a list is answered with a list
 
-    def _learn_limits(self, deadline: Deadline) -> Conversation[InfoReply | None]:
-        """What the service takes; None where it does not say."""
+    def _fetch_limits(self, deadline: Deadline) -> Conversation[InfoReply | None]:
+        """Return the service's limits; None if it has no `/info`."""
         if self._limits is None:
             try:
                 self._limits = yield from self._try(requests.info(), deadline)
@@ -232,21 +234,21 @@ class Exchange:
 
 
 def _delay_s(outcome: Outcome, num_tries: int) -> float | None:
-    """How long to wait before trying again; None where that would be of no use."""
-    told_s = None
+    """Return the delay before a retry; None if a retry is of no use."""
+    retry_after_s = None
     if isinstance(outcome, Received):
         if outcome.status not in _RETRIED:
             return None
-        told_s = _retry_after_s(outcome)
+        retry_after_s = _retry_after_s(outcome)
     elif not isinstance(outcome, httpx.NetworkError | httpx.RemoteProtocolError):
-        return None  # out of time, or nothing that was ever sent
-    least_s = _FIRST_DELAY_S * 2 ** (num_tries - 1) if told_s is None else told_s
-    # Spread out, so that clients that were refused together do not come back together.
-    return least_s * random.uniform(1.0, 1.25)
+        return None  # a timeout, or a request that was never sent
+    delay_s = _FIRST_DELAY_S * 2 ** (num_tries - 1) if retry_after_s is None else retry_after_s
+    # Jitter, so that clients that were refused together do not retry together.
+    return delay_s * random.uniform(1.0, 1.25)
 
 
 def read_response(call: Call[ReplyT], response: Received) -> ReplyT:
-    """The answer, or the error that the service gave.
+    """Return the answer, or raise the service's error.
 
     Raises:
         RequestError: the service refused, as the subclass that its status has; or the reply is
@@ -254,7 +256,7 @@ def read_response(call: Call[ReplyT], response: Received) -> ReplyT:
     """
     if not 200 <= response.status < 300:
         raise _refusal(response)
-    _log_remarks(response)
+    _log_warnings(response)
     try:
         return call.read(response.content)
     except (ValidationError, LookupError) as error:
@@ -266,31 +268,31 @@ def read_response(call: Call[ReplyT], response: Received) -> ReplyT:
 
 def _refusal(response: Received) -> RequestError:
     try:
-        told = ErrorReply.model_validate_json(response.content)
+        reply = ErrorReply.model_validate_json(response.content)
     except ValidationError:
-        told = ErrorReply(error=str(response), error_type="")
-    error = request_error(response.status, told.error, told.error_type)
-    error.request_id = told.request_id
+        reply = ErrorReply(error=str(response), error_type="")
+    error = request_error(response.status, reply.error, reply.error_type)
+    error.request_id = reply.request_id
     after_s = _retry_after_s(response)
     if isinstance(error, QueueFullError) and after_s is not None:
         error.retry_after_s = after_s
     return error
 
 
-def _retold(error: RequestError, told: str) -> RequestError:
-    """The same error with another message, which has the number of the item in the whole list."""
-    retold = type(error)(told)
-    retold.request_id = error.request_id
-    return retold
+def _with_message(error: RequestError, message: str) -> RequestError:
+    """Return a copy of the error with another message."""
+    copy = type(error)(message)
+    copy.request_id = error.request_id
+    return copy
 
 
 def _retry_after_s(response: Received) -> float | None:
-    """The seconds that the reply asks to wait, as such or as a date; None where it does not say."""
-    told = response.headers.get("Retry-After", "")
-    if told.isdecimal():
-        return float(told)
+    """Return the delay of `Retry-After`, in seconds or as a date; None if there is none."""
+    value = response.headers.get("Retry-After", "")
+    if value.isdecimal():
+        return float(value)
     try:
-        until = parsedate_to_datetime(told)
+        until = parsedate_to_datetime(value)
     except (ValueError, OverflowError):
         return None
     if until.tzinfo is None:
@@ -298,13 +300,13 @@ def _retry_after_s(response: Received) -> float | None:
     return max(0.0, (until - datetime.now(UTC)).total_seconds())
 
 
-def _log_remarks(response: Received) -> None:
+def _log_warnings(response: Received) -> None:
     try:
-        remarks = json.loads(response.headers.get(WARNINGS_HEADER, "[]"))
+        warnings = json.loads(response.headers.get(WARNINGS_HEADER, "[]"))
     except ValueError:
-        remarks = []
-    for remark in remarks if isinstance(remarks, list) else []:
-        _logger.warning("%s: %s", response.url, remark)
+        warnings = []
+    for warning in warnings if isinstance(warnings, list) else []:
+        _logger.warning("%s: %s", response.url, warning)
     num_truncated = response.headers.get(TRUNCATED_HEADER, "0")
     if num_truncated != "0":
         _logger.warning("%s: %s tokens were cut off", response.url, num_truncated)

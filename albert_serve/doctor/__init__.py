@@ -1,1 +1,1 @@
-"""What a bundle holds, and how it does on this machine: `albert-serve info` and `doctor`."""
+"""Description and measurement of a bundle: `albert-serve info` and `doctor`."""

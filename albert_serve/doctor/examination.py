@@ -1,4 +1,4 @@
-"""How a bundle does on this machine: time to open, memory, speed, and what they are held against.
+"""Measurement of a bundle on this machine: time to open, memory, speed, and their references.
 
 Measured with the very options that the service would run with. Every measurement is bounded in
 time; nothing is changed but, with prepack "cache", the cache that the service would fill itself.
@@ -26,19 +26,19 @@ from albert_serve.settings import RuntimeOptions
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
-    """What was found; its attributes are the keys of `albert-serve doctor --json`.
+    """The measurements; its attributes are the keys of `albert-serve doctor --json`.
 
     Attributes:
         folder: the bundle's.
         precision: the bundle's.
         config: the sizes of the model.
         weights_bytes: size of the weight file.
-        machine: what was read of the machine.
-        device: where the bundle runs, "cpu" or "cuda".
+        machine: the properties of the machine.
+        device: the bundle's device, "cpu" or "cuda".
         threads: threads of one run.
         spinning: whether threads wait actively.
-        prepack: where weights laid out for this processor are kept.
-        num_workers: processes that are to serve.
+        prepack: the location of pre-packed weights.
+        num_workers: worker processes.
         products: matrix products on the CPU.
         opening_cold: in a fresh process, files dropped from the page cache before; None where that
             cannot be done.
@@ -72,9 +72,9 @@ def diagnose(bundle: Bundle, options: RuntimeOptions, num_workers: int = 1) -> D
     """Measure a bundle on this machine; takes seconds, and a minute or two for the largest.
 
     Args:
-        bundle: what to measure.
-        options: how each worker is to run it.
-        num_workers: processes that are to serve.
+        bundle: the bundle to measure.
+        options: the runtime options of each worker.
+        num_workers: worker processes.
 
     Raises:
         BundleError: the runtime refuses the bundle.
@@ -119,7 +119,7 @@ def _step(bar: tqdm[Never], name: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _FromDisk:
-    """What the first process to open the bundle gave; see `Diagnosis`."""
+    """Measurements of the first process that opens the bundle; see `Diagnosis`."""
 
     footprint: Footprint | None
     opening: Opening | None
@@ -140,7 +140,7 @@ def _measure_from_disk(bundle: Bundle, options: RuntimeOptions) -> _FromDisk:
 
 
 def _files(bundle: Bundle, options: RuntimeOptions) -> list[Path]:
-    """The bundle's, and those of the cache where there is one."""
+    """Return the bundle's files, and those of the cache if there is one."""
     files = [bundle.folder / name for name in bundle.manifest.files]
     if options.prepack == "cache" and options.cache_folder is not None:
         files += [file for file in options.cache_folder.rglob("*") if file.is_file()]
@@ -148,14 +148,14 @@ def _files(bundle: Bundle, options: RuntimeOptions) -> list[Path]:
 
 
 def _drop_from_page_cache(files: list[Path]) -> bool:
-    """Ask the system to forget what it has read of files; whether it takes such wishes."""
+    """Drop files from the page cache; return whether the system supports that."""
     if not hasattr(os, "posix_fadvise"):
         return False
     for file in files:
         with contextlib.suppress(OSError):
             descriptor = os.open(file, os.O_RDONLY)
             try:
-                os.fsync(descriptor)  # what is not written yet is not dropped
+                os.fsync(descriptor)  # dirty pages are not dropped
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The figures of a diagnosis as text for people."""
+"""Text output of a diagnosis."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from albert_serve.doctor.report import columns, in_bytes, rounded, section, tabl
 _NOT_MEASURED: Final = "not measured: this system does not tell it"
 
 
-def findings_text(found: Diagnosis, advice: list[str]) -> str:
-    """A diagnosis and the advice for it, for people."""
-    head = f"{found.folder}: {found.precision}, {in_bytes(found.weights_bytes)} of weights"
-    lines = [head, *section("machine", columns(_machine_rows(found.machine)))]
-    lines += section("how it is run", columns(_option_rows(found)))
-    lines += section("matrix products of this machine, by the runtime itself", _products(found))
-    lines += section("seconds to open", _opening(found))
-    lines += section("memory", _memory(found))
-    lines += section("speed", _speed(found))
+def findings_text(diagnosis: Diagnosis, advice: list[str]) -> str:
+    """Return a diagnosis and its advice as text."""
+    head = (
+        f"{diagnosis.folder}: {diagnosis.precision}, {in_bytes(diagnosis.weights_bytes)} of weights"
+    )
+    lines = [head, *section("machine", columns(_machine_rows(diagnosis.machine)))]
+    lines += section("how it is run", columns(_option_rows(diagnosis)))
+    lines += section("matrix products of this machine, by the runtime itself", _products(diagnosis))
+    lines += section("seconds to open", _opening(diagnosis))
+    lines += section("memory", _memory(diagnosis))
+    lines += section("speed", _speed(diagnosis))
     lines += section("advice", [f"- {sentence}" for sentence in advice] or ["none"])
     return "\n".join(lines)
 
@@ -43,18 +45,18 @@ def _machine_rows(machine: Machine) -> list[tuple[str, str]]:
     ]
 
 
-def _option_rows(found: Diagnosis) -> list[tuple[str, str]]:
-    spinning = "spinning" if found.spinning else "not spinning"
+def _option_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    spinning = "spinning" if diagnosis.spinning else "not spinning"
     return [
-        ("device", found.device),
-        ("workers", str(found.num_workers)),
-        ("threads", f"{found.threads} of each worker, {spinning}"),
-        ("packed weights", found.prepack),
+        ("device", diagnosis.device),
+        ("workers", str(diagnosis.num_workers)),
+        ("threads", f"{diagnosis.threads} of each worker, {spinning}"),
+        ("packed weights", diagnosis.prepack),
     ]
 
 
-def _products(found: Diagnosis) -> list[str]:
-    products = found.products
+def _products(diagnosis: Diagnosis) -> list[str]:
+    products = diagnosis.products
     return columns(
         [
             ("fp32", f"{rounded(products.fp32_gflops_per_s)} GFLOP/s"),
@@ -66,23 +68,23 @@ def _products(found: Diagnosis) -> list[str]:
     )
 
 
-def _opening(found: Diagnosis) -> list[str]:
+def _opening(diagnosis: Diagnosis) -> list[str]:
     rows = []
-    cold = "from disk, and packed into the cache" if found.fills_cache else "from disk"
-    for name, opening in ((cold, found.opening_cold), ("again", found.opening_warm)):
+    cold = "from disk, and packed into the cache" if diagnosis.fills_cache else "from disk"
+    for name, opening in ((cold, diagnosis.opening_cold), ("again", diagnosis.opening_warm)):
         if opening is not None:
             parts = (opening.check_s, opening.sessions_s, opening.first_run_s)
             rows.append((name, *(f"{part:.3f}" for part in (*parts, sum(parts)))))
-    notes = [] if found.opening_cold else [f"{cold}: {_NOT_MEASURED}"]
+    notes = [] if diagnosis.opening_cold else [f"{cold}: {_NOT_MEASURED}"]
     return [*table(("", "files checked", "sessions", "first run", "all"), rows), *notes]
 
 
-def _memory(found: Diagnosis) -> list[str]:
-    if found.footprint is None:
+def _memory(diagnosis: Diagnosis) -> list[str]:
+    if diagnosis.footprint is None:
         return [_NOT_MEASURED]
-    lines = _footprint(found.footprint)
-    if found.workers_footprint is not None:
-        lines += ["", *_footprint(found.workers_footprint)]
+    lines = _footprint(diagnosis.footprint)
+    if diagnosis.workers_footprint is not None:
+        lines += ["", *_footprint(diagnosis.workers_footprint)]
     return lines
 
 
@@ -109,7 +111,7 @@ def _footprint(footprint: Footprint) -> list[str]:
     ]
 
 
-def _speed(found: Diagnosis) -> list[str]:
+def _speed(diagnosis: Diagnosis) -> list[str]:
     rows = [
         (
             f"{speed.num_sequences} x {speed.num_tokens}",
@@ -120,7 +122,7 @@ def _speed(found: Diagnosis) -> list[str]:
             "" if speed.share_of_peak is None else f"{speed.share_of_peak:.0%}",
             str(speed.num_runs),
         )
-        for speed in found.speeds
+        for speed in diagnosis.speeds
     ]
     header = ("tokens", "ms, median", "ms, best", "tokens/s", "GFLOP/s", "of peak", "runs")
     note = "tokens/s: median run; GFLOP/s: best run, of the encoder; of peak: of fp32 products"

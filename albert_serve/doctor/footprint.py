@@ -1,4 +1,4 @@
-"""The memory of processes that serve a bundle, measured in fresh ones, and what opening it takes.
+"""The memory of fresh processes that serve a bundle, and the time to open it.
 
 Each process is `python -m albert_serve.doctor.footprint`, which answers lines of JSON: so that
 all can be asked while all are alive.
@@ -27,20 +27,20 @@ from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.prepacking import PACKED_FILE
 from albert_serve.settings import RuntimeOptions
 
-# A process that takes longer is ended: a diagnosis must not hang.
+# A process that takes longer is killed, so that a diagnosis never hangs.
 _TIMEOUT_S: Final = 300.0
 _END_TIMEOUT_S: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opening:
-    """What it takes to open a bundle, in seconds.
+    """The time to open a bundle, in seconds.
 
     Attributes:
         check_s: reading and verifying its files.
         sessions_s: making the runtime's sessions of it.
         first_run_s: running every task once.
-        packed_bytes: private memory that the sessions took: packed weights and what a session is.
+        packed_bytes: private memory of the sessions: packed weights and session overhead.
     """
 
     check_s: float
@@ -54,7 +54,7 @@ class Footprint:
     """The memory of processes that serve one bundle, all alive at once.
 
     Attributes:
-        num_processes: how many.
+        num_processes: the number of processes.
         before: all together, with the runtime at work and no bundle opened.
         after: all together, after each has run every task.
         bundle_pss_bytes: what the bundle added to the PSS: weights, sessions and activations.
@@ -91,7 +91,7 @@ def measure_footprint(bundle: Bundle, options: RuntimeOptions, num_processes: in
         after = _total(_ask(processes, "memory"))
         mapped_bytes = sum(answer["mapped"] for answer in _ask(processes, "weights"))
     added_bytes = after.pss_bytes - before.pss_bytes
-    weights_bytes = mapped_bytes + sum(one.packed_bytes for one in opening)
+    weights_bytes = mapped_bytes + sum(part.packed_bytes for part in opening)
     file_bytes = bundle.weights_file.stat().st_size
     return Footprint(
         num_processes=num_processes,
@@ -114,7 +114,7 @@ class _Process:
     started_s: float
 
     def send(self, command: str) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it is dead; `receive` says so
+        with contextlib.suppress(BrokenPipeError):  # it is dead; `receive` raises the error
             _pipe(self.process.stdin).write(command + "\n")
             _pipe(self.process.stdin).flush()
 
@@ -140,12 +140,12 @@ class _Process:
 
 @contextlib.contextmanager
 def _started(folder: Path, options: RuntimeOptions) -> Iterator[_Process]:
-    """A process that serves a bundle; ended on leaving the context, however."""
-    given = json.dumps({"folder": str(folder), "options": asdict(options)}, default=str)
+    """Run a process that serves a bundle; it ends with the context."""
+    arguments = json.dumps({"folder": str(folder), "options": asdict(options)}, default=str)
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
         subprocess.Popen(  # noqa: S603 - this package's own module
-            [sys.executable, "-m", "albert_serve.doctor.footprint", given],
+            [sys.executable, "-m", "albert_serve.doctor.footprint", arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -167,7 +167,7 @@ def _started(folder: Path, options: RuntimeOptions) -> Iterator[_Process]:
 
 
 def _ask(processes: list[_Process], command: str) -> list[dict[str, Any]]:
-    """All of them at once."""
+    """Request all of them at once."""
     for process in processes:
         process.send(command)
     return [process.receive() for process in processes]
@@ -182,9 +182,9 @@ def _pipe(stream: IO[str] | None) -> IO[str]:
     return stream
 
 
-def _answer(commands: IO[str], answers: IO[str], given: dict[str, Any]) -> None:
-    """The other end: answer each line until there are no more."""
-    engines: list[Engine] = []  # so that memory is measured while it is there
+def _answer(commands: IO[str], answers: IO[str], arguments: dict[str, Any]) -> None:
+    """Answer each line until the input ends; runs in the child process."""
+    engines: list[Engine] = []  # kept alive while memory is measured
     for command in commands:
         try:
             if command.strip() == "memory":
@@ -192,7 +192,9 @@ def _answer(commands: IO[str], answers: IO[str], given: dict[str, Any]) -> None:
             elif command.strip() == "weights":
                 answer = {"mapped": mapped_pss_bytes((WEIGHTS_FILE, PACKED_FILE))}
             else:
-                engine, opening = open_timed(Path(given["folder"]), _options(given["options"]))
+                engine, opening = open_timed(
+                    Path(arguments["folder"]), _options(arguments["options"])
+                )
                 engines.append(engine)
                 answer = asdict(opening)
         except AlbertServeError as error:
@@ -230,9 +232,9 @@ def _memory_now() -> Memory:
     return memory
 
 
-def _options(given: dict[str, Any]) -> RuntimeOptions:
-    folder = given["cache_folder"]
-    return RuntimeOptions(**{**given, "cache_folder": Path(folder) if folder else None})
+def _options(arguments: dict[str, Any]) -> RuntimeOptions:
+    folder = arguments["cache_folder"]
+    return RuntimeOptions(**{**arguments, "cache_folder": Path(folder) if folder else None})
 
 
 if __name__ == "__main__":

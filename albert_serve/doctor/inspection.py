@@ -1,4 +1,4 @@
-"""What a bundle holds: sizes, what is shared, precision, tasks, results and origin.
+"""The content of a bundle: sizes, sharing, precision, tasks, results and origin.
 
 Nothing is run, and no graph is read: counts come from the manifest, the configuration and the
 header of the weights.
@@ -26,12 +26,12 @@ from albert_serve.config import AlbertConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
-    """What a bundle takes on disk.
+    """The size of a bundle on disk.
 
     Attributes:
         graphs_bytes: all graphs together.
-        bundle_bytes: everything.
-        bundle_over_weights: everything over the weights.
+        bundle_bytes: all files.
+        bundle_over_weights: all files over the weights.
         files: bytes of each file, by name.
     """
 
@@ -46,14 +46,14 @@ class Sizes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sharing:
-    """What is stored once and used often.
+    """The sharing of weights.
 
     Attributes:
         num_layers_applied: layers that a token passes through.
         num_attentions_stored: attention blocks with weights of their own.
         num_ffns_stored: feed-forward blocks with weights of their own.
         num_params: parameters that are stored and used.
-        num_params_unshared: how many it would be if every layer had its own.
+        num_params_unshared: the number without sharing between layers.
         num_params_unused: parameters in the file that no task needs.
         num_graphs: graphs that refer to the one weight file.
         num_ranges: ranges of the file that they refer to.
@@ -71,13 +71,13 @@ class Sharing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Description:
-    """What a bundle holds; its attributes are the keys of `albert-serve info --json`.
+    """The description of a bundle; its attributes are the keys of `albert-serve info --json`.
 
     Attributes:
-        folder: where it lies.
+        folder: the bundle's.
         format_version: the manifest's.
         config: the sizes of the model.
-        precision: how matrices are stored.
+        precision: the storage type of matrices.
         kept_fp32: parts that are in fp32 whatever the precision.
         bytes_by_dtype: bytes of the weights by type, as safetensors calls it.
         tasks: by task: graph, num_outputs, labels, problem_type.
@@ -112,8 +112,8 @@ def describe_bundle(bundle: Bundle) -> Description:
     manifest = bundle.manifest
     stored = read_header(bundle.weights_file)
     quality = {
-        str(task): {**found.model_dump(), "cost": found.cost}
-        for task, found in manifest.quality.items()
+        str(task): {**measured.model_dump(), "cost": measured.cost}
+        for task, measured in manifest.quality.items()
     }
     return Description(
         folder=str(bundle.folder),

@@ -1,4 +1,4 @@
-"""The machine as far as it decides how fast and where a model runs."""
+"""The properties of the machine that decide a model's device and speed."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Final
 
 import onnxruntime as ort
 
-from albert_serve.runtime.ort import cpu_flags, cpu_name, why_no_cuda
+from albert_serve.runtime.ort import cpu_flags, cpu_name, no_cuda_reason
 from albert_serve.settings import num_usable_cpus
 
-# Instructions that add up products of 8-bit integers, and those for bf16, as Linux names them.
+# Instruction sets for int8 dot products, and for bf16, by their names in Linux.
 _INT8_FLAGS: Final = ("avx512_vnni", "avx_vnni", "avx_vnni_int8", "amx_int8")
 _BF16_FLAGS: Final = ("avx512_bf16", "amx_bf16")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """What was read of this machine.
+    """The properties of this machine.
 
     Attributes:
         system: operating system and architecture.
         processor: the model's name.
-        num_cpus: processors that there are.
+        num_cpus: all processors.
         num_usable_cpus: those that this process may use.
         cpu_quota: processors' worth of time that a container or service is held to; None where
             there is no such limit, or none can be read.
@@ -35,7 +35,7 @@ class Machine:
         bf16_instructions: instruction sets for bf16.
         onnxruntime: its version.
         providers: the runtime's execution providers.
-        no_cuda: why there is no CUDA device to run on; None where there is one.
+        no_cuda: the reason why there is no CUDA device; None if there is one.
     """
 
     system: str
@@ -52,7 +52,7 @@ class Machine:
 
 
 def read_machine() -> Machine:
-    """Read it from the system and the runtime."""
+    """Read the properties from the system and the runtime."""
     flags = cpu_flags()
     return Machine(
         system=f"{platform.system()} {platform.machine()}",
@@ -65,15 +65,15 @@ def read_machine() -> Machine:
         bf16_instructions=[flag for flag in _BF16_FLAGS if flag in flags],
         onnxruntime=ort.__version__,
         providers=list(ort.get_available_providers()),
-        no_cuda=why_no_cuda(),
+        no_cuda=no_cuda_reason(),
     )
 
 
 def cpu_quota(root: Path, membership: Path) -> float | None:
-    """Processors' worth of time that the process' control group and those above it allow.
+    """Return the CPU quota of the process' control group and its parents, in processors.
 
     Args:
-        root: where control groups are mounted.
+        root: the mount point of control groups.
         membership: the file that names the process' own; in a container it may name one that is
             not mounted, and the root is the container's.
     """
@@ -85,7 +85,7 @@ def cpu_quota(root: Path, membership: Path) -> float | None:
 
 
 def _groups(root: Path, membership: Path) -> list[Path]:
-    """Folders of the groups that hold the process's time, of either version of the interface."""
+    """Return the folders of the process' CPU control groups, cgroup v1 or v2."""
     try:
         entries = [line.split(":", 2) for line in membership.read_text().splitlines()]
     except OSError:
@@ -100,7 +100,7 @@ def _groups(root: Path, membership: Path) -> list[Path]:
 
 
 def _read_quota(folder: Path) -> float:
-    """Not positive where the group has no limit; a ValueError where it says "max"."""
+    """Return the quota; not positive without a limit, a ValueError for "max"."""
     if (folder / "cpu.max").is_file():
         quota_us, period_us = (folder / "cpu.max").read_text().split()
     else:
@@ -110,7 +110,7 @@ def _read_quota(folder: Path) -> float:
 
 
 def _processor() -> str:
-    """Its name alone, without the instruction sets that `cpu_name` ends with."""
+    """Return the processor's name without the instruction sets of `cpu_name`."""
     if not cpu_flags():
         return platform.processor() or platform.machine()
     words = cpu_name().split()

@@ -1,4 +1,4 @@
-"""Resident memory of processes, as Linux tells it."""
+"""Resident memory of processes on Linux."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Resident memory of a process, or of several together, in bytes as Linux counts it.
+    """Resident memory of a process, or the sum of several, in bytes.
 
     Attributes:
         pss_bytes: its share: a page that n processes map counts one nth.
@@ -28,29 +28,29 @@ class Memory:
 
 
 def read_memory(process: Path = Path("/proc/self")) -> Memory | None:
-    """The memory of this process; None where the system does not tell.
+    """Return the memory of this process; None if the system does not report it.
 
     Args:
-        process: the folder in which the system tells of it.
+        process: the process' folder in /proc.
     """
     try:
-        told = _read_sizes(process / "smaps_rollup") | _read_sizes(process / "status")
+        sizes = _read_sizes(process / "smaps_rollup") | _read_sizes(process / "status")
         return Memory(
-            pss_bytes=told["Pss"],
-            private_bytes=told["Private_Clean"] + told["Private_Dirty"],
-            shared_bytes=told["Shared_Clean"] + told["Shared_Dirty"],
-            anonymous_bytes=told["Anonymous"],
-            peak_bytes=told["VmHWM"],
+            pss_bytes=sizes["Pss"],
+            private_bytes=sizes["Private_Clean"] + sizes["Private_Dirty"],
+            shared_bytes=sizes["Shared_Clean"] + sizes["Shared_Dirty"],
+            anonymous_bytes=sizes["Anonymous"],
+            peak_bytes=sizes["VmHWM"],
         )
     except (OSError, KeyError):
         return None
 
 
 def mapped_pss_bytes(names: Collection[str], process: Path = Path("/proc/self")) -> int:
-    """This process' share of the pages of mapped files of these names; 0 where it is not told.
+    """Return this process' PSS of mapped files of these names; 0 if it is not reported.
 
     Args:
-        process: the folder in which the system tells of it.
+        process: the process' folder in /proc.
     """
     total_bytes, counts = 0, False
     try:
@@ -66,7 +66,7 @@ def mapped_pss_bytes(names: Collection[str], process: Path = Path("/proc/self"))
 
 
 def _read_sizes(file: Path) -> dict[str, int]:
-    """The lines "Name: N kB", in bytes."""
+    """Return the values of lines "Name: N kB", in bytes."""
     fields = [line.split() for line in file.read_text().splitlines()]
     return {
         words[0].removesuffix(":"): 1024 * int(words[1])

@@ -1,4 +1,4 @@
-"""The description of a bundle as text for people."""
+"""Text output of a bundle's description."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from albert_serve.doctor.report import columns, in_bytes, section, table, tree
 
 
 def description_text(described: Description) -> str:
-    """A description for people."""
+    """Return a description as text."""
     num_files = len(described.sizes.files)
     lines = [f"{described.folder}: whole, {num_files} files of format {described.format_version}"]
     lines += section("model", _model_lines(described.config))
@@ -99,11 +99,11 @@ def _quality_lines(quality: Mapping[str, Mapping[str, Any]]) -> list[str]:
     rows = [
         (
             name,
-            found["metric"],
-            *(f"{found[key]:.2f}" for key in ("torch", "bundle", "cost")),
-            f"{found['count']:,}",
-            ", ".join(found["data"]),
+            result["metric"],
+            *(f"{result[key]:.2f}" for key in ("torch", "bundle", "cost")),
+            f"{result['count']:,}",
+            ", ".join(result["data"]),
         )
-        for name, found in quality.items()
+        for name, result in quality.items()
     ]
     return table(("task", "metric", "torch", "bundle", "cost", "predictions", "data"), rows)

@@ -1,4 +1,4 @@
-"""How fast this machine multiplies matrices, in fp32 and in int8, by the runtime's own kernels.
+"""The speed of matrix products on this machine, fp32 and int8, by the runtime's kernels.
 
 It is what a model's speed is held against. A product is a model of one node, written here byte by
 byte after onnx.proto (https://protobuf.dev/programming-guides/encoding), for serving has no onnx.
@@ -46,12 +46,12 @@ class Products:
 
     @property
     def int8_gain(self) -> float:
-        """How many times as fast int8 is."""
+        """The speedup of int8 over fp32."""
         return self.int8_gflops_per_s / self.fp32_gflops_per_s
 
 
 def measure_products(options: RuntimeOptions) -> Products:
-    """Measure them on the CPU with the threads that a model has."""
+    """Measure products on the CPU with a model's number of threads."""
     return Products(
         fp32_gflops_per_s=max(_measure("fp32", size, options) for size in _SIZES),
         int8_gflops_per_s=max(_measure("int8", size, options) for size in _SIZES),
@@ -59,12 +59,12 @@ def measure_products(options: RuntimeOptions) -> Products:
 
 
 def run_product() -> None:
-    """Compute a small product once: what the runtime does at its first use is done."""
+    """Compute a small product once, to initialise the runtime."""
     _measure("fp32", (1, 64, 64), RuntimeOptions(num_threads=1), budget_s=0.0)
 
 
 def product_model(kind: Kind, weight: NDArray[Any]) -> bytes:
-    """An ONNX model that multiplies `x` [rows, I] by a constant [I, O] to `y` [rows, O].
+    """Return an ONNX model that multiplies `x` [rows, I] by a constant [I, O] to `y` [rows, O].
 
     Args:
         kind: of the product; "int8" takes uint8 rows and gives int32.
@@ -90,24 +90,24 @@ def _measure(
     generator = np.random.default_rng(0)
     rows = generator.integers(0, 256, (num_rows, num_in), np.uint8)
     weight = generator.integers(-127, 128, (num_in, num_out), np.int8)
-    given = rows if kind == "int8" else rows.astype(np.float32)
+    inputs = rows if kind == "int8" else rows.astype(np.float32)
     constant = weight if kind == "int8" else weight.astype(np.float32)
     session = ort.InferenceSession(
         product_model(kind, constant), encoder_options(options), ["CPUExecutionProvider"]
     )
-    timing = time_runs(lambda: session.run(None, {"x": given}), budget_s=budget_s)
+    timing = time_runs(lambda: session.run(None, {"x": inputs}), budget_s=budget_s)
     return 2e-9 * num_rows * num_in * num_out / timing.fastest_s
 
 
 def _value(name: str, element_type: int, width: int) -> bytes:
-    """A ValueInfoProto of a matrix with any number of rows."""
+    """Return the ValueInfoProto of a matrix with any number of rows."""
     shape = _field(1, _field(2, "rows")) + _field(1, _field(1, width))
     tensor_type = _field(1, element_type) + _field(2, shape)
     return _field(1, name) + _field(2, _field(1, tensor_type))
 
 
 def _field(number: int, content: int | str | bytes) -> bytes:
-    """One field of a message: a number, or the length and bytes of anything else."""
+    """Encode a message's field: a number, or the length and bytes of any other value."""
     if isinstance(content, int):
         return _varint(number << 3) + _varint(content)
     payload = content.encode() if isinstance(content, str) else content
@@ -115,6 +115,6 @@ def _field(number: int, content: int | str | bytes) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; all but the last have their top bit set."""
+    """Encode a varint: seven bits a byte, lowest first, the top bit set in all but the last."""
     low, rest = number & 0x7F, number >> 7
     return bytes([low | 0x80]) + _varint(rest) if rest else bytes([low])

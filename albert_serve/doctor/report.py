@@ -1,4 +1,4 @@
-"""Text for people: headed sections of aligned lines, and numbers with their units."""
+"""Text layout: headed sections of aligned lines, and numbers with units."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ _BYTE_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def section(title: str, lines: Iterable[str]) -> list[str]:
-    """A blank line, a title and indented lines; nothing where there are no lines."""
+    """Return a blank line, a title and indented lines; nothing without lines."""
     indented = [f"{_INDENT}{line}".rstrip() for line in lines]
     return ["", title, *indented] if indented else []
 
 
 def columns(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Rows in columns, each as wide as its widest cell."""
+    """Align rows in columns, each as wide as its widest cell."""
     cells = list(rows)
     return _align(cells, [False] * len(cells[0])) if cells else []
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A header and rows in columns, numbers to the right; nothing where there are no rows."""
+    """Align a header and rows in columns, numbers right-aligned; nothing without rows."""
     are_numbers = [all(map(_is_number, column)) for column in zip(*rows, strict=True)]
     return _align([header, *rows], are_numbers) if rows else []
 
 
 def tree(content: Mapping[str, object]) -> list[str]:
-    """Nested mappings and lists as indented lines, nothing left out but what is empty."""
+    """Return nested mappings and lists as indented lines, without empty values."""
     leaves = [(name, value) for name, value in content.items() if not _is_nested(value)]
     width = max((len(name) for name, _ in leaves), default=0)
     lines: list[str] = []
@@ -41,7 +41,7 @@ def tree(content: Mapping[str, object]) -> list[str]:
 
 
 def in_bytes(size: float) -> str:
-    """A size in the unit that leaves one to three digits before the point."""
+    """Format a size in the unit that leaves one to three digits before the point."""
     for unit, name in _BYTE_UNITS:
         if abs(size) >= unit:
             return f"{size / unit:.{_decimals(size / unit)}f} {name}"
@@ -49,7 +49,7 @@ def in_bytes(size: float) -> str:
 
 
 def rounded(value: float) -> str:
-    """At least three digits, thousands apart."""
+    """Format a number with at least three digits, and thousands separators."""
     return f"{value:,.{_decimals(value)}f}"
 
 
@@ -73,21 +73,21 @@ def _is_number(cell: str) -> bool:
 
 def _is_nested(value: object) -> bool:
     if isinstance(value, list):
-        return any(isinstance(each, Mapping | list) for each in value)
+        return any(isinstance(item, Mapping | list) for item in value)
     return isinstance(value, Mapping)
 
 
 def _by_name(value: object) -> Mapping[str, object]:
-    """A mapping as it is; a list by its numbers from 1."""
+    """Return a mapping as it is; a list as a mapping from its numbers, from 1."""
     if isinstance(value, Mapping):
         return value
     assert isinstance(value, list)
-    return {str(number): each for number, each in enumerate(value, start=1)}
+    return {str(number): item for number, item in enumerate(value, start=1)}
 
 
 def _shown(value: object) -> str:
     if isinstance(value, list):
-        return ", ".join(_shown(each) for each in value)
+        return ", ".join(_shown(item) for item in value)
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""How fast an engine runs inputs of some shapes, and how much of the machine's speed that is."""
+"""The throughput of an engine for some shapes, also as a share of the machine's peak."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Speed:
     Attributes:
         num_sequences: inputs.
         num_tokens: of each.
-        num_runs: how often they were run.
+        num_runs: the number of runs.
         median_ms: of the runs.
         fastest_ms: of the runs.
         tokens_per_s: of all sequences, in the median run.
@@ -49,11 +49,11 @@ class Speed:
 def measure_speeds(
     engine: Engine, bundle: Bundle, fp32_gflops_per_s: float | None = None
 ) -> list[Speed]:
-    """Single sequences of some lengths, and as many together as one call takes.
+    """Measure single sequences of some lengths, and full batches.
 
     Args:
         engine: of the bundle; where that has no tasks, nothing can be run.
-        bundle: what the engine runs.
+        bundle: the engine's bundle.
         fp32_gflops_per_s: what `Speed.share_of_peak` is a share of.
 
     Raises:
@@ -70,7 +70,7 @@ def measure_speeds(
 
 
 def encoder_flops(config: AlbertConfig, num_sequences: int, num_tokens: int) -> int:
-    """Additions and multiplications of the encoder's products, attention's own included.
+    """Return the additions and multiplications of the encoder, attention scores included.
 
     Scores and weighted sums take S * H multiplications each, for each token and layer.
     """
@@ -79,14 +79,14 @@ def encoder_flops(config: AlbertConfig, num_sequences: int, num_tokens: int) -> 
 
 
 def linear_flops(config: AlbertConfig, num_tokens: int) -> int:
-    """Those of its linear maps: for each token, two of each weight whenever it is applied."""
+    """Return those of the linear maps: two for each token and each use of a weight."""
     embedded = config.vocab_size * config.embedding_size
     pooler = config.hidden_size**2
     return 2 * num_tokens * (config.num_compute_weights - embedded - pooler)
 
 
 def _shapes(engine: Engine) -> list[tuple[int, int]]:
-    """Single sequences, and as many together as one call takes."""
+    """Return the shapes: single sequences, and full batches."""
     longest = engine.config.max_positions
     lengths = sorted({min(length, longest) for length in (*_LENGTHS, longest)})
     batched = min(_LENGTHS[-1], longest)
@@ -114,7 +114,7 @@ def _measure(engine: Engine, task: str, shape: tuple[int, int], peak: float | No
 def _draw_inputs(
     config: AlbertConfig, task: str, num_sequences: int, num_tokens: int
 ) -> Iterator[EncoderInput]:
-    """Random ids; one row each, so that the encoder is what is measured."""
+    """Return inputs of random ids; one gathered row each, so that the encoder dominates."""
     chance = random.Random(0)
     for _ in range(num_sequences):
         ids = [chance.randrange(config.vocab_size) for _ in range(num_tokens)]

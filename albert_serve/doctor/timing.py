@@ -13,7 +13,7 @@ _MOST_RUNS: Final = 50
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Several runs of one thing, in seconds each."""
+    """The seconds of several runs of a call."""
 
     median_s: float
     fastest_s: float
@@ -21,7 +21,7 @@ class Timing:
 
 
 def time_runs(run: Callable[[], object], *, budget_s: float) -> Timing:
-    """Time a call over and over until the budget is spent, at least once.
+    """Time a call repeatedly until the budget is spent, at least once.
 
     The first call is not counted, for it does what only a first call has to; but where it spends
     the budget alone, it is the one that counts.
@@ -36,7 +36,7 @@ def time_runs(run: Callable[[], object], *, budget_s: float) -> Timing:
 
 
 def time_once(run: Callable[[], object]) -> float:
-    """Seconds that a call takes."""
+    """Return the seconds that a call takes."""
     started_s = time.perf_counter()
     run()
     return time.perf_counter() - started_s

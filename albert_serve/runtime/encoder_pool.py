@@ -1,7 +1,7 @@
-"""Open encoders, one for each set of weights however many bundles have it.
+"""A pool of open encoders, shared by bundles with the same weights.
 
-Heads are small and read the bundle's own pages; what takes memory is the encoder. Bundles that are
-exported from one checkpoint, such as one for each task, have the same weights and the same graph.
+The encoder takes nearly all of the memory: heads are small and read the bundle's own pages. Bundles
+exported from one checkpoint, such as one for each task, have the same weights and graph.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from albert_serve.runtime.ort import cuda_options, encoder_options, open_session
 from albert_serve.runtime.prepacking import map_words, packed_encoder
 from albert_serve.settings import RuntimeOptions
 
-# More is hardly faster per token on a CPU, and whoever comes next waits for its end.
-_MOST_BATCH_TOKENS: Final = {"cpu": 512, "cuda": 16384}
-_LEAST_BATCH_TOKENS: Final = 128
-# Of the widest activations of a batch on a CPU: past it they leave its caches and swell memory.
+# On a CPU larger batches are hardly faster per token, and delay the next request.
+_MAX_BATCH_TOKENS: Final = {"cpu": 512, "cuda": 16384}
+_MIN_BATCH_TOKENS: Final = 128
+# The limit of a batch's widest activations on a CPU: larger ones exceed its caches.
 _ACTIVATION_BYTES: Final = 8 << 20
 _Key: TypeAlias = tuple[str, str, str, RuntimeOptions]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Beside:
-    """What runs batches beside each other, each on one thread of the pool.
+class ParallelSessions:
+    """A single-threaded encoder session that runs one batch on each thread of the pool.
 
-    Where there are batches enough this is faster than one after another on all threads, for
-    nobody waits for the slowest at each operator. Its weights are pages that are there anyway.
+    With several batches this is faster than running them one after another on all threads, because
+    no operator ends with a barrier. Its weights are shared pre-packed pages.
     """
 
     encoder: Encoder
@@ -44,27 +44,27 @@ class Beside:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, weakref_slot=True)
 class OpenEncoder:
-    """An encoder, and how it is called.
+    """An open encoder.
 
     Attributes:
-        beside: what runs several batches at once, where there is that.
-        turn: to be held from a call until what it gave is no longer read.
+        parallel: runs several batches at once; None where that is not possible.
+        lock: to be held from a call until its output is no longer read.
     """
 
     encoder: Encoder
-    beside: Beside | None = None
-    turn: AbstractContextManager[Any] = field(default_factory=contextlib.nullcontext)
+    parallel: ParallelSessions | None = None
+    lock: AbstractContextManager[Any] = field(default_factory=contextlib.nullcontext)
 
 
 class EncoderPool:
-    """The encoders that some engine uses now. Safe to call from many threads at once."""
+    """The encoders in use. Safe to call from many threads at once."""
 
     def __init__(self) -> None:
         self._open: WeakValueDictionary[_Key, OpenEncoder] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def open(self, bundle: Bundle, options: RuntimeOptions, device: str) -> OpenEncoder:
-        """The encoder of a bundle, which another bundle of the same weights may have opened.
+        """Return the encoder of a bundle, shared with open bundles of the same weights.
 
         Raises:
             BundleCorruptError: the runtime refuses its graph.
@@ -73,19 +73,19 @@ class EncoderPool:
         graph = files[CUDA_ENCODER_FILE if device == "cuda" else ENCODER_FILE]
         key = (files[WEIGHTS_FILE].sha256, graph.sha256, device, options)
         with self._lock:
-            found = self._open.get(key)
-            if found is None:
-                found = self._open[key] = _open(bundle, options, device)
-            return found
+            encoder = self._open.get(key)
+            if encoder is None:
+                encoder = self._open[key] = _open(bundle, options, device)
+            return encoder
 
 
 def best_batch_tokens(config: AlbertConfig, device: str) -> int:
-    """The tokens of one encoder call past which more are no faster."""
-    most = _MOST_BATCH_TOKENS[device]
+    """Return the tokens of one encoder call beyond which throughput no longer grows."""
+    limit = _MAX_BATCH_TOKENS[device]
     if device != "cpu":
-        return most
+        return limit
     fitting = _ACTIVATION_BYTES // (4 * config.ffn_size)
-    return max(_LEAST_BATCH_TOKENS, min(most, fitting))
+    return max(_MIN_BATCH_TOKENS, min(limit, fitting))
 
 
 def _open(bundle: Bundle, options: RuntimeOptions, device: str) -> OpenEncoder:
@@ -95,25 +95,25 @@ def _open(bundle: Bundle, options: RuntimeOptions, device: str) -> OpenEncoder:
         )
         return OpenEncoder(
             encoder=BucketedEncoder(session=session, hidden_size=bundle.config.hidden_size),
-            turn=threading.Lock(),  # its buffers serve one call at a time
+            lock=threading.Lock(),  # its buffers serve one call at a time
         )
     packed = packed_encoder(bundle, options) if options.prepack == "cache" else None
-    beside = None
+    parallel = None
     if packed is not None and options.threads > 1:
         single = _open_cpu(bundle, replace(options, num_threads=1), packed)
-        beside = Beside(encoder=single, pool=ThreadPoolExecutor(options.threads))
+        parallel = ParallelSessions(encoder=single, pool=ThreadPoolExecutor(options.threads))
     encoder = _open_cpu(bundle, options, packed)
-    return OpenEncoder(encoder=encoder, beside=beside)
+    return OpenEncoder(encoder=encoder, parallel=parallel)
 
 
 def _open_cpu(bundle: Bundle, options: RuntimeOptions, packed: Path | None) -> CpuEncoder:
-    made = encoder_options(options)
+    session_options = encoder_options(options)
     words = None
     if packed is not None:
         name, words = map_words(bundle)
-        made.add_initializer(name, words)
+        session_options.add_initializer(name, words)
     return CpuEncoder(
-        session=open_session(packed or bundle.encoder_file, made),
+        session=open_session(packed or bundle.encoder_file, session_options),
         words=words,
         kept_tokens=best_batch_tokens(bundle.config, "cpu"),
     )

@@ -1,4 +1,4 @@
-"""The encoder of a bundle on a device: ids to hidden states, which stay where they are made.
+"""The encoder of a bundle on a device: ids to hidden states, which stay on that device.
 
 Shape legend: B sequences, S positions, H hidden size.
 """
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
-# S of a bucket is a multiple of this up to the next list; B a power of two.
+# S of a bucket is a multiple of this; B is a power of two.
 _LENGTH_STEP: Final = 32
 _CUDA_PROVIDER: Final = {
     "arena_extend_strategy": "kSameAsRequested",
@@ -25,14 +25,14 @@ _CUDA_PROVIDER: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PaddedBatch:
-    """Right-padded sequences: ids and types (B, S), real tokens of each (B); all int64."""
+    """Right-padded sequences: ids and types (B, S), lengths without padding (B); all int64."""
 
     ids: Ints
     types: Ints
     lengths: Ints
 
     def padded_to(self, num_sequences: int, num_positions: int) -> PaddedBatch:
-        """The same with more padding, and sequences of one padding token."""
+        """Return the batch with more padding, and with sequences of one padding token."""
         rows, columns = self.ids.shape
         pads = ((0, num_sequences - rows), (0, num_positions - columns))
         return PaddedBatch(
@@ -42,7 +42,7 @@ class PaddedBatch:
         )
 
     def feed(self) -> dict[str, Ints]:
-        """By the names of the graph's inputs."""
+        """Return the arrays by the names of the graph's inputs."""
         return {"input_ids": self.ids, "token_type_ids": self.types, "lengths": self.lengths}
 
 
@@ -50,7 +50,7 @@ class Encoder(Protocol):
     """Runs the encoder's graph."""
 
     def run(self, batch: PaddedBatch) -> ort.OrtValue:
-        """Hidden states (B', S, H) with B' >= B and at least S positions, on the encoder's device.
+        """Return hidden states (B', S', H), B' >= B and S' >= S, on the encoder's device.
 
         They are valid until the next run.
         """
@@ -59,12 +59,12 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CpuEncoder:
-    """On the CPU, each batch in its own shape.
+    """Runs each batch in its own shape on the CPU.
 
     Attributes:
-        words: what the session reads from memory that is not its own, to be kept as long.
-        kept_tokens: memory of a run of at most so many is kept for the next one; that of a longer
-            run is given back.
+        words: the word embeddings that the session reads, kept alive as long as the session.
+        kept_tokens: the memory of a run of at most so many tokens is kept for the next one; that of
+            a longer run is freed.
     """
 
     session: ort.InferenceSession
@@ -95,14 +95,14 @@ class _Bucket:
 
 @dataclass(kw_only=True)
 class BucketedEncoder:
-    """On a device, in buckets of shapes, each with buffers of its own.
+    """Runs batches on a device in buckets of shapes, each with buffers of its own.
 
     A CUDA graph replays the kernels of one shape on the addresses that it was captured with: one
     launch instead of hundreds. Calls are made one at a time.
 
     Args:
-        session: of the unrolled graph.
-        device: "cuda", or "cpu" to try it without one.
+        session: a session of the unrolled graph.
+        device: "cuda", or "cpu" for tests without one.
         hidden_size: H.
     """
 
@@ -121,10 +121,10 @@ class BucketedEncoder:
         return bucket.binding.get_outputs()[0]
 
     def _make(self, shape: tuple[int, int]) -> _Bucket:
-        places = {"input_ids": shape, "token_type_ids": shape, "lengths": shape[:1]}
+        shapes = {"input_ids": shape, "token_type_ids": shape, "lengths": shape[:1]}
         inputs = {
             name: ort.OrtValue.ortvalue_from_shape_and_type(list(size), np.int64, self.device, 0)
-            for name, size in places.items()
+            for name, size in shapes.items()
         }
         hidden = ort.OrtValue.ortvalue_from_shape_and_type(
             [*shape, self.hidden_size], np.float32, self.device, 0
@@ -141,13 +141,13 @@ class BucketedEncoder:
 
 
 def bucket_shape(num_sequences: int, num_positions: int) -> tuple[int, int]:
-    """The shape that a batch is padded to: up to 31 positions more, up to twice the sequences."""
+    """Return the shape that a batch is padded to: up to 31 more positions, up to double B."""
     positions = -(-num_positions // _LENGTH_STEP) * _LENGTH_STEP
     return 1 << (num_sequences - 1).bit_length(), positions
 
 
 def cuda_provider(*, captures: bool) -> dict[str, str]:
-    """Options of the CUDA provider.
+    """Return the options of the CUDA provider.
 
     Args:
         captures: whether runs are captured as CUDA graphs.

@@ -1,9 +1,9 @@
-"""ONNX Runtime over a bundle: one encoder for all tasks, one small head beside it for each.
+"""The ONNX Runtime engine of a bundle: one encoder for all tasks, and a small head for each task.
 
 Every head reads the same hidden states, so one encoder call serves any mix of tasks, and a head
-sees only the rows that were asked for.
+computes the gathered positions only.
 
-Shape legend: B sequences, S positions, H hidden size, R rows asked for, K outputs of a head.
+Shape legend: B sequences, S positions, H hidden size, R gathered rows, K outputs of a head.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from albert_serve.runtime.ort import (
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks.base import EncoderInput, Logits
 
-# What one more encoder call costs, as tokens of compute (docs/decisions.md).
+# The overhead of an encoder call, as tokens of compute (docs/decisions.md).
 _CALL_COST_TOKENS: Final = {"cpu": 16, "cuda": 1024}
 _WARM_UP_TOKENS: Final = 32
 
@@ -49,9 +49,9 @@ class Engine:
         config: the sizes of the model.
         device: "cpu" or "cuda".
         tasks: the names of the tasks whose heads the bundle holds.
-        max_batch_tokens: the most tokens, padding included, of one encoder call; a longer
+        max_batch_tokens: the limit of tokens, padding included, of one encoder call; a longer
             single input runs alone.
-        call_cost_tokens: what one more encoder call costs, as tokens of compute.
+        call_cost_tokens: the overhead of an encoder call, as tokens of compute.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class Engine:
         options: RuntimeOptions | None = None,
         pool: EncoderPool | None = None,
     ) -> Engine:
-        """Make the sessions of a bundle; weights are mapped from its one file.
+        """Open the sessions of a bundle; weights are mapped from its one file.
 
         Args:
-            pool: whose encoder is used, where it has one of the same weights.
+            pool: provides the encoder if it has one of the same weights.
 
         Raises:
             BundleError: the bundle cannot be opened.
@@ -113,7 +113,7 @@ class Engine:
         return engine
 
     def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        """Logits (R, K) of each input's rows, in the order of the inputs.
+        """Return the logits (R, K) of each input's rows, in the order of the inputs.
 
         Inputs of like lengths share an encoder call, whatever their tasks.
 
@@ -122,10 +122,10 @@ class Engine:
             InvalidInputError: ids, types or rows that the model cannot take.
             EngineError: the runtime failed, or gave numbers that are not finite.
         """
-        for given in inputs:
-            self._check(given)
+        for item in inputs:
+            self._check(item)
         logits: list[Logits | None] = [None] * len(inputs)
-        lengths = [len(given.ids) for given in inputs]
+        lengths = [len(item.ids) for item in inputs]
         groups = group_by_length(lengths, self.max_batch_tokens, self.call_cost_tokens)
         for group, answers in zip(groups, self._run_groups(inputs, groups), strict=True):
             for index, rows in zip(group, answers, strict=True):
@@ -133,7 +133,7 @@ class Engine:
         return [rows for rows in logits if rows is not None]
 
     def warm_up(self) -> None:
-        """Run every task once, so that the first request does not pay for first-call work.
+        """Run every task once, so that the first request does not pay for lazy initialisation.
 
         Raises:
             EngineError: a graph cannot be run.
@@ -147,58 +147,60 @@ class Engine:
     def _run_groups(
         self, inputs: Sequence[EncoderInput], groups: Sequence[Sequence[int]]
     ) -> Iterable[list[Logits]]:
-        """The logits of each group: several beside each other, a lone one on all threads."""
+        """Return the logits of each group: several in parallel sessions, one on all threads."""
         batches = [[inputs[i] for i in group] for group in groups]
-        beside = self._encoder.beside
-        if beside is not None and len(batches) > 1:
-            return beside.pool.map(lambda batch: self._run_group(beside.encoder, batch), batches)
+        parallel = self._encoder.parallel
+        if parallel is not None and len(batches) > 1:
+            return parallel.pool.map(
+                lambda batch: self._run_group(parallel.encoder, batch), batches
+            )
         return (self._run_group(self._encoder.encoder, batch) for batch in batches)
 
     def _run_group(self, encoder: Encoder, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        with self._encoder.turn:
-            return self._run_in_turn(encoder, inputs)
+        with self._encoder.lock:
+            return self._run_locked(encoder, inputs)
 
-    def _run_in_turn(self, encoder: Encoder, inputs: Sequence[EncoderInput]) -> list[Logits]:
+    def _run_locked(self, encoder: Encoder, inputs: Sequence[EncoderInput]) -> list[Logits]:
         batch = _pad(inputs, self.config.pad_id)
         hidden_BSH = _encode(encoder, batch)
         num_positions = int(hidden_BSH.shape()[1])
         rows = [
-            np.arange(len(given.ids)) if given.rows is None else np.array(given.rows, np.int64)
-            for given in inputs
+            np.arange(len(item.ids)) if item.rows is None else np.array(item.rows, np.int64)
+            for item in inputs
         ]
         logits: list[Logits] = [np.empty((0, 0), np.float32)] * len(inputs)
-        for task in dict.fromkeys(given.task for given in inputs):
-            members = [i for i, given in enumerate(inputs) if given.task == task]
-            wanted_R = np.concatenate([rows[i] + i * num_positions for i in members])
-            logits_RK = _finite(_apply(self._heads[task], hidden_BSH, wanted_R, task), task)
+        for task in dict.fromkeys(item.task for item in inputs):
+            members = [i for i, item in enumerate(inputs) if item.task == task]
+            rows_R = np.concatenate([rows[i] + i * num_positions for i in members])
+            logits_RK = _finite(_apply(self._heads[task], hidden_BSH, rows_R, task), task)
             ends = np.cumsum([len(rows[i]) for i in members])
             for i, part in zip(members, np.split(logits_RK, ends[:-1]), strict=True):
                 logits[i] = part
         return logits
 
-    def _check(self, given: EncoderInput) -> None:
-        if given.task not in self._heads:
-            there = ", ".join(self.tasks) or "none"
-            raise NotFoundError(f"this bundle has no task {given.task!r}; it has {there}")
-        num_tokens = len(given.ids)
+    def _check(self, item: EncoderInput) -> None:
+        if item.task not in self._heads:
+            tasks = ", ".join(self.tasks) or "none"
+            raise NotFoundError(f"this bundle has no task {item.task!r}; it has {tasks}")
+        num_tokens = len(item.ids)
         if not 1 <= num_tokens <= self.config.max_positions:
             raise InvalidInputError(
                 f"an input of {num_tokens} tokens; the model takes 1 to {self.config.max_positions}"
             )
-        if len(given.types) != num_tokens:
-            raise InvalidInputError(f"{num_tokens} ids but {len(given.types)} token types")
-        _check_range("id", given.ids, self.config.vocab_size)
-        _check_range("token type", given.types, self.config.num_token_types)
-        _check_range("row", given.rows or [], num_tokens)
+        if len(item.types) != num_tokens:
+            raise InvalidInputError(f"{num_tokens} ids but {len(item.types)} token types")
+        _check_range("id", item.ids, self.config.vocab_size)
+        _check_range("token type", item.types, self.config.num_token_types)
+        _check_range("row", item.rows or [], num_tokens)
 
 
 def group_by_length(
     lengths: Sequence[int], max_tokens: int, call_cost_tokens: int = _CALL_COST_TOKENS["cpu"]
 ) -> list[list[int]]:
-    """Indices in groups to run together, longest first; every index is in exactly one group.
+    """Return indices in groups to run together, longest first; each index is in one group.
 
-    A group is closed when it would exceed `max_tokens` (its number times its longest length), or
-    when its padding would cost more than another call does.
+    A group is closed when it would exceed `max_tokens` (its size times its longest length), or
+    when its padding would cost more than another call.
     """
     groups: list[list[int]] = []
     longest = padding = 0
@@ -222,7 +224,7 @@ def _encode(encoder: Encoder, batch: PaddedBatch) -> ort.OrtValue:
 def _apply(
     head: ort.InferenceSession, hidden_BSH: ort.OrtValue, rows_R: NDArray[np.int64], task: str
 ) -> NDArray[np.float32]:
-    """The head's logits (R, K), in this process' memory wherever the hidden states are."""
+    """Return the head's logits (R, K) in host memory, wherever the hidden states are."""
     try:
         binding = head.io_binding()
         binding.bind_ortvalue_input("hidden_states", hidden_BSH)
@@ -236,12 +238,12 @@ def _apply(
 
 
 def _pad(inputs: Sequence[EncoderInput], pad_id: int) -> PaddedBatch:
-    lengths_B = np.array([len(given.ids) for given in inputs], np.int64)
+    lengths_B = np.array([len(item.ids) for item in inputs], np.int64)
     shape = (len(inputs), int(lengths_B.max()))
     ids_BS, types_BS = np.full(shape, pad_id, np.int64), np.zeros(shape, np.int64)
-    for row, given in enumerate(inputs):
-        ids_BS[row, : len(given.ids)] = given.ids
-        types_BS[row, : len(given.ids)] = given.types
+    for row, item in enumerate(inputs):
+        ids_BS[row, : len(item.ids)] = item.ids
+        types_BS[row, : len(item.ids)] = item.types
     return PaddedBatch(ids=ids_BS, types=types_BS, lengths=lengths_B)
 
 

@@ -1,6 +1,6 @@
-"""ONNX Runtime as this package uses it: which versions, which options, where a graph runs.
+"""ONNX Runtime: versions, session options, and the choice of a device.
 
-docs/decisions.md has what was measured for each choice.
+docs/decisions.md has the measurement behind each choice.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import onnxruntime as ort
 from albert_serve.errors import BundleCorruptError, EngineError
 from albert_serve.settings import Device, RuntimeOptions
 
-# Older ones pack a shared weight once for each use of it: 24 copies of one layer.
+# Older versions pack a shared weight once for each use: 24 copies of one layer.
 OLDEST_RUNTIME: Final = (1, 31)
-# SkipLayerNormalization takes 6 times as long on a CPU as the operators that it replaces.
+# On a CPU SkipLayerNormalization takes 6 times as long as the operators that it replaces.
 _SLOWER_FUSIONS: Final = ["SkipLayerNormFusion"]
 _FOLDING: Final = ["ConstantFolding", "FuseFp16InitializerToFp32NodeTransformer"]
 _CPU_INFO: Final = Path("/proc/cpuinfo")
@@ -29,10 +29,10 @@ _logger = logging.getLogger(__name__)
 
 
 def check_runtime() -> None:
-    """Refuse an onnxruntime that would hold one copy of the shared layer for each use.
+    """Refuse an onnxruntime that copies the shared layer once for each use.
 
     Raises:
-        EngineError: it is older than 1.31.
+        EngineError: onnxruntime is older than 1.31.
     """
     version = tuple(int(part) for part in ort.__version__.split(".")[:2])
     if version < OLDEST_RUNTIME:
@@ -43,7 +43,7 @@ def check_runtime() -> None:
 
 
 def encoder_options(options: RuntimeOptions) -> ort.SessionOptions:
-    """Of the session of an encoder, on a CPU."""
+    """Return the session options of an encoder on a CPU."""
     made = _common_options(options.threads)
     _set(made, "session.intra_op.allow_spinning", str(int(options.spinning)))
     _set(made, "session.disable_prepacking", str(int(options.prepack == "none")))
@@ -51,9 +51,9 @@ def encoder_options(options: RuntimeOptions) -> ort.SessionOptions:
 
 
 def head_options() -> ort.SessionOptions:
-    """Of the session of a head, on a CPU.
+    """Return the session options of a head on a CPU.
 
-    Its few rows want no threads; and as it is not prepacked, all heads and processes read the same
+    Its few rows need one thread; without pre-packed weights all heads and processes read the same
     pages of the bundle.
     """
     made = _common_options(1)
@@ -62,7 +62,7 @@ def head_options() -> ort.SessionOptions:
 
 
 def cuda_options() -> ort.SessionOptions:
-    """Of any session on a CUDA device."""
+    """Return the session options of any graph on a CUDA device."""
     made = _common_options(1)
     _set(made, "session.use_device_allocator_for_initializers", "1")
     return made
@@ -75,12 +75,12 @@ def open_session(
     cuda: Mapping[str, str] | None = None,
     folds: bool = True,
 ) -> ort.InferenceSession:
-    """The session of a graph.
+    """Open the session of a graph.
 
     Args:
         cuda: the CUDA provider's options; without them the graph runs on the CPU.
-        folds: whether what is made of weights alone, such as fp32 of fp16, is made now and kept;
-            otherwise it is made at each run.
+        folds: whether constants, such as fp32 casts of fp16 weights, are folded and kept; otherwise
+            they are computed at each run.
 
     Raises:
         BundleCorruptError: the runtime refuses the graph.
@@ -100,28 +100,28 @@ def open_session(
         ) from error
 
 
-def choose_device(wanted: Device) -> Literal["cpu", "cuda"]:
-    """Where to run; where there is no CUDA device, one line in the log says so."""
-    if wanted == "cpu":
+def choose_device(requested: Device) -> Literal["cpu", "cuda"]:
+    """Return the device to run on; logs the reason if there is no CUDA device."""
+    if requested == "cpu":
         return "cpu"
-    reason = why_no_cuda()
+    reason = no_cuda_reason()
     if reason is None:
-        ort.preload_dlls(directory="")  # of NVIDIA's packages, where pip has installed them
+        ort.preload_dlls(directory="")  # from NVIDIA's pip packages, if they are installed
         return "cuda"
-    level = logging.WARNING if wanted == "cuda" else logging.INFO
+    level = logging.WARNING if requested == "cuda" else logging.INFO
     _logger.log(level, "running on the CPU: %s", reason)
     return "cpu"
 
 
 def cpu_name() -> str:
-    """The processor's model and the kernels' instruction sets that it has."""
+    """Return the processor's model and its instruction sets that the kernels use."""
     name = _cpu_info().get("model name", "unknown processor")
     return " ".join([name, *sorted(flag for flag in cpu_flags() if flag in _KERNEL_FLAGS)])
 
 
 @functools.cache
 def cpu_flags() -> frozenset[str]:
-    """Names of instruction sets as Linux has them; none elsewhere."""
+    """Return the names of instruction sets on Linux; empty elsewhere."""
     return frozenset(_cpu_info().get("flags", "").split())
 
 
@@ -131,12 +131,12 @@ def has_dot_products() -> bool:
 
 
 def return_free_memory() -> None:
-    """Give back what packing the weights used: glibc would keep it, as much as a layer."""
+    """Free the memory that packing the weights used: glibc would keep it, as much as a layer."""
     with contextlib.suppress(OSError, AttributeError):  # another libc
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-# What the runtime's kernels, and so the layout of packed weights, depend on.
+# The instruction sets that select the runtime's kernels, and so the layout of packed weights.
 _KERNEL_FLAGS: Final = frozenset(
     {"avx", "avx2", "fma", "avx512f", "avx512bw", "avx512_bf16", "avx512_vnni", "avx_vnni"}
     | {"avx_vnni_int8", "amx_tile", "amx_int8", "amx_bf16"}
@@ -148,8 +148,8 @@ def _common_options(num_threads: int) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.log_severity_level = 3
-    # The arena keeps pages from call to call: faulting them in anew cost up to a third of a call.
-    # A pattern is of one shape, and shapes change with every batch.
+    # A memory pattern is of one shape, and shapes change with every batch. The arena stays on: page
+    # faults would cost up to a third of a call.
     options.enable_mem_pattern = False
     if not has_dot_products():
         # Without dot products U8 x S8 saturates in 16 bits; this takes the exact, slower kernels in
@@ -162,8 +162,8 @@ def _set(options: ort.SessionOptions, key: str, value: str) -> None:
     options.add_session_config_entry(key, value)
 
 
-def why_no_cuda() -> str | None:
-    """Why there is no CUDA device to run on; None where there is one."""
+def no_cuda_reason() -> str | None:
+    """Return the reason why there is no CUDA device; None if there is one."""
     if "CUDAExecutionProvider" not in ort.get_available_providers():
         return "this onnxruntime is built without CUDA (onnxruntime-gpu has it)"
     try:
@@ -178,7 +178,7 @@ def why_no_cuda() -> str | None:
 
 @functools.cache
 def _cpu_info() -> Mapping[str, str]:
-    """The first processor's entries of /proc/cpuinfo."""
+    """Return the first processor's entries of /proc/cpuinfo."""
     try:
         first = _CPU_INFO.read_text().split("\n\n", 1)[0]
     except OSError:

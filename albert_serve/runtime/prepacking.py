@@ -1,8 +1,8 @@
-"""A cache on this machine of encoders whose weights are laid out for its CPU.
+"""A cache on disk of encoders with weights pre-packed for this machine's CPU.
 
-A process that packs the weights itself has a private copy of them. One that opens a packed copy on
-disk shares its pages with all others. An entry is made once for a bundle, a processor and a version
-of the runtime, in a folder of their hash; it is never needed, and may be deleted at any time.
+A process that packs the weights itself has a private copy; one that maps the pre-packed copy shares
+its pages with all others. An entry is made once for a bundle, a processor and a version of the
+runtime, in a folder named by their hash; it may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _Entry(BaseModel):
-    """What an entry was made of, and its files."""
+    """The sources of an entry, and its files."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -54,15 +54,15 @@ class _Entry(BaseModel):
 
     @property
     def key(self) -> str:
-        """The name of its folder."""
-        made_of = json.dumps(self.model_dump(exclude={"files"}), sort_keys=True)
-        return hashlib.sha256(made_of.encode()).hexdigest()[:32]
+        """The name of the entry's folder."""
+        sources = json.dumps(self.model_dump(exclude={"files"}), sort_keys=True)
+        return hashlib.sha256(sources.encode()).hexdigest()[:32]
 
 
 def packed_encoder(bundle: Bundle, options: RuntimeOptions) -> Path | None:
-    """The encoder's graph with packed weights, made now if it is not there.
+    """Return the encoder's graph with pre-packed weights, made now if it is missing.
 
-    Where it cannot be written, one line of the log says why, and the answer is None.
+    Returns None, and logs the reason, if the cache cannot be written.
     """
     assert options.cache_folder is not None
     entry = _describe(bundle)
@@ -70,7 +70,7 @@ def packed_encoder(bundle: Bundle, options: RuntimeOptions) -> Path | None:
     try:
         if _is_whole(folder, entry):
             return folder / _GRAPH
-        with _only_one(options.cache_folder):
+        with _lock_cache(options.cache_folder):
             if not _is_whole(folder, entry):
                 _make(bundle, options, entry, folder)
     except OSError as error:
@@ -81,10 +81,10 @@ def packed_encoder(bundle: Bundle, options: RuntimeOptions) -> Path | None:
 
 
 def map_words(bundle: Bundle) -> tuple[str, ort.OrtValue]:
-    """The word embeddings' name in the graphs, and their pages in the bundle.
+    """Return the word embeddings' name in the graphs, and their pages in the bundle.
 
-    Put in place of an entry's own copy of them, so that encoder and heads read the same pages. They
-    are not packed: rows of them are looked up.
+    They replace an entry's own copy, so that encoder and heads read the same pages. They are never
+    packed, because their rows are looked up.
     """
     stored = read_header(bundle.weights_file)
     name = stored_name(WORDS, stored)
@@ -106,7 +106,7 @@ def _describe(bundle: Bundle) -> _Entry:
 
 
 def _is_whole(folder: Path, expected: _Entry) -> bool:
-    """Whether an entry is there, of the same origin, with every byte as it was written."""
+    """Whether an entry exists, has the expected sources, and matches its checksums."""
     try:
         entry = _Entry.model_validate_json((folder / _ENTRY).read_bytes())
         same = entry.key == expected.key and {_GRAPH, PACKED_FILE} <= entry.files.keys()
@@ -116,18 +116,18 @@ def _is_whole(folder: Path, expected: _Entry) -> bool:
 
 
 def _make(bundle: Bundle, options: RuntimeOptions, entry: _Entry, folder: Path) -> None:
-    """Write an entry beside its place, and move it there when it is whole."""
+    """Write an entry to a temporary folder, and rename it when it is complete."""
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
     try:
-        made = encoder_options(options)
-        made.optimized_model_filepath = str(partial / _GRAPH)
+        session_options = encoder_options(options)
+        session_options.optimized_model_filepath = str(partial / _GRAPH)
         for key, value in {
             "session.save_external_prepacked_constant_initializers": "1",
             "session.optimized_model_external_initializers_file_name": PACKED_FILE,
             "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
         }.items():
-            made.add_session_config_entry(key, value)
-        _write_packed(bundle.encoder_file, made)
+            session_options.add_session_config_entry(key, value)
+        _write_packed(bundle.encoder_file, session_options)
         files = {name: file_entry(partial / name) for name in (_GRAPH, PACKED_FILE)}
         content = entry.model_copy(update={"files": files}).model_dump_json(indent=2)
         (partial / _ENTRY).write_text(content, encoding="utf-8")
@@ -135,35 +135,35 @@ def _make(bundle: Bundle, options: RuntimeOptions, entry: _Entry, folder: Path) 
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    _forget_stale(folder, entry)
+    _remove_stale_entries(folder, entry)
 
 
-def _write_packed(graph: Path, made: ort.SessionOptions) -> None:
-    """Let the runtime write what it packs.
+def _write_packed(graph: Path, options: ort.SessionOptions) -> None:
+    """Have the runtime write the packed weights.
 
     Raises:
-        OSError: it cannot.
+        OSError: the runtime cannot write them.
     """
     try:
-        open_session(graph, made)
+        open_session(graph, options)
     except BundleCorruptError as error:
         raise OSError(
             f"the runtime could not write them; is there room for twice the weights? ({error})"
         ) from error
 
 
-def _forget_stale(folder: Path, entry: _Entry) -> None:
+def _remove_stale_entries(folder: Path, entry: _Entry) -> None:
     """Delete entries of the same bundle for another processor or version of the runtime."""
     for other in folder.parent.glob(f"*/{_ENTRY}"):
         with contextlib.suppress(OSError, ValidationError):
-            found = _Entry.model_validate_json(other.read_bytes())
-            if other.parent != folder and found.weights == entry.weights:
+            other_entry = _Entry.model_validate_json(other.read_bytes())
+            if other.parent != folder and other_entry.weights == entry.weights:
                 shutil.rmtree(other.parent)
 
 
 @contextlib.contextmanager
-def _only_one(cache: Path) -> Iterator[None]:
-    """One process at a time: of workers that start together, one packs and the others wait."""
+def _lock_cache(cache: Path) -> Iterator[None]:
+    """Hold the cache's lock: of workers that start together, one packs and the others wait."""
     cache.mkdir(parents=True, exist_ok=True)
     lock = os.open(cache / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:

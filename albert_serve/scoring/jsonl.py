@@ -1,4 +1,4 @@
-"""Files of lines, plain or compressed by their names' endings, that appear when they are whole."""
+"""Line files, plain or compressed by suffix, and atomic writing."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from albert_serve.errors import InvalidInputError
 
 
 def read_lines(source: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, each with its number from 1.
+    """Yield the lines that are not blank, each with its number from 1.
 
     Raises:
-        InvalidInputError: the file is compressed, and damaged or incomplete.
-        OSError: it cannot be read.
+        InvalidInputError: the compressed file is damaged or incomplete.
+        OSError: the file cannot be read.
     """
     try:
         with _open_to_read(source) as stream:
@@ -31,11 +31,11 @@ def read_lines(source: Path) -> Iterator[tuple[int, bytes]]:
 
 
 @contextmanager
-def appearing(output: Path) -> Iterator[TextIO]:
-    """A file to write that takes its name once it is complete, and is `.partial` until then.
+def write_atomically(output: Path) -> Iterator[TextIO]:
+    """Open a file to write, named `.partial` until it is complete.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     partial = output.with_name(output.name + ".partial")
     with _open_to_write(partial, output.suffix) as stream:
@@ -52,7 +52,7 @@ def _open_to_read(path: Path) -> gzip.GzipFile | lzma.LZMAFile | BinaryIO:
 
 
 def _open_to_write(path: Path, suffix: str) -> TextIO:
-    # JSON's own escape for half of a surrogate pair, which an id may hold.
+    # Writes a lone surrogate, which an id may contain, as its JSON escape.
     encoding, errors = "utf-8", "backslashreplace"
     if suffix == ".gz":
         return gzip.open(path, "wt", encoding=encoding, errors=errors)

@@ -1,10 +1,10 @@
 """Batch scoring: a JSONL file of inputs to a JSONL file of answers, row for row in order.
 
 A row is `{"inputs": ..., "parameters": {...}}` as the endpoint takes it, or the fields of one item:
-`{"text"}`, `{"text", "text_pair"}`, `{"question", "context"}`, `{"sentences"}`; an `"id"` is passed
-through, other columns are passed over. A result is `{"id", "output"}`, with `"warnings"` and
-`"truncated_tokens"` where there are any, or `{"id", "error", "error_type"}`: a bad row never stops
-the job. Files ending in `.gz` or `.xz` are compressed. The output appears under its name when it is
+`{"text"}`, `{"text", "text_pair"}`, `{"question", "context"}`, `{"sentences"}`; an `"id"` is copied
+to the result, other columns are ignored. A result is `{"id", "output"}`, with `"warnings"` and
+`"truncated_tokens"` if there are any, or `{"id", "error", "error_type"}`: a bad row never stops the
+job. Files ending in `.gz` or `.xz` are compressed. The output has a temporary name until it is
 complete.
 """
 
@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from albert_serve.api.schemas import TaskRequest, describe
 from albert_serve.errors import AlbertServeError, InvalidInputError, MalformedRequestError
-from albert_serve.scoring.jsonl import appearing, read_lines
+from albert_serve.scoring.jsonl import read_lines, write_atomically
 from albert_serve.tasks import (
     TASKS,
     AnyTask,
@@ -37,8 +37,8 @@ from albert_serve.tasks import (
     prepare_request,
 )
 
-# So many that the engine can run batches beside each other, and few enough that the logits of
-# fill-mask, as wide as the vocabulary, have room.
+# Enough for the engine's parallel sessions, and few enough for the memory of fill-mask's
+# vocabulary-wide logits.
 _BATCHES_AT_ONCE: Final = 8
 # The fields of a bare item.
 _FIELDS: Final = {
@@ -50,21 +50,21 @@ _FIELDS: Final = {
 
 
 class Runner(Protocol):
-    """What scoring needs of an engine."""
+    """The interface of an engine."""
 
     @property
     def max_batch_tokens(self) -> int:
-        """The most tokens, padding included, that run together."""
+        """The limit of tokens, padding included, that run together."""
         ...
 
     def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        """Logits (R, K) of each input's rows, in order."""
+        """Return the logits (R, K) of each input's rows, in order."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreSummary:
-    """How a job went."""
+    """The result of a job."""
 
     num_rows: int
     num_errors: int
@@ -96,7 +96,7 @@ def score_file(
         setup: the model's tokenizer and labels.
         source: JSONL, one row a line.
         output: JSONL; replaced if it exists.
-        parameters: the task's, for all rows; a row's own come before them.
+        parameters: the task's, for all rows; a row's own take precedence.
         num_window_rows: rows that are read ahead, so that those of like lengths run together.
 
     Raises:
@@ -110,7 +110,7 @@ def score_file(
     reader = _RowReader(task=task, opened=opened, parameters=_checked(task, parameters or {}))
     started_s = time.monotonic()
     num_rows = num_errors = 0
-    with appearing(output) as stream, tqdm(unit=" rows", desc=task, disable=None) as bar:
+    with write_atomically(output) as stream, tqdm(unit=" rows", desc=task, disable=None) as bar:
         rows = (reader.read(number, line) for number, line in read_lines(source))
         while window := list(islice(rows, num_window_rows)):
             _answer(engine, window)
@@ -124,7 +124,7 @@ def score_file(
 
 @dataclass(kw_only=True, slots=True)
 class _Row:
-    """One line on its way to a result."""
+    """One line, and its result."""
 
     passed: dict[str, Any]
     items: list[Prepared[Any]] = field(default_factory=list)
@@ -139,19 +139,19 @@ class _Row:
         else:
             answers = [self.answers[number] for number in range(len(self.items))]
             result["output"] = to_jsonable_python(answers if self.is_list else answers[0])
-            result |= self._remarks()
+            result |= self._notes()
         return json.dumps(result, ensure_ascii=False)
 
-    def _remarks(self) -> dict[str, Any]:
+    def _notes(self) -> dict[str, Any]:
         warnings = [warning for item in self.items for warning in item.warnings]
         num_truncated = sum(item.num_truncated for item in self.items)
-        told = {"warnings": warnings, "truncated_tokens": num_truncated}
-        return {name: value for name, value in told.items() if value}
+        notes = {"warnings": warnings, "truncated_tokens": num_truncated}
+        return {name: value for name, value in notes.items() if value}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _RowReader:
-    """Makes rows of lines; what is wrong with one becomes its error."""
+    """Parses lines to rows; an invalid line becomes a row with an error."""
 
     task: str
     opened: AnyTask
@@ -170,8 +170,9 @@ class _RowReader:
         return row
 
     def _request(self, fields: dict[str, Any]) -> TaskRequest:
-        given = fields.get("parameters") or {}
-        parameters = {**self.parameters, **given} if isinstance(given, dict) else given
+        parameters = fields.get("parameters") or {}
+        if isinstance(parameters, dict):
+            parameters = {**self.parameters, **parameters}
         try:
             return TASKS[self.task].request.model_validate(
                 {"inputs": self._inputs(fields), "parameters": parameters}
@@ -185,8 +186,8 @@ class _RowReader:
         item = {name: fields[name] for name in _FIELDS[self.task] if name in fields}
         if not item:
             *names, last = _FIELDS[self.task]
-            told = f"{', '.join(names)} or {last}" if names else last
-            raise InvalidInputError(f"the row has neither inputs nor {told}")
+            expected = f"{', '.join(names)} or {last}" if names else last
+            raise InvalidInputError(f"the row has neither inputs nor {expected}")
         return item["text"] if self.task == "fill-mask" else item
 
 
@@ -213,7 +214,7 @@ def _refuse(constant: str) -> None:
 
 
 def _answer(engine: Runner, rows: Sequence[_Row]) -> None:
-    """Run what the rows ask for, round after round, until each item has an answer or an error."""
+    """Run the rows' rounds until each item has an answer or an error."""
     items = [
         _Item(row=row, number=number, stage=item)
         for row in rows
@@ -225,7 +226,7 @@ def _answer(engine: Runner, rows: Sequence[_Row]) -> None:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Item:
-    """An item of a row, and the round that it is in."""
+    """An item of a row, and its current round."""
 
     row: _Row
     number: int
@@ -235,36 +236,38 @@ class _Item:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Place:
-    """Where an input's logits belong: which part of which item."""
+    """An input, and its index in an item's round."""
 
     item: _Item
     part: int
-    given: EncoderInput
+    encoder_input: EncoderInput
 
 
 def _run_round(engine: Runner, items: Sequence[_Item]) -> list[_Item]:
-    """Run what the items need now, like lengths together; returns those that need another round."""
+    """Run one round of the items, like lengths together; return the items with another round."""
     places = [
-        _Place(item=item, part=part, given=given)
+        _Place(item=item, part=part, encoder_input=encoder_input)
         for item in items
-        for part, given in enumerate(item.stage.inputs)
+        for part, encoder_input in enumerate(item.stage.inputs)
     ]
     further = []
     for group in _group(places, _BATCHES_AT_ONCE * engine.max_batch_tokens):
-        for place, outcome in zip(group, _run(engine, [p.given for p in group]), strict=True):
+        for place, outcome in zip(
+            group, _run(engine, [place.encoder_input for place in group]), strict=True
+        ):
             item = place.item
             if isinstance(outcome, AlbertServeError):
                 item.row.error = item.row.error or outcome
                 continue
             item.arrived[place.part] = outcome
-            # At once, for a fill-mask's logits are as wide as the vocabulary.
+            # Finished at once to free the logits, which fill-mask has as wide as the vocabulary.
             if len(item.arrived) == len(item.stage.inputs) and (after := _finish(item)):
                 further.append(after)
     return further
 
 
 def _finish(item: _Item) -> _Item | None:
-    """Give the row its answer; or returns the item in its next round."""
+    """Store the row's answer, or return the item in its next round."""
     logits = [item.arrived[part] for part in range(len(item.arrived))]
     item.arrived.clear()
     try:
@@ -279,10 +282,10 @@ def _finish(item: _Item) -> _Item | None:
 
 
 def _group(places: Iterable[_Place], max_tokens: int) -> Iterator[list[_Place]]:
-    """The longest first, in groups whose number times longest length keeps to the budget."""
+    """Yield groups, longest input first, whose padded size is within the budget."""
     group: list[_Place] = []
-    for place in sorted(places, key=lambda place: -len(place.given.ids)):
-        if group and (len(group) + 1) * len(group[0].given.ids) > max_tokens:
+    for place in sorted(places, key=lambda place: -len(place.encoder_input.ids)):
+        if group and (len(group) + 1) * len(group[0].encoder_input.ids) > max_tokens:
             yield group
             group = []
         group.append(place)
@@ -291,7 +294,7 @@ def _group(places: Iterable[_Place], max_tokens: int) -> Iterator[list[_Place]]:
 
 
 def _run(engine: Runner, inputs: Sequence[EncoderInput]) -> list[Logits | AlbertServeError]:
-    """Logits of each input, or why it has none: halved until the failing ones are alone."""
+    """Return the logits or the error of each input; bisects until failing inputs are alone."""
     try:
         return list(engine.run(inputs))
     except AlbertServeError as error:

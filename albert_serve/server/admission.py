@@ -1,8 +1,8 @@
-"""Who comes in: what would wait too long is refused before any work is done for it.
+"""Admission control: requests over a concurrency limit get 429 before their body is parsed.
 
-To read, check and tokenise a request takes a process far longer than to refuse it here, and what
-has been read waits for the processor even where the engine's queue is short. So the queue's own
-bound is not enough: asked for ten times of what it can do, a service would do little but read.
+Reading, validating and tokenising a request costs far more than refusing it here, and a parsed
+request waits for the CPU even while the engine's queue is short. So the bound of the queue is not
+enough: at ten times its capacity a service would do little but parse.
 """
 
 from __future__ import annotations
@@ -22,213 +22,218 @@ from albert_serve.errors import QueueFullError
 from albert_serve.server.auth import PRIORITY_HEADER
 from albert_serve.server.error_replies import error_response, find_or_make_id
 
-_BUSY_INSIDE: Final = 16  # so many keep the service busy
-_IDLE_INSIDE: Final = 4  # fewer do not
-# So many are never too many: 64 callers that ask again and again get in, however slow the model.
-_LEAST_INSIDE: Final = 72
-# But where more are refused than answered, as at many times of what can be done, fewer are taken.
-_LEAST_IN_A_RUSH: Final = 32
-_FIRST_INSIDE: Final = 256  # so many are let in until it was busy for once
-_WINDOW_S: Final = 1.0  # many turns of the event loop, which answers in bursts
+_BUSY_REQUESTS: Final = 16  # enough concurrent requests to saturate the service
+_IDLE_REQUESTS: Final = 4  # below this the throughput is bounded by arrivals
+# The floor of the limit: 64 callers in a closed loop are admitted, however slow the model.
+_MIN_LIMIT: Final = 72
+# The floor under overload, when more requests are refused than answered.
+_MIN_LIMIT_OVERLOADED: Final = 32
+_INITIAL_LIMIT: Final = 256  # until the throughput has been measured
+_WINDOW_S: Final = 1.0  # many iterations of the event loop, which answers in bursts
 _SMOOTHING: Final = 0.3
-_TELL_EVERY_S: Final = 10.0
+_LOG_INTERVAL_S: Final = 10.0
 _REFUSAL: Final = "albert_serve.refusal"
 _logger = logging.getLogger(__name__)
 
 
-class Crowd:
-    """The requests that are inside, and how many may be for none to stay too long.
+class ConcurrencyLimiter:
+    """A concurrency limit that keeps the expected latency within a bound.
 
-    Who comes in stays as long as it takes to get through those who are there: their number by the
-    requests that are answered in a second. That is measured while there are enough of them to keep
-    the service busy, and holds for whatever it is short of. What is refused inside or is not valid
-    takes less than an answer: a time with more of these than of answers teaches nothing.
+    By Little's law the latency of a new request is the number of concurrent requests divided by
+    the throughput. The throughput is measured while enough requests are in progress to saturate
+    the service, whatever its bottleneck. Refused and invalid requests cost less than answers, so a
+    window with more of these than of answers is not used.
 
     Args:
-        max_stay_s: so long may one stay.
+        max_latency_s: the bound.
         clock: in seconds.
     """
 
-    def __init__(self, max_stay_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.num_inside = 0
-        self._max_stay_s = max_stay_s
+    def __init__(self, max_latency_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.num_requests = 0
+        self._max_latency_s = max_latency_s
         self._clock = clock
         self._per_s = 0.0
-        self._busy_since_s: float | None = None  # when this measurement began
+        self._window_start_s: float | None = None
         self._num_answered = self._num_late = self._num_others = self._num_refused = 0
-        self._least = _LEAST_INSIDE
+        self._min_limit = _MIN_LIMIT
 
     @property
-    def most(self) -> int:
-        """So many may be inside."""
+    def limit(self) -> int:
+        """The concurrency limit."""
         if not self._per_s:
-            return _FIRST_INSIDE
-        return max(self._least, int(self._per_s * self._max_stay_s))
+            return _INITIAL_LIMIT
+        return max(self._min_limit, int(self._per_s * self._max_latency_s))
 
     @property
-    def stay_s(self) -> float:
-        """How long one that came in now would stay; 0 before that is known."""
-        return self.num_inside / self._per_s if self._per_s else 0.0
+    def expected_latency_s(self) -> float:
+        """The latency of a request admitted now; 0 before the throughput is known."""
+        return self.num_requests / self._per_s if self._per_s else 0.0
 
     def is_full(self) -> bool:
-        """Whether one more is too many."""
-        return self.num_inside >= self.most
+        """Whether the limit is reached."""
+        return self.num_requests >= self.limit
 
-    def enter(self) -> None:
-        """One more is inside."""
-        self.num_inside += 1
-        if self._busy_since_s is None and self.num_inside >= _BUSY_INSIDE:
-            self._begin()
+    def admit(self) -> None:
+        """Count a request as in progress."""
+        self.num_requests += 1
+        if self._window_start_s is None and self.num_requests >= _BUSY_REQUESTS:
+            self._start_window()
 
-    def refuse(self) -> None:
-        """One more is not let in."""
+    def count_refusal(self) -> None:
+        """Count a refused request."""
         self._num_refused += 1
 
-    def leave(self, status: int | None = HTTPStatus.OK) -> None:
-        """One has its reply of this status, or is gone without one."""
-        self.num_inside -= 1
+    def release(self, status: int | None = HTTPStatus.OK) -> None:
+        """Count a request as done, by the status of its reply; None if it has no reply."""
+        self.num_requests -= 1
         if status == HTTPStatus.GATEWAY_TIMEOUT:
             self._num_late += 1
         elif status is not None and status < HTTPStatus.BAD_REQUEST:
             self._num_answered += 1
         else:
             self._num_others += 1
-        if self._busy_since_s is None:
+        if self._window_start_s is None:
             return
-        if self.num_inside < _IDLE_INSIDE:  # what comes next may come much later
-            self._busy_since_s = None
+        if self.num_requests < _IDLE_REQUESTS:  # the next request may come much later
+            self._window_start_s = None
             return
-        elapsed_s = self._clock() - self._busy_since_s
+        elapsed_s = self._clock() - self._window_start_s
         if elapsed_s < _WINDOW_S:
             return
-        self._busy_since_s = None
-        if self.num_inside >= _BUSY_INSIDE // 2:  # else it answered what came, less than it could
+        self._window_start_s = None
+        if self.num_requests >= _BUSY_REQUESTS // 2:  # else arrivals bounded the throughput
             num_done = self._num_answered + self._num_late
             if self._num_others <= num_done:
-                self._learn(self._num_answered / elapsed_s)
-            is_rush = self._num_refused > num_done
-            self._least = _LEAST_IN_A_RUSH if is_rush else _LEAST_INSIDE
-            self._begin()
+                self._update_throughput(self._num_answered / elapsed_s)
+            is_overloaded = self._num_refused > num_done
+            self._min_limit = _MIN_LIMIT_OVERLOADED if is_overloaded else _MIN_LIMIT
+            self._start_window()
 
-    def _begin(self) -> None:
-        self._busy_since_s = self._clock()
+    def _start_window(self) -> None:
+        self._window_start_s = self._clock()
         self._num_answered = self._num_late = self._num_others = self._num_refused = 0
 
-    def _learn(self, per_s: float) -> None:
+    def _update_throughput(self, per_s: float) -> None:
         self._per_s += _SMOOTHING * (per_s - self._per_s) if self._per_s else per_s
 
 
-class House(Protocol):
-    """What a door needs to know of who is behind it."""
+class TaskDirectory(Protocol):
+    """The models and tasks that requests may name."""
 
-    def asked_by(self, path: str) -> tuple[str, str] | None:
-        """The names of the model and of the task that a path asks; None for any other path."""
+    def find_task(self, path: str) -> tuple[str, str] | None:
+        """Return the names of a path's model and task; None for a path of no task."""
         ...
 
-    def refused(self, model: str, task: str) -> None:
-        """A request was not let in."""
+    def count_refusal(self, model: str, task: str) -> None:
+        """Count a refused request."""
         ...
 
 
-class Door:
-    """ASGI middleware, outside of all others: answers 429 at once where too many are inside.
+class AdmissionController:
+    """Outermost ASGI middleware: answers 429 at once over the concurrency limit.
 
-    Each model has a place of its own inside, and batch jobs have one apart. A request is inside
-    from when its body has come until its reply begins: who sends or reads slowly keeps nobody out.
+    Each model has a limit for interactive requests and one for batch jobs. A request counts from
+    the end of its body to the start of its reply, so slow clients do not use up the limit.
 
     Args:
-        house: gives who is behind the door; None while the service starts.
-        max_stay_s: how long interactive requests may stay, as far as can be told.
-        max_batch_stay_s: how long batch jobs may.
-        around_refusals: middleware that only refusals go through.
+        directory: returns the tasks that are limited; None while the service starts.
+        max_latency_s: the bound on the expected latency of interactive requests.
+        max_batch_latency_s: the same for batch jobs.
+        around_refusals: middleware that is applied to refusals only.
     """
 
     def __init__(
         self,
         app: ASGIApp,
-        house: Callable[[], House | None],
-        max_stay_s: float,
-        max_batch_stay_s: float,
+        directory: Callable[[], TaskDirectory | None],
+        max_latency_s: float,
+        max_batch_latency_s: float,
         around_refusals: Callable[[ASGIApp], ASGIApp] = lambda app: app,
     ) -> None:
         self.app = app
         self._refuse = around_refusals(_refuse)
-        self._house = house
-        self._stays_s: dict[bool, float] = {False: max_stay_s, True: max_batch_stay_s}
-        self._crowds: dict[tuple[str, bool], Crowd] = {}
+        self._directory = directory
+        self._max_latencies_s: dict[bool, float] = {False: max_latency_s, True: max_batch_latency_s}
+        self._limiters: dict[tuple[str, bool], ConcurrencyLimiter] = {}
         self._num_refused = 0
-        self._told_s = -math.inf
+        self._logged_s = -math.inf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
-        house = self._house()
+        directory = self._directory()
         is_task = scope["type"] == "http" and scope["method"] == "POST"
-        asked = house.asked_by(scope["path"]) if house and is_task else None
-        if house is None or asked is None:
+        names = directory.find_task(scope["path"]) if directory and is_task else None
+        if directory is None or names is None:
             await self.app(scope, receive, send)
             return
-        model, task = asked
+        model, task = names
         headers = Headers(scope=scope)
-        crowd = self._crowd(model, headers.get(PRIORITY_HEADER, "").strip().lower() == "batch")
-        if not crowd.is_full():
-            await self._pass(crowd, scope, receive, send)
+        limiter = self._limiter(model, headers.get(PRIORITY_HEADER, "").strip().lower() == "batch")
+        if not limiter.is_full():
+            await self._pass(limiter, scope, receive, send)
             return
-        crowd.refuse()
-        house.refused(model, task)
-        self._tell(model)
+        limiter.count_refusal()
+        directory.count_refusal(model, task)
+        self._log_refusal(model)
         scope["albert_serve.request_id"] = find_or_make_id(headers)
-        scope[_REFUSAL] = _full(crowd)
+        scope[_REFUSAL] = _overloaded(limiter)
         await self._refuse(scope, receive, send)
 
-    def _crowd(self, model: str, is_batch: bool) -> Crowd:
-        crowd = self._crowds.get((model, is_batch))
-        if crowd is None:
-            crowd = self._crowds[model, is_batch] = Crowd(self._stays_s[is_batch])
-        return crowd
+    def _limiter(self, model: str, is_batch: bool) -> ConcurrencyLimiter:
+        limiter = self._limiters.get((model, is_batch))
+        if limiter is None:
+            limiter = self._limiters[model, is_batch] = ConcurrencyLimiter(
+                self._max_latencies_s[is_batch]
+            )
+        return limiter
 
-    def _tell(self, model: str) -> None:
-        """A line in the log now and then: one for each would be work that there is no time for."""
+    def _log_refusal(self, model: str) -> None:
+        """Log refusals at most every 10 s: under overload a line for each costs too much."""
         self._num_refused += 1
-        if time.monotonic() - self._told_s < _TELL_EVERY_S:
+        if time.monotonic() - self._logged_s < _LOG_INTERVAL_S:
             return
         _logger.warning("%d requests refused, the last to model %s", self._num_refused, model)
-        self._num_refused, self._told_s = 0, time.monotonic()
+        self._num_refused, self._logged_s = 0, time.monotonic()
 
-    async def _pass(self, crowd: Crowd, scope: Scope, receive: Receive, send: Send) -> None:
-        entered = left = False
+    async def _pass(
+        self, limiter: ConcurrencyLimiter, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        is_admitted = is_released = False
 
         async def read() -> Message:
-            nonlocal entered
+            nonlocal is_admitted
             message = await receive()
-            if not entered and not left and not message.get("more_body"):
-                entered = True
-                crowd.enter()
+            if not is_admitted and not is_released and not message.get("more_body"):
+                is_admitted = True
+                limiter.admit()
             return message
 
         async def reply(message: Message) -> None:
             if message["type"] == "http.response.start":
-                leave(message["status"])
+                release(message["status"])
             await send(message)
 
-        def leave(status: int | None) -> None:
-            nonlocal left
-            if entered and not left:
-                crowd.leave(status)
-            left = True
+        def release(status: int | None) -> None:
+            nonlocal is_released
+            if is_admitted and not is_released:
+                limiter.release(status)
+            is_released = True
 
         try:
             await self.app(scope, read, reply)
         finally:
-            leave(None)
+            release(None)
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
     await error_response(scope[_REFUSAL], scope)(scope, receive, send)
 
 
-def _full(crowd: Crowd) -> QueueFullError:
+def _overloaded(limiter: ConcurrencyLimiter) -> QueueFullError:
+    latency_s = limiter.expected_latency_s
     return QueueFullError(
-        f"{crowd.num_inside} requests are being answered, which takes {crowd.stay_s:.2g} s; "
-        f"{crowd.most} are taken at once; try again later",
-        retry_after_s=limit_retry_after_s(crowd.stay_s),
+        f"{limiter.num_requests} requests are being answered, which takes {latency_s:.2g} s; "
+        f"{limiter.limit} are taken at once; try again later",
+        retry_after_s=limit_retry_after_s(latency_s),
     )

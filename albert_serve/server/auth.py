@@ -1,7 +1,7 @@
-"""Who is let in: bearer keys, and the pages of other origins.
+"""Authentication by bearer keys, and CORS.
 
-Keys come from the environment, from a file, or from both. All that hold are let in, so that a new
-key can be given out before the old one is taken back.
+Keys come from the environment, from a file, or from both. All of them are valid at once, so that a
+new key can be handed out before the old one is revoked.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from albert_serve.settings import Settings, Surface
 PRIORITY_HEADER: Final = "X-Priority"
 MIN_KEY_CHARS: Final = 16
 _MAX_FILE_BYTES: Final = 1 << 20
-# What RFC 6750 lets a bearer token consist of.
+# The syntax of a bearer token in RFC 6750.
 _KEY: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
-_MAKE_ONE: Final = 'python -c "import secrets; print(secrets.token_urlsafe())" makes one'
+_MAKE_KEY: Final = 'python -c "import secrets; print(secrets.token_urlsafe())" makes one'
 _REALM: Final = 'Bearer realm="albert_serve"'
 _POLICY_VIOLATION: Final = 1008
 _Stamp: TypeAlias = tuple[int, int, int]
@@ -37,36 +37,36 @@ _logger = logging.getLogger(__name__)
 
 
 class ApiKeys:
-    """The keys that are let in. Those of the file follow it; only their hashes are kept.
+    """The valid keys; only their hashes are kept, and the file is read again when it changes.
 
     Args:
-        given: keys that hold for as long as the process runs.
-        file: keys one a line; empty lines and those that begin with # are passed over.
+        keys: valid for as long as the process runs.
+        file: keys one a line; empty lines and those that begin with # are skipped.
 
     Raises:
-        ConfigError: there is no key, or one that cannot be, or the file cannot be read.
+        ConfigError: there is no key, or a malformed one, or the file cannot be read.
     """
 
-    def __init__(self, given: Sequence[str] = (), file: Path | None = None) -> None:
-        self._given = _hashes(given, "ALBERT_SERVE_API_KEYS")
+    def __init__(self, keys: Sequence[str] = (), file: Path | None = None) -> None:
+        self._fixed = _hashes(keys, "ALBERT_SERVE_API_KEYS")
         self._file = file
         self._stamp: _Stamp | None = None
         self._from_file: list[bytes] = []
         if file is not None:
             self._stamp = _stamp(file)
             self._from_file = _read_file(file)
-        if not self._given and not self._from_file:
+        if not self._fixed and not self._from_file:
             raise ConfigError("there is no API key; set ALBERT_SERVE_API_KEYS")
 
     def hold(self, key: str) -> bool:
-        """Whether a key is one of them; how long it takes says nothing about which, or how far."""
-        self._follow_file()
-        given = _hash(key)
-        known = [hmac.compare_digest(given, one) for one in (*self._given, *self._from_file)]
-        return any(known)
+        """Whether a key is valid; the comparison takes constant time."""
+        self._reload_file()
+        digest = _hash(key)
+        matches = [hmac.compare_digest(digest, known) for known in (*self._fixed, *self._from_file)]
+        return any(matches)
 
-    def _follow_file(self) -> None:
-        """Read the file again if it changed; while it cannot be taken, the former keys hold."""
+    def _reload_file(self) -> None:
+        """Read the file again if it changed; if it is invalid, the former keys stay valid."""
         if self._file is None:
             return
         stamp = _stamp(self._file)
@@ -81,8 +81,8 @@ class ApiKeys:
             _logger.warning("%d API keys were read anew", len(self._from_file))
 
 
-class Guard:
-    """ASGI middleware: without a key, no way to the surfaces that are guarded."""
+class ApiKeyMiddleware:
+    """ASGI middleware that answers 401 on guarded surfaces to requests without a valid key."""
 
     def __init__(self, app: ASGIApp, *, keys: ApiKeys, surfaces: Collection[Surface]) -> None:
         self.app = app
@@ -99,8 +99,9 @@ class Guard:
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
         else:
             response = error_response(refusal, scope)
-            told = ', error="invalid_token"' if "authorization" in Headers(scope=scope) else ""
-            response.headers["WWW-Authenticate"] = f"{_REALM}{told}"
+            has_token = "authorization" in Headers(scope=scope)
+            reason = ', error="invalid_token"' if has_token else ""
+            response.headers["WWW-Authenticate"] = f"{_REALM}{reason}"
             await response(scope, receive, send)
 
     def _refusal(self, headers: Headers) -> UnauthorizedError | None:
@@ -118,7 +119,7 @@ class Guard:
 
 
 def cors_options(settings: Settings) -> dict[str, Any]:
-    """What Starlette's CORS middleware is to allow. Cookies play no part here, so none are sent."""
+    """Return the options of Starlette's CORS middleware; cookies are not used, nor allowed."""
     return {
         "allow_origins": settings.cors_origins,
         "allow_methods": ("GET", "HEAD", "POST"),
@@ -138,7 +139,7 @@ def _hash(key: str) -> bytes:
 
 
 def _hashes(keys: Sequence[str], source: str) -> list[bytes]:
-    """The hashes of keys. A message about one never holds it."""
+    """Return the hashes of keys; error messages never contain a key."""
     for number, key in enumerate(keys, start=1):
         if not _KEY.fullmatch(key):
             raise ConfigError(
@@ -148,7 +149,7 @@ def _hashes(keys: Sequence[str], source: str) -> list[bytes]:
         if len(key) < MIN_KEY_CHARS:
             raise ConfigError(
                 f"{source}: key {number} has {len(key)} characters; it must have "
-                f"{MIN_KEY_CHARS} or more: {_MAKE_ONE}"
+                f"{MIN_KEY_CHARS} or more: {_MAKE_KEY}"
             )
     return [_hash(key) for key in keys]
 
@@ -165,15 +166,15 @@ def _read_file(file: Path) -> list[bytes]:
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
         raise ConfigError(
-            f"the file of API keys, {file}, holds none; put one in a line: {_MAKE_ONE}"
+            f"the file of API keys, {file}, holds none; put one in a line: {_MAKE_KEY}"
         )
     return _hashes(keys, str(file))
 
 
 def _stamp(file: Path) -> _Stamp | None:
-    """What changes with a file; None where there is none now."""
+    """Return the modification time, size and inode of a file; None if it does not exist."""
     try:
-        found = os.stat(file)
+        status = os.stat(file)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -1,6 +1,6 @@
-"""One envelope for every reply that is not a success, and an id for every request.
+"""Error replies of one format, and an id for every request.
 
-Whatever refuses a request, an endpoint, the router or BentoML, the caller gets
+Whether an endpoint, the router or BentoML refuses a request, the caller gets
 `{"error", "error_type", "request_id"}` and the header `X-Request-ID`.
 """
 
@@ -38,26 +38,26 @@ from albert_serve.server.logging import REQUEST_ID
 from albert_serve.server.surfaces import HEALTH_PATHS, METRICS_PATH
 
 REQUEST_ID_HEADER: Final = "X-Request-ID"
-_SANE_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
-# They are asked for every few seconds, by machines.
-_QUIET: Final = HEALTH_PATHS | {METRICS_PATH}
-# What a reply keeps of the headers of the one that it replaces: they let a browser read it.
-_KEPT: Final = ("vary", "access-control-")
+_VALID_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
+# Monitoring requests these every few seconds.
+_UNLOGGED_PATHS: Final = HEALTH_PATHS | {METRICS_PATH}
+# Prefixes of the headers that an error reply keeps of the reply that it replaces: for browsers.
+_KEPT_HEADERS: Final = ("vary", "access-control-")
 _logger = logging.getLogger(__name__)
 _access_logger = logging.getLogger("albert_serve.access_log")
 
 
-class Envelope:
-    """ASGI middleware: gives each request its id and its line in the log, each error the envelope.
+class ErrorReplies:
+    """ASGI middleware: request ids, the access log, and error replies of one format.
 
-    What is inside of it is logged with the request's id.
+    Log lines of the application inside of it have the request's id.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and see that its reply keeps the contract."""
+        """Pass a request on, and replace a bare error by an error reply."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -77,14 +77,14 @@ class Envelope:
         except Exception:
             _logger.exception("request %s failed", request_id_of(scope))
             if reply.started and not reply.finished:
-                raise  # too late for an envelope: the server closes the connection
+                raise  # too late for an error reply: the server closes the connection
             if not reply.started:
                 status = HTTPStatus.INTERNAL_SERVER_ERROR
                 await _replacement(scope, status, {})(scope, receive, reply.send)
 
 
 class _Reply:
-    """Sends a reply on, with the id; one that is an error without the envelope is replaced."""
+    """Sends a reply with the request's id; replaces an error of another format."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.started = self.finished = False
@@ -92,7 +92,7 @@ class _Reply:
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._instead: Response | None = None
+        self._replaced_by: Response | None = None
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -100,14 +100,14 @@ class _Reply:
             self.status = message["status"]
             headers = MutableHeaders(raw=message.setdefault("headers", []))
             if message["status"] >= HTTPStatus.BAD_REQUEST and REQUEST_ID_HEADER not in headers:
-                self._instead = _replacement(self._scope, message["status"], headers)
+                self._replaced_by = _replacement(self._scope, message["status"], headers)
             else:
                 headers[REQUEST_ID_HEADER] = request_id_of(self._scope)
         ends = message["type"] == "http.response.body" and not message.get("more_body")
-        if self._instead is None:
+        if self._replaced_by is None:
             await self._send(message)
         elif ends:
-            await self._instead(self._scope, self._receive, self._send)
+            await self._replaced_by(self._scope, self._receive, self._send)
         self.finished = self.finished or ends
 
 
@@ -118,25 +118,25 @@ def request_id_of(scope: Scope) -> str:
 
 
 def id_header(scope: Scope) -> dict[str, str]:
-    """The header that marks a reply as ours: it is not replaced."""
+    """The request id's header, which also marks a reply as ours, not to be replaced."""
     return {REQUEST_ID_HEADER: request_id_of(scope)}
 
 
 def error_response(error: AlbertServeError, scope: Scope) -> Response:
-    """The envelope of an error, with the status that the error knows.
+    """Return the error reply of an error, with the error's status.
 
-    What went wrong inside of the service is the log's to say: it may name files.
+    Details of internal errors go to the log only: they may name files.
     """
     is_internal = error.status == HTTPStatus.INTERNAL_SERVER_ERROR
     message = _internal(error.error_type) if is_internal else str(error)
-    response = _envelope(scope, error.status, error.error_type, message)
+    response = _error_reply(scope, error.status, error.error_type, message)
     if isinstance(error, QueueFullError):
         response.headers["Retry-After"] = str(math.ceil(error.retry_after_s))
     return response
 
 
 async def read_json(request: Request, *, max_bytes: int, deadline_s: float) -> Any:
-    """The JSON value of a request's body.
+    """Read the JSON value of a request's body.
 
     Raises:
         UnsupportedMediaError: the content type is not JSON, or the body is compressed.
@@ -165,14 +165,14 @@ async def read_json(request: Request, *, max_bytes: int, deadline_s: float) -> A
 
 
 def _parse(body: bytes) -> Any:
-    # A body of a million lists would have all that lives searched for garbage, again and again.
-    pauses = gc.isenabled()
+    # A body of a million lists would trigger full garbage collections again and again.
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
-        # Not of bytes: those it takes in UTF-16 and UTF-32, too, and half surrogates in UTF-8.
+        # From bytes it would also accept UTF-16 and UTF-32, and lone surrogates in UTF-8.
         return json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant)
     finally:
-        if pauses:
+        if was_enabled:
             gc.enable()
 
 
@@ -200,34 +200,34 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
 
 
 def find_or_make_id(headers: Headers) -> str:
-    """The id that the caller gave, if it is a sane one, or a new one."""
-    given = headers.get(REQUEST_ID_HEADER, "")
-    return given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
+    """Return the caller's request id if it is valid, else a new one."""
+    request_id = headers.get(REQUEST_ID_HEADER, "")
+    return request_id if _VALID_ID.fullmatch(request_id) else uuid.uuid4().hex
 
 
-def _replacement(scope: Scope, status: int, given: Mapping[str, str]) -> Response:
-    """The envelope in place of a bare reply of the router, of BentoML, or of an exception.
+def _replacement(scope: Scope, status: int, headers: Mapping[str, str]) -> Response:
+    """Return the error reply in place of a bare one of the router, BentoML or an exception.
 
     Args:
-        given: the headers of what is replaced.
+        headers: those of the replaced reply.
     """
-    allow = given.get("allow")
-    told = {
+    allow = headers.get("allow")
+    messages = {
         HTTPStatus.NOT_FOUND: f"there is nothing at {scope['path']}; see /docs for what there is",
         HTTPStatus.METHOD_NOT_ALLOWED: f"{scope['method']} is not allowed here; use {allow}",
         HTTPStatus.SERVICE_UNAVAILABLE: "the service is not ready",
         HTTPStatus.INTERNAL_SERVER_ERROR: _internal("internal"),
     }
-    message = told.get(HTTPStatus(status), HTTPStatus(status).phrase)
+    message = messages.get(HTTPStatus(status), HTTPStatus(status).phrase)
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
         kind = "method_not_allowed"  # the client never provokes it, so it has no class
     else:
         kind = request_error(status, message).error_type
-    response = _envelope(scope, status, kind, message)
+    response = _error_reply(scope, status, kind, message)
     if allow:
         response.headers["Allow"] = allow
     response.headers.update(
-        {name: value for name, value in given.items() if name.lower().startswith(_KEPT)}
+        {name: value for name, value in headers.items() if name.lower().startswith(_KEPT_HEADERS)}
     )
     return response
 
@@ -238,10 +238,10 @@ def _internal(error_type: str) -> str:
 
 
 def _log_access(scope: Scope, status: int | None, duration_s: float) -> None:
-    if scope["path"] in _QUIET:
+    if scope["path"] in _UNLOGGED_PATHS:
         return
     duration_ms = round(duration_s * 1000, 1)
-    # As sent: a path may hold a line's end, escaped, and with it a line that nobody logged.
+    # Escaped as sent: a decoded line break would forge a log line.
     path = quote(scope["path"], safe="/")
     _access_logger.info(
         "%s %s %s %.1f ms (request %s)",
@@ -259,7 +259,7 @@ def _log_access(scope: Scope, status: int | None, duration_s: float) -> None:
     )
 
 
-def _envelope(scope: Scope, status: int, error_type: str, message: str) -> Response:
+def _error_reply(scope: Scope, status: int, error_type: str, message: str) -> Response:
     reply = ErrorReply(error=message, error_type=error_type, request_id=request_id_of(scope))
     return Response(
         reply.model_dump_json(),

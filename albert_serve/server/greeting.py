@@ -1,4 +1,4 @@
-"""What `albert-serve serve` says before it serves."""
+"""The startup message of `albert-serve serve`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from albert_serve.api.schemas import MODEL_PATH
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.tasks import TASKS
 
-# What to try first, for each endpoint.
+# An example request for each endpoint.
 _REQUESTS: Final[dict[str, dict[str, Any]]] = {
     "fill-mask": {"inputs": "He was born in the United [MASK].", "parameters": {"top_k": 3}},
     "text-classification": {"inputs": "A moving film with a wonderful cast."},
@@ -33,17 +33,17 @@ _REQUESTS: Final[dict[str, dict[str, Any]]] = {
 def greeting(
     bundles: Mapping[str, Bundle], default: str, host: str, port: int, *, needs_key: bool = False
 ) -> str:
-    """Where the service will answer, and a request to try for each task of each model.
+    """Return the service's address, and an example request for each task of each model.
 
     Args:
-        bundles: by the models' names.
-        default: the name of the model that is asked where no name is given.
-        needs_key: whether the requests need a key; it is to be in ALBERT_API_KEY.
+        bundles: by model name.
+        default: the name of the default model.
+        needs_key: whether requests need a key, which is read from ALBERT_API_KEY.
     """
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104
     url = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
-    told = f"(API: {url}/docs; ready when {url}/readyz answers 200)"
-    lines = [f"{', '.join(str(bundle.folder) for bundle in bundles.values())} on {url} {told}", ""]
+    hint = f"(API: {url}/docs; ready when {url}/readyz answers 200)"
+    lines = [f"{', '.join(str(bundle.folder) for bundle in bundles.values())} on {url} {hint}", ""]
     headers = "-H 'Content-Type: application/json'"
     if needs_key:
         headers += ' -H "Authorization: Bearer $ALBERT_API_KEY"'

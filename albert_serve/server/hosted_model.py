@@ -1,4 +1,4 @@
-"""A model that is served: its tasks, its engine, and the queue in front of that."""
+"""A hosted model: its tasks, its engine, and the queue in front of the engine."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from albert_serve.tasks import AnyTask, Logits, Prepared, Work, prepare_request,
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class ServedModel:
-    """What answers the requests to one model. Belongs to one event loop.
+class HostedModel:
+    """A model that answers requests. Belongs to one event loop.
 
     Attributes:
-        tasks: the logic of each task that the bundle has, by endpoint name.
+        tasks: the logic of each task of the bundle, by endpoint name.
     """
 
     name: str
@@ -42,7 +42,7 @@ class ServedModel:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Inside `with`, the model is not closed."""
+        """Keep the model open inside `with`."""
         self._num_users += 1
         self._unused.clear()
         try:
@@ -53,36 +53,36 @@ class ServedModel:
                 self._unused.set()
 
     async def answer(
-        self, task: str, given: TaskRequest, ends_s: float, priority: Priority
+        self, task: str, request: TaskRequest, ends_s: float, priority: Priority
     ) -> tuple[list[Prepared[Any]], bytes]:
-        """What a valid request was read as, and the reply to it as JSON.
+        """Answer a valid request; return its prepared inputs, and the reply as JSON.
 
         Args:
-            ends_s: when the deadline is, on `time.monotonic`'s clock.
+            ends_s: the deadline, on `time.monotonic`'s clock.
 
         Raises:
             InvalidInputError: an item cannot be answered; for a list the message has its index.
             RequestError: the queue is full, or the deadline has passed.
             EngineError: the model failed.
         """
-        prepared = await _in_thread(self._prepare, task, given, ends_s=ends_s)
+        prepared = await _in_thread(self._prepare, task, request, ends_s=ends_s)
         work = Work(prepared)
         body, is_begun = None, False
-        while body is None:  # one round, but where the next inputs depend on these answers
+        while body is None:  # more than one round where inputs depend on earlier answers
             left_s = ends_s - time.monotonic()
             logits = await self.batcher.run(
                 work.inputs, left_s, priority=priority, is_begun=is_begun
             )
-            body, is_begun = await _in_thread(_take, work, logits, given, ends_s=ends_s), True
+            body, is_begun = await _in_thread(_take, work, logits, request, ends_s=ends_s), True
         return prepared, body
 
     async def close(self) -> None:
-        """Finish what was accepted, and end the engine's thread."""
+        """Answer the accepted requests, and end the engine's thread."""
         await self._unused.wait()
         await self.batcher.close()
 
     def info(self) -> InfoReply:
-        """What is served, and the limits."""
+        """Return the model's description and its limits."""
         manifest = self.bundle.manifest
         return InfoReply(
             model_id=self.name,
@@ -101,20 +101,19 @@ class ServedModel:
             needs_key=self.settings.needs_key,
         )
 
-    def _prepare(self, task: str, given: TaskRequest) -> list[Prepared[Any]]:
-        if isinstance(given.inputs, list) and len(given.inputs) > self.settings.max_items:
+    def _prepare(self, task: str, request: TaskRequest) -> list[Prepared[Any]]:
+        if isinstance(request.inputs, list) and len(request.inputs) > self.settings.max_items:
             raise TooMuchAtOnceError(
-                f"inputs holds {len(given.inputs)} items; at most {self.settings.max_items} are "
+                f"inputs holds {len(request.inputs)} items; at most {self.settings.max_items} are "
                 "taken at once: split the list"
             )
-        most = self.batcher.max_queue_tokens
-        return prepare_request(self.tasks[task], given, max_tokens=most)
+        return prepare_request(self.tasks[task], request, max_tokens=self.batcher.max_queue_tokens)
 
 
-def _take(work: Work, logits: list[Logits], given: TaskRequest) -> bytes | None:
-    """The reply, if this was the last round."""
+def _take(work: Work, logits: list[Logits], request: TaskRequest) -> bytes | None:
+    """Return the reply if this was the last round, else None."""
     work.take(logits)
-    return None if work.inputs else pydantic_core.to_json(shape_reply(given, work.answers))
+    return None if work.inputs else pydantic_core.to_json(shape_reply(request, work.answers))
 
 
 _Args = TypeVarTuple("_Args")
@@ -124,7 +123,7 @@ _ResultT = TypeVar("_ResultT")
 async def _in_thread(
     function: Callable[[Unpack[_Args]], _ResultT], *args: *_Args, ends_s: float
 ) -> _ResultT:
-    """Off the event loop: texts and answers may be megabytes. What is late is left to end alone."""
+    """Run a function off the event loop; one that exceeds the deadline is not awaited."""
     try:
         async with asyncio.timeout(ends_s - time.monotonic()):
             return await asyncio.to_thread(function, *args)

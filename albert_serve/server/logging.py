@@ -1,4 +1,4 @@
-"""The log: a line a request, with the request's id on every line, as text or as JSON."""
+"""Logging: one line a request, and the request's id on every line, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any, Final, Literal
 REQUEST_ID: Final[contextvars.ContextVar[str | None]] = contextvars.ContextVar(
     "albert_serve_request_id", default=None
 )
-# What an access line has beside its message.
+# The fields of an access log line besides its message.
 ACCESS_FIELDS: Final = ("method", "path", "status", "duration_ms")
 _TRACE: Final = re.compile(r"trace=(?P<trace>\w+),span=(?P<span>\w+)")
 _OURS: Final = "albert_serve"
 
 
 def configure_logs(log_format: Literal["text", "json"]) -> None:
-    """Let our own lines through; as JSON, have every handler that there is write JSON."""
+    """Enable our own loggers; for JSON, set the formatter of every handler."""
     logging.getLogger(_OURS).setLevel(logging.INFO)
     if log_format == "text":
         return
@@ -33,20 +33,20 @@ def configure_logs(log_format: Literal["text", "json"]) -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one line of JSON."""
+    """Formats a record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line. Whatever the record holds, it is one: JSON has escapes for line ends."""
+        """Return the line; JSON escapes line breaks, so it is always one."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
         }
-        # Not the record's own, which BentoML's filter sets to its span's.
+        # The record's own request_id is the span's: BentoML's filter sets it.
         line["request_id"] = REQUEST_ID.get()
         line |= {name: getattr(record, name) for name in ACCESS_FIELDS if hasattr(record, name)}
-        # BentoML's filter writes the trace into a text of its own.
+        # BentoML's filter writes the trace into `trace_msg`, as text.
         trace = _TRACE.search(getattr(record, "trace_msg", ""))
         if trace is not None:
             line |= {"trace_id": trace["trace"], "span_id": trace["span"]}

@@ -1,7 +1,7 @@
-"""What the queue does, as Prometheus metrics; BentoML's `/metrics` gives them out with its own.
+"""Prometheus metrics of the queue and the models; BentoML's `/metrics` exposes them with its own.
 
-With several workers each writes to files that `/metrics` of any of them adds up; so every metric
-here is one that can be added up.
+Each of several workers writes to files that any worker's `/metrics` adds up, so every metric here
+is additive.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MODEL_TASK: Final = ("model", "task")
 
 
 class Metrics:
-    """The metrics of a process. Make one: a registry takes each metric once."""
+    """The metrics of a process. Make only one: a registry takes each metric once."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         made: dict[str, Any] = {"namespace": _PREFIX, "registry": registry}
@@ -78,34 +78,34 @@ class Metrics:
         self._precisions: dict[str, str] = {}
 
     def observer(self, model: str, precision: str, tasks: Iterable[str]) -> PrometheusObserver:
-        """What counts for a model that is served from now on.
+        """Return the batch observer of a model that is now served.
 
         Args:
-            tasks: those that it has; their metrics are there, at 0, before the first request.
+            tasks: the model's; their metrics start at 0 before the first request.
         """
-        self.ended(model)
+        self.remove_model(model)
         self._precisions[model] = precision
         self._models.labels(model, precision).set(1)
         for outcome in ("loaded", "rejected", "removed"):
             self._reloads.labels(model, outcome)
         return PrometheusObserver(self, model, tasks)
 
-    def reloaded(self, model: str, outcome: Literal["loaded", "rejected", "removed"]) -> None:
-        """A reload has come to a model."""
+    def count_reload(self, model: str, outcome: Literal["loaded", "rejected", "removed"]) -> None:
+        """Count a reload of a model."""
         self._reloads.labels(model, outcome).inc()
 
-    def refused(self, model: str, task: str) -> None:
-        """A request was refused, at the door or by the queue."""
+    def count_refusal(self, model: str, task: str) -> None:
+        """Count a request refused by admission control or by the queue."""
         self.given_up.labels(model, task, "shed").inc()
 
-    def ended(self, model: str) -> None:
-        """A model is served no longer."""
+    def remove_model(self, model: str) -> None:
+        """Set the gauge of a model that is no longer served to 0."""
         if model in self._precisions:
             self._models.labels(model, self._precisions.pop(model)).set(0)
 
 
 class PrometheusObserver:
-    """Counts what a model's batcher tells."""
+    """Counts the events of a model's batcher."""
 
     def __init__(self, metrics: Metrics, model: str, tasks: Iterable[str]) -> None:
         self._metrics = metrics
@@ -125,12 +125,12 @@ class PrometheusObserver:
             metrics.given_up.labels(self._model, task, reason)
 
     def queued(self, task: str, num_tokens: int) -> None:
-        """A request has entered the queue."""
+        """Count a queued request."""
         self._metrics.requests.labels(self._model, task).inc()
         self._metrics.request_tokens.labels(self._model, task).inc(num_tokens)
 
     def batch(self, report: BatchReport) -> None:
-        """A batch has been run."""
+        """Count a batch."""
         self._engine_s.observe(report.engine_s)
         self._batch_tokens.observe(report.num_tokens)
         self._batch_inputs.observe(report.num_inputs)
@@ -141,13 +141,13 @@ class PrometheusObserver:
                 metric.observe(delay_s)
 
     def shed(self, task: str) -> None:
-        """A request was refused, for the queue was full."""
-        self._metrics.refused(self._model, task)
+        """Count a request refused because the queue is full."""
+        self._metrics.count_refusal(self._model, task)
 
     def expired(self, task: str) -> None:
-        """A request was given up, for it was late or would have been."""
+        """Count a request that missed its deadline, or would have."""
         self._metrics.given_up.labels(self._model, task, "expired").inc()
 
     def cancelled(self, task: str) -> None:
-        """A request's caller has gone before it was answered."""
+        """Count a request whose caller disconnected before the answer."""
         self._metrics.given_up.labels(self._model, task, "cancelled").inc()

@@ -1,4 +1,4 @@
-"""The OpenAPI document: the tasks' endpoints, beside those that BentoML describes itself."""
+"""The OpenAPI document: the tasks' endpoints, added to those that BentoML describes."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ _ERRORS: Final[dict[str, str]] = {
 
 
 def describe_service(base: dict[str, Any]) -> dict[str, Any]:
-    """BentoML's own document with our paths and schemas added."""
+    """Return BentoML's document with our paths and schemas added."""
     schemas: dict[str, Any] = dict(base.get("components", {}).get("schemas", {}))
     paths = _model_paths(schemas)
     listed = {"get": _get("The models that are served.", ModelsReply, schemas)}
-    named = {
-        f"{MODEL_PATH}{path}": _of_model(operations, schemas)
+    by_name = {
+        f"{MODEL_PATH}{path}": _by_name(operations, schemas)
         for path, operations in {**paths, "": paths["/info"]}.items()
     }
-    paths = {**paths, MODELS_PATH: listed, **named}
+    paths = {**paths, MODELS_PATH: listed, **by_name}
     return {
         **base,
         "info": {
@@ -96,7 +96,7 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
 
 
 def _model_paths(schemas: dict[str, Any]) -> dict[str, Any]:
-    """What a model answers, without its name: then the default is asked."""
+    """Return the paths of the default model, which have no model name."""
     return {
         **{f"/{name}": {"post": _operation(name, schemas)} for name in TASKS},
         "/info": {"get": _get("What is served, and its limits.", InfoReply, schemas)},
@@ -104,8 +104,8 @@ def _model_paths(schemas: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _of_model(operations: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
-    """The same for a model that is named in the address."""
+def _by_name(operations: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
+    """Return the same operations for a model whose name is in the path."""
     named = {
         method: {key: value for key, value in operation.items() if key != "operationId"}
         for method, operation in operations.items()
@@ -174,7 +174,7 @@ def _reference(model: type[BaseModel], schemas: dict[str, Any]) -> dict[str, Any
 
 
 def _collect(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
-    """Move the definitions that a schema brings along to where its references look for them."""
+    """Move a schema's `$defs` into `schemas`, where its references point."""
     schemas.update(schema.pop("$defs", {}))
     return schema
 

@@ -1,4 +1,4 @@
-"""The models of a service, by name: opened together, and each replaced while it is in use."""
+"""The registry of hosted models, by name; each can be replaced while it is in use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from albert_serve.errors import AlbertServeError, ConfigError, NotFoundError
 from albert_serve.runtime.encoder_pool import EncoderPool
 from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import return_free_memory
-from albert_serve.server.hosted_model import ServedModel
+from albert_serve.server.hosted_model import HostedModel
 from albert_serve.server.metrics import Metrics
 from albert_serve.settings import DEFAULT_VARIABLE, RuntimeOptions, Settings
 from albert_serve.tasks import AnyTask
@@ -29,7 +29,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Loaded:
-    """A model in memory that has run once."""
+    """A model in memory that is warmed up."""
 
     spec: ModelSpec
     options: RuntimeOptions
@@ -38,16 +38,16 @@ class _Loaded:
     tasks: dict[str, AnyTask]
 
     def is_same(self, spec: ModelSpec, options: RuntimeOptions, bundle: Bundle) -> bool:
-        """Whether to load it anew would change nothing."""
+        """Whether reloading would change nothing."""
         same = (self.spec, self.options) == (spec, options)
         return same and self.bundle.manifest.revision == bundle.manifest.revision
 
 
 class Models:
-    """The models of a process. `Models.load` makes it, and `start` puts it on the event loop.
+    """The hosted models of a process. `Models.load` makes it, `start` binds it to the event loop.
 
     Attributes:
-        accepting: False from the moment that the process is told to end.
+        accepting: False from the moment that the process begins to shut down.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
@@ -57,14 +57,14 @@ class Models:
         self._pool = EncoderPool()
         self._tokenizers: WeakValueDictionary[str, AlbertTokenizer] = WeakValueDictionary()
         self._loaded: dict[str, _Loaded] = {}
-        self._served: dict[str, ServedModel] = {}
+        self._hosted: dict[str, HostedModel] = {}
         self._default = ""
-        self._reload_turn = asyncio.Lock()
+        self._reload_lock = asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()
 
     @classmethod
     def load(cls, settings: Settings, metrics: Metrics) -> Models:
-        """Open every model that the settings name, and run each once.
+        """Open and warm up every model that the settings name.
 
         Raises:
             AlbertServeError: one cannot be opened or run.
@@ -79,76 +79,76 @@ class Models:
         return models
 
     def start(self) -> None:
-        """Take requests. On the event loop, like all that follows."""
+        """Start hosting; call it and all other methods on the event loop."""
         for name, loaded in self._loaded.items():
-            self._served[name] = self._serve(loaded)
+            self._hosted[name] = self._serve(loaded)
 
     @property
-    def default(self) -> ServedModel:
-        """Who answers where no model is named."""
-        return self._served[self._default]
+    def default(self) -> HostedModel:
+        """The model of requests that name none."""
+        return self._hosted[self._default]
 
     @property
     def names(self) -> list[str]:
-        """What can be asked for."""
-        return list(self._served)
+        """The names of the hosted models."""
+        return list(self._hosted)
 
-    def get(self, name: str | None) -> ServedModel:
-        """A model by its name, or the default.
+    def get(self, name: str | None) -> HostedModel:
+        """Return a model by its name, or the default.
 
         Raises:
             NotFoundError: there is none.
         """
-        served = self.default if name is None else self._served.get(name)
-        if served is None:
+        hosted = self.default if name is None else self._hosted.get(name)
+        if hosted is None:
             raise NotFoundError(f"there is no model {name!r}; there are {', '.join(self.names)}")
-        return served
+        return hosted
 
-    def asked_by(self, path: str) -> tuple[str, str] | None:
-        """The names of the model and of the task that a path asks; None for any other path."""
+    def find_task(self, path: str) -> tuple[str, str] | None:
+        """Return the names of a path's model and task; None for a path of no task."""
         prefix, _, task = path.rpartition("/")
         model = prefix.removeprefix(f"{MODELS_PATH}/") if prefix else self._default
-        found = self._served.get(model)
-        return (model, task) if found is not None and task in found.tasks else None
+        hosted = self._hosted.get(model)
+        return (model, task) if hosted is not None and task in hosted.tasks else None
 
-    def refused(self, model: str, task: str) -> None:
-        """A request was not let in, for too many are being answered."""
-        self._metrics.refused(model, task)
+    def count_refusal(self, model: str, task: str) -> None:
+        """Count a request refused by admission control."""
+        self._metrics.count_refusal(model, task)
 
     async def reload(self) -> None:
-        """Read again what is to be served, and replace what has changed, without a gap.
+        """Read the catalogue again and replace the models that changed, without downtime.
 
-        What cannot be opened is left as it was, and the log and a metric say so. A model that was
-        replaced or taken out goes on until its last request is answered.
+        A model that cannot be opened stays as it was; the log and a metric say so. A replaced or
+        removed model is closed after its last request.
         """
-        async with self._reload_turn:
+        async with self._reload_lock:
             try:
                 catalogue = await asyncio.to_thread(read_catalogue, self.settings)
                 bundles, kept = await asyncio.to_thread(self._open_bundles, catalogue)
                 options = _options(self.settings, catalogue, bundles | kept)
             except Exception as error:  # noqa: BLE001  # whatever it is, the service goes on
                 _logger.error("the models were not reloaded, those before go on: %s", error)
-                for name in self._served:
-                    self._metrics.reloaded(name, "rejected")
+                for name in self._hosted:
+                    self._metrics.count_reload(name, "rejected")
                 return
             for name, bundle in bundles.items():
                 await self._replace(catalogue.specs[name], bundle, options[name])
-            for name in sorted(set(self._served) - set(catalogue.specs)):
+            for name in sorted(set(self._hosted) - set(catalogue.specs)):
                 self._remove(name)
-            # Without a choice it stays who it was: a new model may come first by name.
-            if catalogue.chosen in self._served:
+            # Without a configured default it stays the same: a new model may sort first.
+            if catalogue.chosen in self._hosted:
                 self._default = catalogue.chosen
-            elif self._default not in self._served:
-                there = [name for name in catalogue.specs if name in self._served]
-                self._default = (there or list(self._served))[0]
+            elif self._default not in self._hosted:
+                there = [name for name in catalogue.specs if name in self._hosted]
+                self._default = (there or list(self._hosted))[0]
 
     async def close(self) -> None:
-        """Finish what was accepted."""
+        """Answer the accepted requests, and close the models."""
         self.accepting = False
-        await asyncio.gather(*(served.close() for served in self._served.values()), *self._closing)
+        await asyncio.gather(*(hosted.close() for hosted in self._hosted.values()), *self._closing)
 
     def _open_bundles(self, catalogue: Catalogue) -> tuple[dict[str, Bundle], dict[str, Bundle]]:
-        """Those that can be opened; and of those that cannot, the ones that are in use."""
+        """Return the bundles that open, and the loaded bundles of models that do not."""
         bundles, kept = {}, {}
         for name, spec in catalogue.specs.items():
             try:
@@ -169,26 +169,26 @@ class Models:
         except Exception as error:  # noqa: BLE001  # whatever it is, the service goes on
             self._reject(spec.name, error)
             return
-        former = self._served.get(spec.name)
-        self._loaded[spec.name], self._served[spec.name] = loaded, self._serve(loaded)
-        self._metrics.reloaded(spec.name, "loaded")
+        former = self._hosted.get(spec.name)
+        self._loaded[spec.name], self._hosted[spec.name] = loaded, self._serve(loaded)
+        self._metrics.count_reload(spec.name, "loaded")
         _logger.warning("model %s is now revision %s", spec.name, bundle.manifest.revision)
         if former is not None:
             self._close_later(former)
 
     def _remove(self, name: str) -> None:
-        if len(self._served) == 1:
-            return  # none of those that are asked for could be opened
+        if len(self._hosted) == 1:
+            return  # no model of the new catalogue could be opened
         _logger.warning("model %s is no longer served", name)
-        self._metrics.ended(name)
-        self._metrics.reloaded(name, "removed")
+        self._metrics.remove_model(name)
+        self._metrics.count_reload(name, "removed")
         del self._loaded[name]
-        self._close_later(self._served.pop(name))
+        self._close_later(self._hosted.pop(name))
 
     def _reject(self, name: str, error: Exception) -> None:
-        kept = "the one before goes on" if name in self._served else "it is not served"
+        kept = "the one before goes on" if name in self._hosted else "it is not served"
         _logger.error("model %s was not loaded, %s: %s", name, kept, error)
-        self._metrics.reloaded(name, "rejected")
+        self._metrics.count_reload(name, "rejected")
 
     def _load(self, spec: ModelSpec, bundle: Bundle, options: RuntimeOptions) -> _Loaded:
         engine = Engine.open(bundle, options, self._pool)
@@ -199,16 +199,16 @@ class Models:
         return _Loaded(spec=spec, options=options, bundle=bundle, engine=engine, tasks=tasks)
 
     def _tokenizer(self, bundle: Bundle) -> AlbertTokenizer:
-        """The bundle's, or the one of another bundle that has the same."""
+        """Return the bundle's tokenizer, shared between bundles with the same file."""
         key = bundle.manifest.files[TOKENIZER_FILE].sha256
-        found = self._tokenizers.get(key)
-        if found is None:
-            found = self._tokenizers[key] = AlbertTokenizer.from_file(bundle.tokenizer_file)
-        return found
+        tokenizer = self._tokenizers.get(key)
+        if tokenizer is None:
+            tokenizer = self._tokenizers[key] = AlbertTokenizer.from_file(bundle.tokenizer_file)
+        return tokenizer
 
-    def _serve(self, loaded: _Loaded) -> ServedModel:
+    def _serve(self, loaded: _Loaded) -> HostedModel:
         name, bundle = loaded.spec.name, loaded.bundle
-        return ServedModel(
+        return HostedModel(
             name=name,
             settings=self.settings,
             bundle=bundle,
@@ -216,33 +216,33 @@ class Models:
             batcher=Batcher(
                 loaded.engine,
                 max_queue_tokens=self.settings.max_queue_tokens,
-                # The door holds to less; this is for those that came in at one moment.
+                # Admission control is stricter; this bounds requests that arrive at once.
                 max_wait_s=self.settings.deadline_s / 2,
                 call_cost_tokens=loaded.engine.call_cost_tokens,
                 observer=self._metrics.observer(name, bundle.manifest.precision, loaded.tasks),
             ),
         )
 
-    def _close_later(self, served: ServedModel) -> None:
-        closing = asyncio.get_running_loop().create_task(_close(served))
+    def _close_later(self, hosted: HostedModel) -> None:
+        closing = asyncio.get_running_loop().create_task(_close(hosted))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
 
-async def _close(served: ServedModel) -> None:
-    await served.close()
-    del served  # the last that holds its memory
+async def _close(hosted: HostedModel) -> None:
+    await hosted.close()
+    del hosted  # the last reference to its memory
     await asyncio.to_thread(return_free_memory)
 
 
 def check_models(settings: Settings) -> str:
-    """See that everything that is to be served is there, and whole.
+    """Check that every configured bundle is present and intact.
 
     Returns:
-        The name of the default.
+        The name of the default model.
 
     Raises:
-        AlbertServeError: it is not.
+        AlbertServeError: a bundle is missing or corrupt.
     """
     catalogue = read_catalogue(settings)
     preferred = settings.default_model
@@ -258,7 +258,7 @@ def check_models(settings: Settings) -> str:
 def _options(
     settings: Settings, catalogue: Catalogue, bundles: Mapping[str, Bundle]
 ) -> dict[str, RuntimeOptions]:
-    """How each model is run.
+    """Return the runtime options of each model.
 
     Raises:
         ConfigError: there is no bundle.

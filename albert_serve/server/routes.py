@@ -1,7 +1,4 @@
-"""The routes of the service: a request of a task in, through tokenizer and batcher, its reply out.
-
-A Starlette application that `service.py` mounts under BentoML.
-"""
+"""The routes of the service: a Starlette application that `service.py` mounts under BentoML."""
 
 from __future__ import annotations
 
@@ -37,13 +34,13 @@ from albert_serve.errors import (
 )
 from albert_serve.server.auth import PRIORITY_HEADER
 from albert_serve.server.error_replies import error_response, id_header, read_json, request_id_of
-from albert_serve.server.hosted_model import ServedModel
+from albert_serve.server.hosted_model import HostedModel
 from albert_serve.server.registry import Models
 from albert_serve.tasks import TASKS, Prepared
 from albert_serve.web import page_routes
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
-# What nginx logs for it; nobody is there to read the reply.
+# nginx's status for a client that disconnected; only the log shows it.
 _CLIENT_GONE: Final = 499
 _DOCS_PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>albert_serve: API</title>
@@ -57,18 +54,18 @@ _logger = logging.getLogger(__name__)
 
 
 def make_app(openapi: Callable[[], dict[str, Any]]) -> Starlette:
-    """The application; `app.state.models` is to be set to the `Models` before the first request.
+    """Return the application; `app.state.models` must be set before the first request.
 
     Args:
-        openapi: gives the OpenAPI document.
+        openapi: returns the OpenAPI document.
     """
     app = Starlette(
         routes=[
             *_model_routes(""),
-            Route(MODELS_PATH, _enveloped(_list)),
-            Route(MODEL_PATH, _enveloped(_info)),
+            Route(MODELS_PATH, _with_error_replies(_list)),
+            Route(MODEL_PATH, _with_error_replies(_info)),
             *_model_routes(MODEL_PATH),
-            # `/` in place of BentoML's page there, which loads a tracker.
+            # `/` replaces BentoML's page, which loads a tracker.
             *page_routes(),
             Route("/docs", _docs),
             Route("/docs.json", functools.partial(_docs_json, openapi)),
@@ -79,20 +76,24 @@ def make_app(openapi: Callable[[], dict[str, Any]]) -> Starlette:
 
 
 def _model_routes(prefix: str) -> list[Route]:
-    """What a model answers, under the address that has its name or, without, as the default."""
+    """Return the routes of a named model, or without a prefix of the default model."""
     tasks = [
-        Route(f"{prefix}/{name}", _enveloped(functools.partial(_task, name)), methods=["POST"])
+        Route(
+            f"{prefix}/{name}",
+            _with_error_replies(functools.partial(_task, name)),
+            methods=["POST"],
+        )
         for name in TASKS
     ]
     return [
         *tasks,
-        Route(f"{prefix}/info", _enveloped(_info)),
-        Route(f"{prefix}/health", _enveloped(_health)),
+        Route(f"{prefix}/info", _with_error_replies(_info)),
+        Route(f"{prefix}/health", _with_error_replies(_health)),
     ]
 
 
-def _enveloped(handler: Handler) -> Handler:
-    """The handler, with its errors answered instead of raised."""
+def _with_error_replies(handler: Handler) -> Handler:
+    """Wrap a handler so that it answers its errors instead of raising them."""
 
     @functools.wraps(handler)
     async def answer(request: Request) -> Response:
@@ -109,8 +110,8 @@ def _enveloped(handler: Handler) -> Handler:
 async def _task(name: str, request: Request) -> Response:
     model = _model(request)
     if name not in model.tasks:
-        there = ", ".join(model.tasks)
-        raise NotFoundError(f"the model {model.name} has no {name}; it has {there}")
+        tasks = ", ".join(model.tasks)
+        raise NotFoundError(f"the model {model.name} has no {name}; it has {tasks}")
     settings = model.settings
     priority = _priority(request)
     ends_s = time.monotonic() + settings.deadline_s
@@ -119,25 +120,25 @@ async def _task(name: str, request: Request) -> Response:
             request, max_bytes=settings.max_body_bytes, deadline_s=settings.deadline_s
         )
         try:
-            given = TASKS[name].request.model_validate(body)
+            task_request = TASKS[name].request.model_validate(body)
         except ValidationError as error:
             raise InvalidInputError(describe(error)) from error
-        work = _reply(model.answer(name, given, ends_s, priority))
-        return await _unless_gone(request, work)
+        work = _reply(model.answer(name, task_request, ends_s, priority))
+        return await _until_disconnect(request, work)
 
 
 async def _reply(answering: Awaitable[tuple[Sequence[Prepared[Any]], bytes]]) -> Response:
     prepared, body = await answering
-    return Response(body, headers=_notes(prepared), media_type="application/json")
+    return Response(body, headers=_note_headers(prepared), media_type="application/json")
 
 
 def _priority(request: Request) -> Priority:
-    given = request.headers.get(PRIORITY_HEADER, "interactive").strip().lower()
+    value = request.headers.get(PRIORITY_HEADER, "interactive").strip().lower()
     for priority in PRIORITIES:
-        if given == priority:
+        if value == priority:
             return priority
     raise InvalidInputError(
-        f"the header {PRIORITY_HEADER} is {given[:40]!r}; allowed are {' and '.join(PRIORITIES)}"
+        f"the header {PRIORITY_HEADER} is {value[:40]!r}; allowed are {' and '.join(PRIORITIES)}"
     )
 
 
@@ -176,20 +177,20 @@ def _models(request: Request) -> Models:
     return models
 
 
-def _model(request: Request) -> ServedModel:
+def _model(request: Request) -> HostedModel:
     return _models(request).get(request.path_params.get("model"))
 
 
-def _notes(prepared: Sequence[Prepared[Any]]) -> dict[str, str]:
-    """Headers for what the reply's format has no room for."""
+def _note_headers(prepared: Sequence[Prepared[Any]]) -> dict[str, str]:
+    """Return headers for warnings and truncation, which the reply's format cannot express."""
     warnings = list(dict.fromkeys(text for item in prepared for text in item.warnings))
     num_truncated = sum(item.num_truncated for item in prepared)
     notes = {WARNINGS_HEADER: json.dumps(warnings)} if warnings else {}
     return {**notes, TRUNCATED_HEADER: str(num_truncated)} if num_truncated else notes
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """The result of `work`, which is dropped as soon as the client closes its connection."""
+async def _until_disconnect(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+    """Return the result of `work`, which is cancelled when the client disconnects."""
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request))
     try:

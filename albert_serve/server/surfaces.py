@@ -1,4 +1,4 @@
-"""Which part of the service a path belongs to, and the label that it has in metrics."""
+"""The surface of the service that a path belongs to, and the path's label in metrics."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ METRICS_PATH: Final = "/metrics"
 OTHER: Final = "/*"
 _DOCS_PATHS: Final = frozenset({"/docs", "/docs.json", "/schema.json"})
 _DOCS_FOLDERS: Final = ("/static_content/",)
-# It holds no data, asks for the key itself, and a browser can send none for it.
+# Open: the page holds no data and asks for the key itself, and a browser can send none for it.
 _PAGE_PATHS: Final = frozenset({"/"})
 _PAGE_FOLDERS: Final = ("/web/",)
 _TASK_PATHS: Final = frozenset(f"/{name}" for name in TASKS)
 _API_PATHS: Final = _TASK_PATHS | {"/info", MODELS_PATH}
-# What comes after a model's name.
+# The paths after a model's name.
 _MODEL_PATHS: Final = _TASK_PATHS | {"", "/info", "/health"}
 _KNOWN: Final = HEALTH_PATHS | _PAGE_PATHS | _DOCS_PATHS | _API_PATHS | {METRICS_PATH}
-# Where the path itself is kept while the label is in its place.
+# The scope key of the original path while the label replaces it.
 _PATH: Final = "albert_serve.path"
 
 
 def surface_of(path: str) -> Surface | None:
-    """What a path shows; None for health and the page, which are open.
+    """Return the surface of a path; None for health and the page, which are open.
 
-    The health of one model tells that there is such a model, and is the API's.
-
-    What is not known counts as the API.
+    The health of a named model reveals that the model exists, so it belongs to the API, as do
+    unknown paths.
     """
     if path in HEALTH_PATHS | _PAGE_PATHS or path.startswith(_PAGE_FOLDERS):
         return None
@@ -44,7 +43,7 @@ def surface_of(path: str) -> Surface | None:
 
 
 def label_of(path: str) -> str:
-    """The path itself, or one label for all that there are not: else callers make up metrics."""
+    """Return a known path itself, else a common label: callers must not create metrics."""
     if path in _KNOWN:
         return path
     if path.startswith(f"{MODELS_PATH}/"):
@@ -58,13 +57,13 @@ def label_of(path: str) -> str:
 
 
 class Labels:
-    """ASGI middleware outside of BentoML's, which keeps a metric for each path that it sees."""
+    """ASGI middleware outside of BentoML's, which keeps a metric for each path."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Show the label in place of the path, until `Paths` puts that back."""
+        """Replace the path by its label, until `Paths` restores it."""
         if scope["type"] != "lifespan":
             scope[_PATH] = scope["path"]
             scope["path"] = label_of(scope["path"])
@@ -72,13 +71,13 @@ class Labels:
 
 
 class Paths:
-    """ASGI middleware inside of BentoML's: the path is what the caller sent again."""
+    """ASGI middleware inside of BentoML's that undoes `Labels`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Put the path back."""
+        """Restore the path."""
         if _PATH in scope:
             scope["path"] = scope[_PATH]
         await self.app(scope, receive, send)

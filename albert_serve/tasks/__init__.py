@@ -1,4 +1,4 @@
-"""The tasks by the names of their endpoints, and what the service and batch scoring do with any."""
+"""The tasks by endpoint name, and their common functions for the service and batch scoring."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ __all__ = [
     "shape_reply",
 ]
 
-# Of all items of a request together, where no less is asked for.
+# The default limits of all items of a request together.
 MAX_TOKENS: Final = 1 << 20
 MAX_HELD_BYTES: Final = 1 << 26
 
-# A task of which the caller knows the name only, and so not the types.
+# A task whose types the caller does not know.
 AnyTask: TypeAlias = Task[Any, Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskSetup:
-    """What a task needs to know of the model.
+    """The properties of the model that a task needs.
 
     Attributes:
         labels: names of the head's outputs, in order; for text classification.
@@ -74,11 +74,11 @@ class TaskSetup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
-    """What answers under a task's name.
+    """The endpoint of a task.
 
     Attributes:
-        request: the contract of a request.
-        parameters: the contract of its parameters.
+        request: the schema of a request.
+        parameters: the schema of its parameters.
         open: makes the task for a model.
     """
 
@@ -133,7 +133,7 @@ TASKS: Final[dict[str, Endpoint]] = {
 
 
 def open_task(name: str, setup: TaskSetup) -> AnyTask:
-    """The task of that name for a model.
+    """Return the task of that name for a model.
 
     Raises:
         NotFoundError: there is no such task.
@@ -146,15 +146,14 @@ def open_task(name: str, setup: TaskSetup) -> AnyTask:
 def prepare_request(
     task: AnyTask, request: TaskRequest, *, max_tokens: int = MAX_TOKENS
 ) -> list[Prepared[Any]]:
-    """Every item of a request, made ready for the engine.
+    """Prepare every item of a request for the engine.
 
     Args:
-        max_tokens: the most that all items together may have.
+        max_tokens: the limit of all items together.
 
     Raises:
         InvalidInputError: an item cannot be answered; of several items, the message says which.
-        TooMuchAtOnceError: all items together have more tokens or masks than are read at once, or
-            longer answers than are held.
+        TooMuchAtOnceError: all items together exceed the limit of tokens, masks or answer bytes.
     """
     amount = _Amount(max_tokens)
     if not isinstance(request.inputs, list):
@@ -167,23 +166,23 @@ def prepare_request(
             prepared.append(task.prepare(item, request.parameters))
         except InvalidInputError as error:
             raise type(error)(f"inputs[{number}]: {error}") from error
-        # Item by item: to prepare them all takes hours where each is as large as it may be.
+        # Checked after each item: preparing a list of maximum-size items would take hours.
         amount.add(prepared[-1])
     return prepared
 
 
 class _Amount:
-    """What the items of a request come to so far."""
+    """The total size of the items of a request so far."""
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self._num_tokens = self._num_masks = self._num_held_bytes = 0
 
     def add(self, item: Prepared[Any]) -> None:
-        """Count an item in.
+        """Add an item.
 
         Raises:
-            TooMuchAtOnceError: with it there are too many tokens or masks, or too long answers.
+            TooMuchAtOnceError: the total exceeds the limit of tokens, masks or answer bytes.
         """
         self._num_tokens += max(item.num_tokens, item.num_round_tokens)
         self._num_masks += item.num_wide_rows
@@ -206,10 +205,10 @@ class _Amount:
 
 
 def shape_reply(request: TaskRequest, answers: Sequence[Any]) -> Any:
-    """The reply in Hugging Face's shape, from one answer an item.
+    """Return the reply in Hugging Face's format, from one answer an item.
 
-    One item is answered without a list around it; but text classification always answers a list
-    of lists, because Hugging Face's clients take the first element of what they get.
+    A single item is answered without a list; but text classification always answers a list of
+    lists, because Hugging Face's clients take the first element of the reply.
     """
     if isinstance(request.inputs, list) or isinstance(request, TextClassificationRequest):
         return list(answers)

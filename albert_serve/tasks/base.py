@@ -1,6 +1,6 @@
-"""What a task hands to the engine, and what it makes of the numbers that come back.
+"""The interface between tasks and the engine: encoder inputs and logits.
 
-Shape legend: R rows asked for, K outputs of the task's head.
+Shape legend: R gathered rows, K outputs of the task's head.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Logits: TypeAlias = NDArray[np.float32]
-# Of one entry of an answer, without its text: the object, and its part of the reply.
+# The memory of one entry of an answer, without its text: the object, and its part of the reply.
 ENTRY_BYTES: Final = 500
 
 AnswerT_co = TypeVar("AnswerT_co", covariant=True)
@@ -23,13 +23,13 @@ ParametersT_contra = TypeVar("ParametersT_contra", contravariant=True)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderInput:
-    """One unpadded sequence for the encoder, and the rows of it that a head shall read.
+    """One unpadded sequence for the encoder, and its gathered positions.
 
     Attributes:
         ids: token ids, special tokens included.
         types: 0 for the first segment, 1 for the second; as long as `ids`.
         task: the task whose head reads the rows.
-        rows: positions whose logits are wanted, in this order; None for all.
+        rows: gathered positions, in the order of the logits; None for all.
     """
 
     ids: list[int]
@@ -40,12 +40,12 @@ class EncoderInput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Round(Generic[AnswerT_co]):
-    """What the engine has to run for an item, and what comes of it.
+    """One round of encoder inputs for an item.
 
     Attributes:
-        inputs: what the engine has to run, at least one.
-        finish: turns the logits, one (R, K) float32 array an input, in order, into the answer; or
-            into a further round, where the answer depends on inputs that these logits decide.
+        inputs: at least one.
+        finish: converts the logits, one (R, K) float32 array an input, in order, to the answer; or
+            to a further round, if the answer depends on inputs that these logits decide.
     """
 
     inputs: list[EncoderInput]
@@ -54,20 +54,19 @@ class Round(Generic[AnswerT_co]):
     @property
     def num_tokens(self) -> int:
         """Tokens over all inputs."""
-        return sum(len(given.ids) for given in self.inputs)
+        return sum(len(item.ids) for item in self.inputs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared(Round[AnswerT_co]):
-    """An item ready for the engine: its first round, and for most tasks the only one.
+    """An item ready for the engine: its first round, which for most tasks is the only one.
 
     Attributes:
-        num_truncated: tokens that were left out because the caller allowed it.
-        warnings: what the reply must tell the caller.
-        num_round_tokens: tokens of its widest round, at most.
-        num_wide_rows: rows of logits as wide as the vocabulary that it needs at once, at most; an
-            answer stands on all of them, so that they are held together.
-        num_held_bytes: what its answer, and the way to it, take of memory, about.
+        num_truncated: tokens that were cut off because the caller allowed it.
+        warnings: warnings for the caller.
+        num_round_tokens: an upper bound of the tokens of its largest round.
+        num_wide_rows: an upper bound of the vocabulary-wide rows of logits that are held at once.
+        num_held_bytes: the approximate memory of its answer and intermediate results.
     """
 
     num_truncated: int = 0
@@ -78,7 +77,7 @@ class Prepared(Round[AnswerT_co]):
 
 
 class Task(Protocol[ItemT_contra, ParametersT_contra, AnswerT_co]):
-    """One endpoint's logic, free of any runtime."""
+    """The logic of one endpoint, independent of the runtime."""
 
     def prepare(self, item: ItemT_contra, parameters: ParametersT_contra) -> Prepared[AnswerT_co]:
         """Encode one item.

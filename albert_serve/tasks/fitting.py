@@ -1,4 +1,4 @@
-"""A text, or a pair, made to fit the positions that the model has."""
+"""Truncation of a text or a pair to the model's positions."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from albert_serve.tokenizer import AlbertTokenizer, Encoding
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fitted:
-    """An encoding that fits.
+    """An encoding that fits the model.
 
     Attributes:
         encoding: with the special tokens.
-        num_truncated: tokens that were left out to make it so.
+        num_truncated: tokens that were cut off.
     """
 
     encoding: Encoding
     num_truncated: int
 
     def at_cls(self, task: str) -> EncoderInput:
-        """The input of a task whose head reads the [CLS] row."""
+        """Return the input of a task whose head reads the [CLS] row."""
         return EncoderInput(ids=self.encoding.ids, types=self.encoding.types, task=task, rows=[0])
 
 
@@ -35,10 +35,10 @@ def fit(
     max_positions: int,
     truncation: Truncation,
 ) -> Fitted:
-    """Encode, and where leave is given cut the ends of what is too long, the longer text first.
+    """Encode a text or a pair; if allowed, cut the ends of long texts, the longer one first.
 
     Raises:
-        TextTooLongError: it does not fit, and `truncation` is "error".
+        TextTooLongError: the text does not fit, and `truncation` is "error".
     """
     return fit_encodings(
         tokenizer,
@@ -57,10 +57,10 @@ def fit_encodings(
     max_positions: int,
     truncation: Truncation,
 ) -> Fitted:
-    """`fit` of texts that are encoded already, without special tokens.
+    """Fit texts that are encoded already, without special tokens; see `fit`.
 
     Raises:
-        TextTooLongError: they do not fit, and `truncation` is "error".
+        TextTooLongError: the texts do not fit, and `truncation` is "error".
     """
     num_special = 2 if second is None else 3
     num_tokens = len(first) + (0 if second is None else len(second)) + num_special
@@ -81,7 +81,7 @@ def fit_encodings(
 
 
 def _longest_first(num_first: int, num_second: int, room: int) -> tuple[int, int]:
-    """How much of each text stays in `room` tokens, as `tokenizers`' "longest_first" has it."""
+    """Return each text's tokens that fit into `room`, as `tokenizers`' "longest_first" does."""
     half = room // 2
     if min(num_first, num_second) <= half:
         if num_first <= num_second:

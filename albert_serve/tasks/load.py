@@ -8,7 +8,7 @@ from albert_serve.tokenizer import AlbertTokenizer
 
 
 def load_setups(bundle: Bundle, tokenizer: AlbertTokenizer | None = None) -> dict[str, TaskSetup]:
-    """What each task of the bundle that has an endpoint needs to know of the model, by name.
+    """Return the setup of each task of the bundle that has an endpoint, by name.
 
     Args:
         tokenizer: the bundle's, if it has been read.
@@ -30,7 +30,7 @@ def load_setups(bundle: Bundle, tokenizer: AlbertTokenizer | None = None) -> dic
 
 
 def load_tasks(bundle: Bundle, tokenizer: AlbertTokenizer | None = None) -> dict[str, AnyTask]:
-    """Each task of the bundle that has an endpoint, by name.
+    """Return each task of the bundle that has an endpoint, by name.
 
     Args:
         tokenizer: the bundle's, if it has been read.

@@ -1,4 +1,4 @@
-"""Logits to probabilities, safe for logits of any size."""
+"""Logits to probabilities, without overflow."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from albert_serve.tasks.base import Logits
 
 
 def softmax(logits: Logits) -> NDArray[np.float64]:
-    """Probabilities over the last axis; same shape.
+    """Return probabilities over the last axis; same shape.
 
     Raises:
         EngineError: a logit is not finite.
     """
     wide = finite(logits)
-    powers = np.exp(wide - wide.max(axis=-1, keepdims=True))
-    shares: NDArray[np.float64] = powers / powers.sum(axis=-1, keepdims=True)
-    return shares
+    exponentials = np.exp(wide - wide.max(axis=-1, keepdims=True))
+    probabilities: NDArray[np.float64] = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    return probabilities
 
 
 def log_softmax(logits: Logits) -> NDArray[np.float64]:
-    """Logarithms of `softmax`, finite however small a probability is; same shape.
+    """Return the logarithms of `softmax`, finite for any probability; same shape.
 
     Raises:
         EngineError: a logit is not finite.
@@ -34,20 +34,20 @@ def log_softmax(logits: Logits) -> NDArray[np.float64]:
 
 
 def sigmoid(logits: Logits) -> NDArray[np.float64]:
-    """Each logit's own probability; same shape.
+    """Return each logit's own probability; same shape.
 
     Raises:
         EngineError: a logit is not finite.
     """
-    shares: NDArray[np.float64] = 0.5 * (1.0 + np.tanh(0.5 * finite(logits)))
-    return shares
+    probabilities: NDArray[np.float64] = 0.5 * (1.0 + np.tanh(0.5 * finite(logits)))
+    return probabilities
 
 
 def finite(logits: Logits) -> NDArray[np.float64]:
-    """The logits in double precision.
+    """Return the logits in double precision.
 
     Raises:
-        EngineError: one is not finite.
+        EngineError: a logit is not finite.
     """
     if not np.isfinite(logits).all():
         raise EngineError("the model gave logits that are not finite; its weights may be damaged")
@@ -55,15 +55,15 @@ def finite(logits: Logits) -> NDArray[np.float64]:
 
 
 def best(scores: NDArray[np.float64], candidates: NDArray[np.int64], top_k: int) -> list[int]:
-    """The `top_k` candidates of the largest scores, largest first; of equals the smaller id first.
+    """Return the `top_k` candidates of the largest scores, largest first; ties by smaller id.
 
     Args:
         scores: (V,), by id.
         candidates: the ids to choose from, each once.
     """
-    found = scores[candidates]
+    values = scores[candidates]
     if top_k < len(candidates):
-        within = np.argpartition(-found, top_k - 1)[:top_k]
-        candidates, found = candidates[within], found[within]
-    order = np.lexsort((candidates, -found))
+        within = np.argpartition(-values, top_k - 1)[:top_k]
+        candidates, values = candidates[within], values[within]
+    order = np.lexsort((candidates, -values))
     return [int(candidate) for candidate in candidates[order]]

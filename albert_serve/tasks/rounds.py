@@ -1,4 +1,4 @@
-"""The items of a request on their way to their answers."""
+"""The rounds of a request's items until their answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from albert_serve.tasks.base import EncoderInput, Logits, Round
 
 
 class Work:
-    """What the engine has to run for some items, round after round, until all have answers.
+    """The encoder inputs of some items, round after round, until all have answers.
 
         work = Work(prepared)
         while work.inputs:
@@ -17,7 +17,7 @@ class Work:
         return work.answers
 
     Attributes:
-        inputs: what is to be run next, for all items together; empty once there are answers.
+        inputs: the next inputs of all items together; empty when all answers are complete.
     """
 
     def __init__(self, rounds: Sequence[Round[Any]]) -> None:
@@ -25,10 +25,10 @@ class Work:
         self.inputs = self._gather()
 
     def take(self, logits: Sequence[Logits]) -> None:
-        """Go on with the logits of `inputs`, in order.
+        """Process the logits of `inputs`, in order.
 
         Raises:
-            EngineError: they are not finite.
+            EngineError: a logit is not finite.
         """
         rest = iter(logits)
         for number, stage in enumerate(self._stages):
@@ -38,11 +38,9 @@ class Work:
 
     @property
     def answers(self) -> list[Any]:
-        """One for each item, in order."""
+        """One answer for each item, in order."""
         assert not self.inputs, "there is more to run"
         return self._stages
 
     def _gather(self) -> list[EncoderInput]:
-        return [
-            given for stage in self._stages if isinstance(stage, Round) for given in stage.inputs
-        ]
+        return [item for stage in self._stages if isinstance(stage, Round) for item in stage.inputs]

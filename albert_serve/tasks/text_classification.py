@@ -1,7 +1,7 @@
-"""Text classification: how much each label fits a text, or a pair of texts.
+"""Text classification: a score for each label of a text, or of a pair of texts.
 
-Scores are those of `transformers`' pipeline. All labels are answered unless `top_k` is given, as
-Hugging Face's inference API does; the pipeline itself would answer the best one only.
+Scores are those of `transformers`' pipeline. All labels are answered unless `top_k` is set, as in
+Hugging Face's inference API; the pipeline itself answers the best one only.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from albert_serve.tokenizer import AlbertTokenizer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextClassification:
-    """Classifies with one head's labels.
+    """Classifies texts by the labels of one head.
 
     Attributes:
         labels: names, in the order of the head's outputs.
-        problem_type: decides how logits become scores; None decides by the number of labels.
+        problem_type: selects the score function; None selects it by the number of labels.
     """
 
     tokenizer: AlbertTokenizer
@@ -47,11 +47,11 @@ class TextClassification:
         Raises:
             TextTooLongError: it does not fit and may not be truncated.
         """
-        given = TextInput(text=item) if isinstance(item, str) else item
+        texts = TextInput(text=item) if isinstance(item, str) else item
         fitted = fit(
             self.tokenizer,
-            given.text,
-            given.text_pair,
+            texts.text,
+            texts.text_pair,
             max_positions=self.max_positions,
             truncation=parameters.truncation,
         )

@@ -1,7 +1,7 @@
-"""What BentoML's process that watches over the workers does otherwise for this service.
+"""Changes to BentoML's supervisor process, which starts and watches the workers.
 
-It is circus' arbiter, and BentoML has no settings for these; so they are set on circus' classes,
-in that process, before it makes its watchers. The versions are pinned, and tests see each of them.
+The supervisor is circus' arbiter, and BentoML has no settings for these; so circus' classes are
+patched in that process before it makes its watchers. The versions are pinned; each patch is tested.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _CHECK_EVERY_MS: Final = 1000
 
 
 def supervise() -> None:
-    """Pass SIGHUP on to the workers, and soon start one anew that has died, also in a container.
+    """Forward SIGHUP to the workers, and restart dead workers within a second, in containers too.
 
-    BentoML's own way with SIGHUP is to start new workers and end the old ones; it looks for dead
-    ones every 10 s, and in a container leaves them dead. It keeps what they had in their gauges.
+    By default BentoML replaces all workers on SIGHUP, checks for dead ones every 10 s, never
+    restarts them in a container, and keeps their gauges.
     """
     Watcher.__init__ = partialmethod(Watcher.__init__, send_hup=True)
-    Process.spawn = partialmethod(_spawn_deaf, Process.spawn)
+    Process.spawn = partialmethod(_spawn_with_hup_blocked, Process.spawn)
     Controller.start = partialmethod(_start_checking_often, Controller.start)
     vars(bentoml.serving)["running_inside_container"] = lambda: False
 
 
-def _spawn_deaf(process: Process, spawn: Any) -> None:
-    """A SIGHUP that comes while a worker starts would end it; so it waits until that listens."""
-    _forget_dead(Path(process.env["PROMETHEUS_MULTIPROC_DIR"]))
+def _spawn_with_hup_blocked(process: Process, spawn: Any) -> None:
+    """Start a worker with SIGHUP blocked, which is fatal before the worker handles it."""
+    _remove_dead_gauges(Path(process.env["PROMETHEUS_MULTIPROC_DIR"]))
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # the child inherits it
     try:
         spawn(process)
@@ -43,8 +43,8 @@ def _spawn_deaf(process: Process, spawn: Any) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
-def _forget_dead(metrics: Path) -> None:
-    """What a worker that was killed had last in its gauges would else be counted for ever."""
+def _remove_dead_gauges(metrics: Path) -> None:
+    """Remove the gauges of killed workers, which would otherwise be counted for ever."""
     for file in metrics.glob("gauge_live*_*.db"):
         pid = int(file.stem.rpartition("_")[2])
         try:

@@ -1,7 +1,7 @@
-"""OpenTelemetry's spans, made where somebody gets to see them.
+"""OpenTelemetry spans, only for requests whose spans are used.
 
-BentoML makes them for every request, whether or not they are sent anywhere; that is half of what
-it adds to a request's time (docs/decisions.md).
+BentoML makes spans for every request, even without an exporter; that is half of the latency that
+it adds (docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 _PARENT: Final = b"traceparent"
 
 
-class _IfTraced:
-    """ASGI middleware in place of OpenTelemetry's: that is passed by, but for a caller's trace."""
+class _TracedRequestsOnly:
+    """ASGI middleware that applies OpenTelemetry's to requests with a `traceparent` only."""
 
     def __init__(self, app: ASGIApp, *args: Any, **options: Any) -> None:
         self.app = app
         self._traced = OpenTelemetryMiddleware(app, *args, **options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, with a span if it belongs to a trace."""
+        """Pass a request on, with a span if the caller traces it."""
         is_traced = any(name == _PARENT for name, _ in scope.get("headers", ()))
         await (self._traced if is_traced else self.app)(scope, receive, send)
 
 
-def trace_when_seen(app: Starlette) -> None:
-    """Without an exporter, keep spans to requests whose caller traces: its id is for the log.
+def limit_tracing(app: Starlette) -> None:
+    """Without an exporter, make spans only for traced requests, whose trace id is logged.
 
     Args:
-        app: BentoML's, before its first request.
+        app: BentoML's application, before its first request.
     """
     if BentoMLContainer.config.tracing.exporter_type.get() is not None:
         return
     app.user_middleware = [
-        Middleware(_IfTraced, *each.args, **each.kwargs)
-        if isinstance(each.cls, type) and issubclass(each.cls, OpenTelemetryMiddleware)
-        else each
-        for each in app.user_middleware
+        Middleware(_TracedRequestsOnly, *middleware.args, **middleware.kwargs)
+        if isinstance(middleware.cls, type) and issubclass(middleware.cls, OpenTelemetryMiddleware)
+        else middleware
+        for middleware in app.user_middleware
     ]

@@ -1,10 +1,10 @@
-"""All masks of a text filled together, each in the light of the others.
+"""Joint filling of all masks of a text by beam search.
 
 Filled independently, two masks may get the beginning of one answer and the end of another: "New"
-and "Angeles". Here one mask is filled a round, the one whose best token the model is surest of, and
-the text is read again with it. A beam keeps the likeliest partial fillings; each of them chooses
-its own next mask. A filling's score is the product of the probabilities that its tokens had when
-they were filled in: by the chain rule, the model's probability of all of them on that path.
+and "Angeles". Here each round fills the mask whose best token is the most probable, and the model
+reads the text again with it. A beam keeps the likeliest partial fillings; each of them chooses its
+own next mask. A filling's score is the product of the probabilities of its tokens when they were
+filled in: by the chain rule, the model's probability of all of them on that path.
 
 Shape legend: R masks left, V vocabulary.
 """
@@ -27,7 +27,7 @@ from albert_serve.tasks.fill_mask.masks import MaskedText
 from albert_serve.tasks.probability import best, log_softmax
 
 MAX_MASKS: Final = 16
-# So that the likeliest filling is not lost for a first token that was not the likeliest.
+# Wide enough to keep the likeliest filling if its first token is not the likeliest.
 _MIN_BEAM_WIDTH: Final = 8
 
 
@@ -36,8 +36,8 @@ class _Filling:
     """A text with some of its masks filled.
 
     Attributes:
-        left: positions of the masks that are not.
-        log_score: sum of the logarithms of the probabilities of what was filled in.
+        left: positions of the masks that are not filled.
+        log_score: sum of the log probabilities of the filled tokens.
     """
 
     ids: tuple[int, ...]
@@ -51,7 +51,7 @@ class JointFilling:
 
     Attributes:
         candidates: the ids that a mask may be filled with; None for all.
-        top_k: how many fillings are wanted.
+        top_k: the number of fillings to return.
     """
 
     text: MaskedText
@@ -59,10 +59,10 @@ class JointFilling:
     top_k: int
 
     def start(self) -> Round[list[FilledMasks]]:
-        """The first round; there are as many as masks.
+        """Return the first round; there is one round for each mask.
 
         Raises:
-            InvalidInputError: more masks than are filled together.
+            InvalidInputError: the text has too many masks.
         """
         masks = self.text.masks
         if len(masks) > MAX_MASKS:
@@ -73,18 +73,18 @@ class JointFilling:
         return self._round([_Filling(ids=tuple(self.text.ids), left=tuple(masks), log_score=0.0)])
 
     def _round(self, beam: Sequence[_Filling]) -> Round[list[FilledMasks]]:
-        return Round(inputs=self._inputs(beam), finish=lambda logits: self._go_on(beam, logits))
+        return Round(inputs=self._inputs(beam), finish=lambda logits: self._next(beam, logits))
 
     def _inputs(self, beam: Sequence[_Filling]) -> list[EncoderInput]:
         return [self.text.reading(filling.ids, filling.left) for filling in beam]
 
-    def _go_on(
+    def _next(
         self, beam: Sequence[_Filling], logits: Sequence[Logits]
     ) -> list[FilledMasks] | Round[list[FilledMasks]]:
         grown: dict[tuple[int, ...], _Filling] = {}
         for filling, logits_RV in zip(beam, logits, strict=True):
             for longer in self._grow(filling, logits_RV):
-                # Two ways to fill in the same tokens: the likelier one counts.
+                # Of two paths to the same tokens the likelier one counts.
                 known = grown.setdefault(longer.ids, longer)
                 if longer.log_score > known.log_score:
                     grown[longer.ids] = longer
@@ -96,7 +96,7 @@ class JointFilling:
         return [self._answer(filling) for filling in beam[: self.top_k]]
 
     def _grow(self, filling: _Filling, logits_RV: Logits) -> Iterator[_Filling]:
-        """The filling with its surest mask filled, by each of the likeliest tokens."""
+        """Yield the filling with its surest mask filled by each of the likeliest tokens."""
         logs_RV = log_softmax(logits_RV)
         candidates = np.arange(logs_RV.shape[1]) if self.candidates is None else self.candidates
         row = int(logs_RV[:, candidates].max(axis=1).argmax())
@@ -110,19 +110,19 @@ class JointFilling:
 
     @property
     def num_wide_rows(self) -> int:
-        """Rows of logits that a round has, at most."""
+        """An upper bound of the rows of logits in a round."""
         num_masks = len(self.text.masks)
         return max(num_masks, self._width * (num_masks - 1))
 
     @property
     def num_round_tokens(self) -> int:
-        """Tokens that a round has, at most: each partial filling is a reading of the text."""
+        """An upper bound of the tokens in a round: each partial filling is a copy of the text."""
         num_readings = self._width if len(self.text.masks) > 1 else 1
         return num_readings * len(self.text.ids)
 
     @property
     def num_answers(self) -> int:
-        """Fillings that are held, those that are answered among them."""
+        """Fillings that are held in memory, those that are answered included."""
         return self._width
 
     @property

@@ -1,4 +1,4 @@
-"""A text with masks in it, encoded: what all ways of filling masks start from."""
+"""An encoded text with masks, common to all ways of filling them."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class MaskedText:
     masks: list[int]
 
     def reading(self, ids: Sequence[int], rows: Sequence[int]) -> EncoderInput:
-        """The input that reads some form of this text, and the vocabulary at these positions."""
+        """Return the encoder input of a variant of this text, with these gathered positions."""
         return EncoderInput(ids=list(ids), types=[0] * len(ids), task="fill-mask", rows=list(rows))
 
     def replaced(self, mask: int, pieces: Sequence[int]) -> list[int]:
-        """The ids with these in place of the mask at that position."""
+        """Return the ids with `pieces` in place of the mask at this position."""
         return [*self.ids[:mask], *pieces, *self.ids[mask + 1 :]]
 
     def write(self, mask: int, pieces: Sequence[int]) -> str:
-        """The text, in characters, with these in place of the mask at that position."""
-        # Other masks must stay to be seen, and with them all special tokens do.
+        """Return the decoded text with `pieces` in place of the mask at this position."""
+        # Other masks must stay visible, and the decoder keeps either all special tokens or none.
         return self._decode(self.replaced(mask, pieces), keep_special=len(self.masks) > 1)
 
     def write_filled(self, ids: Sequence[int]) -> str:
-        """The text, in characters, with all masks filled."""
+        """Return the decoded text with all masks filled."""
         return self._decode(ids, keep_special=False)
 
     def _decode(self, ids: Sequence[int], *, keep_special: bool) -> str:
@@ -44,5 +44,5 @@ class MaskedText:
         return self.tokenizer.decode(shown, keep_special=keep_special)
 
     def write_pieces(self, pieces: Sequence[int]) -> str:
-        """What is put in place of a mask, in characters."""
+        """Return the decoded pieces."""
         return self.tokenizer.decode(pieces, keep_special=True)

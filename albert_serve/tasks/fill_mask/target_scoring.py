@@ -1,12 +1,12 @@
-"""Targets of several pieces scored as wholes.
+"""Scores of whole targets with several pieces.
 
-A target of k pieces takes k masks in place of one. Its score is the product of the probabilities of
-its pieces, from left to right, each read with the pieces before it filled in and the rest masked:
+A target of k pieces replaces the mask by k masks. Its score is the product of the probabilities of
+its pieces, from left to right, each with the pieces before it filled in and the rest masked:
 
     P(w1 | [MASK] [MASK] [MASK]) * P(w2 | w1 [MASK] [MASK]) * P(w3 | w1 w2 [MASK])
 
-As the pieces are known, all of these are read in one round. A target of one piece has the score
-that it has in a plain request. Scores are not normalised for the number of pieces.
+As the pieces are known, one round is enough. A target of one piece has the same score as in a plain
+request. Scores are not normalised by the number of pieces.
 
 Shape legend: R rows, V vocabulary.
 """
@@ -25,13 +25,13 @@ from albert_serve.tasks.fill_mask.masks import MaskedText
 from albert_serve.tasks.probability import log_softmax
 
 _MAX_READINGS: Final = 256
-# Of all targets at all masks of a text; each takes some microseconds.
+# The limit for all targets at all masks of a text; a step takes some microseconds.
 _MAX_STEPS: Final = 1 << 16
 _STEP_BYTES: Final = 200
 
 
 class _Step(NamedTuple):
-    """One piece of a target: its probability is read at this place of that reading."""
+    """One piece of a target, whose probability is at a position of one of the readings."""
 
     reading: int
     place: int
@@ -48,7 +48,7 @@ class TargetScoring:
 
     Attributes:
         targets: the pieces of each.
-        top_k: how many targets are answered for each mask.
+        top_k: the number of targets to return for each mask.
     """
 
     text: MaskedText
@@ -56,10 +56,10 @@ class TargetScoring:
     top_k: int
 
     def start(self) -> Round[TargetsAnswer]:
-        """The one round that this takes; it answers a list, or of several masks one for each.
+        """Return the only round; its answer is a list, or a list for each of several masks.
 
         Raises:
-            InvalidInputError: the targets ask for too much work.
+            InvalidInputError: the targets exceed the limit of steps or readings.
         """
         if self._num_steps > _MAX_STEPS:
             raise InvalidInputError(
@@ -74,7 +74,7 @@ class TargetScoring:
         places: list[set[int]] = [set() for _ in readings]
         for step in _all_steps(plan):
             places[step.reading].add(step.place)
-        rows = [sorted(found) for found in places]
+        rows = [sorted(positions) for positions in places]
         return Round(
             inputs=[
                 self.text.reading(ids, ids_rows)
@@ -85,12 +85,12 @@ class TargetScoring:
 
     @property
     def num_answers(self) -> int:
-        """Targets that are answered, of all masks."""
+        """Answered targets over all masks."""
         return len(self.text.masks) * min(self.top_k, len(self.targets))
 
     @property
     def num_step_bytes(self) -> int:
-        """What the pieces take until they are scored."""
+        """The memory of the steps until they are scored."""
         return self._num_steps * _STEP_BYTES
 
     @property
@@ -117,10 +117,10 @@ class TargetScoring:
         self, plan: Sequence[Sequence[_Steps]], rows: Sequence[list[int]], logits: Sequence[Logits]
     ) -> TargetsAnswer:
         logs: dict[_Step, float] = {}
-        wanted: list[set[_Step]] = [set() for _ in rows]
+        steps_by_reading: list[set[_Step]] = [set() for _ in rows]
         for step in _all_steps(plan):
-            wanted[step.reading].add(step)
-        for steps, places, logits_RV in zip(wanted, rows, logits, strict=True):
+            steps_by_reading[step.reading].add(step)
+        for steps, places, logits_RV in zip(steps_by_reading, rows, logits, strict=True):
             logs_RV = log_softmax(logits_RV)
             logs |= {step: float(logs_RV[places.index(step.place), step.token]) for step in steps}
         answers = [

@@ -14,25 +14,25 @@ from albert_serve.errors import InvalidInputError
 from albert_serve.tokenizer import AlbertTokenizer
 
 _MAX_WARNINGS: Final = 20
-# Targets that stay known: all texts of a request have the same, which so are read once. Few, for
-# their tokenizers stay with them.
-_NUM_KNOWN: Final = 8
+# All texts of a request have the same targets, which are parsed once. The cache is small because
+# its keys keep their tokenizers alive.
+_CACHE_SIZE: Final = 8
 
 
-@lru_cache(_NUM_KNOWN)
+@lru_cache(_CACHE_SIZE)
 def read_first_pieces(
     tokenizer: AlbertTokenizer, targets: tuple[str, ...]
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """One id for each target, each id once, as `transformers`' pipeline chooses them.
+    """Return one id for each target, without duplicates, as `transformers`' pipeline does.
 
-    A target that is a piece of the vocabulary, as that writes it, is that piece; any other one
-    stands for its first piece, and is passed over if it has none.
+    A target that is a piece of the vocabulary, in its notation, is that piece; any other target is
+    represented by its first piece, and skipped if it has none.
 
     Returns:
-        The ids, in the targets' order, and what the caller should know of them.
+        The ids, in the targets' order, and warnings for the caller.
 
     Raises:
-        InvalidInputError: none of them stands for any token.
+        InvalidInputError: no target has any token.
     """
     ids: dict[int, None] = {}
     warnings: list[str] = []
@@ -48,7 +48,7 @@ def read_first_pieces(
         raise InvalidInputError(
             "none of the targets stands for any token; name words that a mask could stand for"
         )
-    if len(warnings) > _MAX_WARNINGS:  # they travel in a header, which has a limit
+    if len(warnings) > _MAX_WARNINGS:  # they are sent in a header, whose size is limited
         rest = f"and so for {len(warnings) - _MAX_WARNINGS} further targets"
         warnings = [*warnings[:_MAX_WARNINGS], rest]
     return np.array(list(ids), dtype=np.int64), tuple(warnings)
@@ -59,20 +59,20 @@ def _explain(tokenizer: AlbertTokenizer, target: str, pieces: Sequence[int]) -> 
     if not pieces:
         return f"{missing} and stands for nothing; it was passed over"
     first = tokenizer.token(pieces[0])
-    # The space before a word, which alone says nothing of it.
-    telling = next((name for name in map(tokenizer.token, pieces) if name != "▁"), "<unk>")
+    # "▁" is the space before a word, and does not identify it.
+    informative = next((name for name in map(tokenizer.token, pieces) if name != "▁"), "<unk>")
     warning = f"{missing}; its first piece {first!r} was scored"
-    return f"{warning}, which says nothing of it" if telling == "<unk>" else warning
+    return f"{warning}, which says nothing of it" if informative == "<unk>" else warning
 
 
-@lru_cache(_NUM_KNOWN)
+@lru_cache(_CACHE_SIZE)
 def read_whole(tokenizer: AlbertTokenizer, targets: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    """All pieces of each target, each target once, in their order.
+    """Return all pieces of each target, without duplicates, in order.
 
     Raises:
-        InvalidInputError: a target has none, or one that the vocabulary does not know.
+        InvalidInputError: a target has no pieces, or an unknown one.
     """
-    found: dict[tuple[int, ...], None] = {}
+    all_pieces: dict[tuple[int, ...], None] = {}
     for target in targets:
         token = tokenizer.token_id(target)
         pieces = (token,) if token is not None else tuple(tokenizer.encode_plain(target).ids)
@@ -85,5 +85,5 @@ def read_whole(tokenizer: AlbertTokenizer, targets: tuple[str, ...]) -> tuple[tu
                 f"the target {shorten(target)} holds a character that the vocabulary does not "
                 "know; leave it out or choose another word"
             )
-        found[pieces] = None
-    return tuple(found)
+        all_pieces[pieces] = None
+    return tuple(all_pieces)

@@ -1,8 +1,8 @@
 """Fill-mask: the likeliest tokens for each [MASK] of a text.
 
 Scores and sequences are those of `transformers`' pipeline. The masks of one text are scored
-independently of each other, unless they shall be filled together (`joint_filling.py`); a target of
-several pieces is scored by its first, unless it shall be scored as a whole (`target_scoring.py`).
+independently, unless joint filling is requested (`joint.py`); a target of several pieces is scored
+by its first piece, unless its whole score is requested (`target_scoring.py`).
 
 Shape legend: R masks, V vocabulary.
 """
@@ -33,13 +33,13 @@ from albert_serve.tasks.fitting import Fitted, fit_encodings
 from albert_serve.tasks.probability import best, softmax
 from albert_serve.tokenizer import AlbertTokenizer
 
-# Of a token's text.
+# The approximate text of a token.
 _BYTES_PER_TOKEN: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FillMask:
-    """Fills masks from one vocabulary."""
+    """Fills masks with tokens of the vocabulary."""
 
     tokenizer: AlbertTokenizer
     max_positions: int
@@ -47,11 +47,11 @@ class FillMask:
     def prepare(self, item: str, parameters: FillMaskParameters) -> Prepared[AnyFillMaskAnswer]:
         """Encode one text.
 
-        The answer is a list for one mask, a list for each mask otherwise; but where masks are
-        filled together, it is one list of fillings.
+        The answer is a list for one mask, or a list for each of several masks; with joint filling
+        it is one list of fillings.
 
         Raises:
-            NoMaskError: no mask, or none before the cut.
+            NoMaskError: the text has no mask, or none before the cut.
             InvalidInputError: the targets cannot be scored, or there are too many masks or targets.
             TextTooLongError: the text does not fit and may not be truncated.
         """
@@ -65,7 +65,7 @@ class FillMask:
             text = self._find_masks(fitted)
             scoring = TargetScoring(text=text, targets=whole, top_k=parameters.top_k)
             first, num_answers = scoring.start(), scoring.num_answers
-            num_wide_rows = sum(len(given.rows or []) for given in first.inputs)
+            num_wide_rows = sum(len(item.rows or []) for item in first.inputs)
             num_held_bytes = scoring.num_step_bytes
         else:
             fitted = self._fit(item, parameters.truncation, num_more=0)
@@ -85,13 +85,13 @@ class FillMask:
             warnings=list(warnings),
             num_round_tokens=num_round_tokens,
             num_wide_rows=num_wide_rows,
-            # Each answer has the whole text in it.
+            # Each answer contains the whole text.
             num_held_bytes=num_held_bytes
             + num_answers * (ENTRY_BYTES + _BYTES_PER_TOKEN * len(text.ids)),
         )
 
     def _fit(self, text: str, truncation: Truncation, num_more: int) -> Fitted:
-        """The text in the positions that the model has, less those that its masks will need."""
+        """Fit the text, and leave room for `num_more` further masks."""
         encoding = self.tokenizer.encode_plain(text)
         fitted = fit_encodings(
             self.tokenizer, encoding, None, max_positions=self.max_positions, truncation=truncation
@@ -136,11 +136,11 @@ def _targets(parameters: FillMaskParameters) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Filling:
-    """Fills each mask of one text by itself.
+    """Fills each mask of one text independently.
 
     Attributes:
         candidates: the ids that a mask may be filled with; None for all.
-        top_k: how many tokens are answered for each mask.
+        top_k: the number of tokens to return for each mask.
     """
 
     text: MaskedText
@@ -157,13 +157,13 @@ class _Filling:
 
     @property
     def num_answers(self) -> int:
-        num_each = self.top_k
+        num_per_mask = self.top_k
         if self.candidates is not None:
-            num_each = min(num_each, len(self.candidates))
-        return len(self.text.masks) * num_each
+            num_per_mask = min(num_per_mask, len(self.candidates))
+        return len(self.text.masks) * num_per_mask
 
     def start(self) -> Round[FillMaskAnswer]:
-        """The one round that this takes."""
+        """Return the only round."""
         return Round(
             inputs=[self.text.reading(self.text.ids, self.text.masks)],
             finish=lambda logits: self._finish(logits[0]),
@@ -173,10 +173,10 @@ class _Filling:
         candidates = np.arange(logits_RV.shape[1]) if self.candidates is None else self.candidates
         answers = [
             [
-                self._filled(mask, token, float(shares_V[token]))
-                for token in best(shares_V, candidates, self.top_k)
+                self._filled(mask, token, float(probabilities_V[token]))
+                for token in best(probabilities_V, candidates, self.top_k)
             ]
-            for shares_V, mask in zip(softmax(logits_RV), self.text.masks, strict=True)
+            for probabilities_V, mask in zip(softmax(logits_RV), self.text.masks, strict=True)
         ]
         return answers[0] if len(answers) == 1 else answers
 

@@ -1,9 +1,9 @@
-"""Answers as the question-answering pipeline of `transformers` 4.57.6 gives them.
+"""Answers identical to those of `transformers` 4.57.6's question-answering pipeline.
 
-For those who compare with it, or have thresholds tuned on its scores. Each window is normalised by
-itself; the best spans of every window are pooled; those whose texts are equal but for their case
-are one answer, at the place of the first, whose score is the sum and may exceed 1; words end at
-white space; one answer alone has no list around it, whatever `top_k` is.
+For comparisons with it, and for thresholds tuned on its scores. Each window is normalised by
+itself; the best spans of every window are pooled; spans whose texts are equal up to case are one
+answer, at the place of the first, whose score is the sum and may exceed 1; words end at white
+space; a single answer has no list around it, whatever `top_k` is.
 Source: `pipelines/question_answering.py` of that version.
 
 Shape legend: S positions of a window's sequence, C candidate spans.
@@ -24,17 +24,17 @@ from albert_serve.tasks.probability import finite
 from albert_serve.tasks.question_answering.windows import Windows
 from albert_serve.tokenizer import AlbertTokenizer
 
-# What the pipeline puts in place of the logits of what is no answer.
+# The pipeline's logit for positions that are not allowed.
 _NO_LOGIT: Final = -10000.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RawTokens:
-    """The tokens of a text as the `tokenizers` library itself places them.
+    """The tokens of a text, with the offsets of the `tokenizers` library.
 
     Attributes:
-        offsets: the characters of each; unlike those of `Encoding`, with a space before a word.
-        words: for each the number of the word, between white space, that it is of.
+        offsets: the characters of each token; unlike `Encoding`'s, with the space before a word.
+        words: the number of each token's word; words are separated by white space.
     """
 
     offsets: list[tuple[int, int]]
@@ -42,7 +42,7 @@ class RawTokens:
 
     @classmethod
     def read(cls, tokenizer: AlbertTokenizer, text: str) -> RawTokens:
-        """The tokens of `text`, the same as `encode_plain` has."""
+        """Return the tokens of `text`, the same as those of `encode_plain`."""
         ids = tokenizer.encode_plain(text).ids
         placed = tokenizer.locate(text)
         offsets = [
@@ -52,27 +52,27 @@ class RawTokens:
         return cls(offsets=offsets, words=[word for _, word in placed])
 
     def slice(self, start: int, stop: int) -> RawTokens:
-        """The tokens from `start` to before `stop`."""
+        """Return the tokens from `start` to before `stop`."""
         return RawTokens(offsets=self.offsets[start:stop], words=self.words[start:stop])
 
     def find_words(self) -> dict[int, tuple[int, int]]:
-        """The characters of each word, by its number."""
-        found: dict[int, tuple[int, int]] = {}
+        """Return the characters of each word, by its number."""
+        spans: dict[int, tuple[int, int]] = {}
         for word, (start, end) in zip(self.words, self.offsets, strict=True):
             if word is not None:
-                found[word] = (found[word][0] if word in found else start, end)
-        return found
+                spans[word] = (spans[word][0] if word in spans else start, end)
+        return spans
 
 
 def _skip_space(text: str, start: int) -> int:
-    # The class of tokenizers for ALBERT in 4.57.6 gave the space before a [MASK] to it.
+    # In 4.57.6 the ALBERT tokenizer's [MASK] included the space before it.
     while start > 0 and text[start - 1].isspace():
         start -= 1
     return start
 
 
 def num_candidates(parameters: QuestionAnsweringParameters) -> int:
-    """Of each window; more than asked for, where words may make several of them one."""
+    """Return the number of candidates a window; more than `top_k` if words may merge them."""
     return parameters.top_k * 2 + 10 if parameters.align_to_words else parameters.top_k
 
 
@@ -82,10 +82,10 @@ class CompatDecoder:
 
     Attributes:
         inputs: the windows' sequences.
-        question: tokens of the question, as far as the sequences hold it.
+        question: the question's tokens in the sequences.
         context: all tokens of the context.
         text: the context.
-        cls_id: id of [CLS], which the pipeline takes for a possible answer wherever it stands.
+        cls_id: id of [CLS], which the pipeline allows as an answer at any position.
     """
 
     inputs: Sequence[EncoderInput]
@@ -97,31 +97,31 @@ class CompatDecoder:
     cls_id: int
 
     def finish(self, logits: Sequence[Logits]) -> QuestionAnsweringAnswer:
-        """The answers, best first.
+        """Return the answers, best first.
 
         Args:
             logits: (S, 2) for each window, in order.
         """
-        # By their texts in lower case, in the order in which they came up.
-        found: dict[str, Answer] = {}
-        least_no_answer = np.inf
-        for given, bounds, logits_S2 in zip(self.inputs, self.windows.ranges, logits, strict=True):
-            window = self._window(given, bounds)
+        # By lower-case text, in order of appearance.
+        by_text: dict[str, Answer] = {}
+        min_no_answer = np.inf
+        for item, bounds, logits_S2 in zip(self.inputs, self.windows.ranges, logits, strict=True):
+            window = self._window(item, bounds)
             scores = window.score(logits_S2)
-            least_no_answer = min(least_no_answer, scores.no_answer)
+            min_no_answer = min(min_no_answer, scores.no_answer)
             for start, end, score in scores.best(num_candidates(self.parameters), self.parameters):
-                self._add(found, window.characters(start, end, self.parameters), score)
-        answers = list(found.values())
+                self._add(by_text, window.characters(start, end, self.parameters), score)
+        answers = list(by_text.values())
         if self.parameters.handle_impossible_answer:
-            answers.append(Answer(answer="", score=least_no_answer, start=0, end=0))
+            answers.append(Answer(answer="", score=min_no_answer, start=0, end=0))
         answers = sorted(answers, key=lambda answer: -answer.score)[: self.parameters.top_k]
         return answers[0] if len(answers) == 1 else answers
 
-    def _window(self, given: EncoderInput, bounds: tuple[int, int]) -> _Window:
+    def _window(self, item: EncoderInput, bounds: tuple[int, int]) -> _Window:
         nowhere = RawTokens(offsets=[(0, 0)], words=[None])
         context = self.context.slice(*bounds)
         parts = [nowhere, self.question, nowhere, context, nowhere]
-        allowed = np.array(given.ids) == self.cls_id
+        allowed = np.array(item.ids) == self.cls_id
         allowed[self.windows.num_before : -1] = True
         return _Window(
             tokens=RawTokens(
@@ -132,14 +132,14 @@ class CompatDecoder:
             allowed=allowed,
         )
 
-    def _add(self, found: dict[str, Answer], place: tuple[int, int], score: float) -> None:
-        start, end = place
+    def _add(self, by_text: dict[str, Answer], span: tuple[int, int], score: float) -> None:
+        start, end = span
         text = self.text[start:end]
-        known = found.get(text.lower())
+        known = by_text.get(text.lower())
         if known is None:
-            found[text.lower()] = Answer(answer=text, score=score, start=start, end=end)
+            by_text[text.lower()] = Answer(answer=text, score=score, start=start, end=end)
         else:
-            found[text.lower()] = known.model_copy(update={"score": known.score + score})
+            by_text[text.lower()] = known.model_copy(update={"score": known.score + score})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,8 +147,8 @@ class _Window:
     """One sequence: [CLS] question [SEP] a part of the context [SEP].
 
     Attributes:
-        words: the characters of each word of the context, as far as it is in the window.
-        allowed: (S,), where an answer may begin and end.
+        words: the characters of each word of the context, within the window.
+        allowed: (S,), the positions where an answer may begin and end.
     """
 
     tokens: RawTokens
@@ -163,7 +163,7 @@ class _Window:
         return _Scores(starts=start_S, ends=end_S, allowed=self.allowed, no_answer=no_answer)
 
     def _shares(self, logits_S: Logits) -> NDArray[np.float32]:
-        # In single precision, as there, so that what is equal there is equal here.
+        # In single precision like the pipeline, so that ties are the same.
         seen_S = np.where(self.allowed, logits_S, np.float32(_NO_LOGIT))
         powers_S = np.exp(seen_S - seen_S.max())
         shares: NDArray[np.float32] = powers_S / powers_S.sum()
@@ -172,7 +172,7 @@ class _Window:
     def characters(
         self, start: int, end: int, parameters: QuestionAnsweringParameters
     ) -> tuple[int, int]:
-        """The characters from one token to another one; of their words, where they are known."""
+        """Return the characters from one token to another, widened to words if they are known."""
         offsets = self.tokens.offsets
         if parameters.align_to_words:
             first, last = self._word(start), self._word(end)
@@ -181,17 +181,17 @@ class _Window:
         return offsets[start][0], offsets[end][1]
 
     def _word(self, place: int) -> tuple[int, int] | None:
-        # For a token of the question it is the context's word of that number, as there.
+        # As in the pipeline, a token of the question has the context's word of the same number.
         word = self.tokens.words[place]
         return None if word is None else self.words.get(word)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Scores:
-    """How probable it is that an answer begins and ends at each place, and that there is none.
+    """The probabilities of an answer's start and end at each position, and of no answer.
 
     Attributes:
-        no_answer: of the window, for the pipeline takes that of the window that doubts it most.
+        no_answer: of the window; the pipeline takes the minimum over windows.
     """
 
     starts: NDArray[np.float32]
@@ -202,9 +202,9 @@ class _Scores:
     def best(
         self, num_candidates: int, parameters: QuestionAnsweringParameters
     ) -> list[tuple[int, int, float]]:
-        """The likeliest spans as (first token, last token, score).
+        """Return the likeliest spans as (first token, last token, score).
 
-        These are the pipeline's very steps: which of equals it chooses depends on them.
+        These are exactly the pipeline's steps, because they decide ties.
         """
         scores_SS = self.starts[:, None] * self.ends[None, :]
         scores_SS = np.tril(np.triu(scores_SS), parameters.max_answer_len - 1)

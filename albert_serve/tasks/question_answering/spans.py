@@ -1,4 +1,4 @@
-"""The most probable spans of a document, from the logits of where an answer starts and ends.
+"""The most probable spans of a document, from the logits of an answer's start and end.
 
 Shape legend: N tokens of the document, C candidate spans.
 """
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from albert_serve.tasks.base import Logits
 from albert_serve.tasks.probability import softmax
 
-# Candidates that are held at a time: 512 for each of 100,000 tokens would take gigabytes.
+# The limit of candidates in memory: 512 for each of 100,000 tokens would take gigabytes.
 _MAX_HELD: Final = 1 << 20
 
 
@@ -31,11 +31,11 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spans:
-    """What a document offers.
+    """The spans of a document.
 
     Attributes:
         best: non-empty spans with different ranges, the most probable first.
-        no_answer: the probability that there is none.
+        no_answer: the probability that there is no answer.
     """
 
     best: list[Span]
@@ -54,20 +54,20 @@ def find_spans(
         logits: (1 + N, 2), "no answer" first; start and end.
         offsets: the characters of each of the N tokens.
         max_answer_len: tokens of the longest span.
-        top_k: how many spans are wanted.
+        top_k: the number of spans to return.
     """
-    shares = softmax(logits.T)
+    probabilities = softmax(logits.T)
     bounds = np.array(offsets, dtype=np.int64).reshape(-1, 2)
-    # One number for a range of characters, so that equal ranges fall together.
+    # A range of characters is encoded as one number, so that equal ranges are equal numbers.
     width = int(bounds.max(initial=0)) + 1
     ranges, sums = np.zeros(0, dtype=np.int64), np.zeros(0)
     num_firsts = max(1, _MAX_HELD // min(max_answer_len, max(1, len(bounds))))
     for first in range(0, len(bounds), num_firsts):
         firsts = slice(first, first + num_firsts)
-        found, scores = _candidates(shares[:, 1:], bounds, firsts, max_answer_len, width)
-        ranges, sums = _summed(np.concatenate([ranges, found]), np.concatenate([sums, scores]))
+        more, scores = _candidates(probabilities[:, 1:], bounds, firsts, max_answer_len, width)
+        ranges, sums = _summed(np.concatenate([ranges, more]), np.concatenate([sums, scores]))
         if firsts.stop < len(bounds):
-            # Those that begin where the next ones may begin are not complete.
+            # The next candidates may add to the sums of ranges from here on.
             complete = int(np.searchsorted(ranges, bounds[firsts.stop, 0] * width))
             ranges, sums = _kept(ranges, sums, complete, top_k)
     order = np.argsort(-sums, kind="stable")[:top_k]
@@ -75,26 +75,26 @@ def find_spans(
         Span(
             start=int(ranges[i]) // width,
             end=int(ranges[i]) % width,
-            score=min(1.0, float(sums[i])),  # a sum may be over 1 by its rounding
+            score=min(1.0, float(sums[i])),  # rounding may raise a sum over 1
         )
         for i in order
     ]
-    return Spans(best=best, no_answer=float(shares[0, 0] * shares[1, 0]))
+    return Spans(best=best, no_answer=float(probabilities[0, 0] * probabilities[1, 0]))
 
 
 def _candidates(
-    shares: NDArray[np.float64],
+    probabilities: NDArray[np.float64],
     bounds: NDArray[np.int64],
     firsts: slice,
     max_answer_len: int,
     width: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Range, as one number, and score of each span that holds a character; (C,) each.
+    """Return the range, as one number, and the score of each non-empty span; (C,) each.
 
-    None begins or ends with a token that stands for white space alone.
+    No span begins or ends with a token of white space alone.
 
     Args:
-        firsts: the tokens that spans begin with.
+        firsts: the first tokens of the spans.
     """
     num_tokens = len(bounds)
     filled = bounds[:, 1] > bounds[:, 0]
@@ -106,14 +106,14 @@ def _candidates(
         starts, ends = bounds[first, 0], bounds[last, 1]
         held = (ends > starts) & filled[first] & filled[last]
         ranges.append((starts * width + ends)[held])
-        scores.append((shares[0, first] * shares[1, last])[held])
+        scores.append((probabilities[0, first] * probabilities[1, last])[held])
     return np.concatenate(ranges), np.concatenate(scores)
 
 
 def _summed(
     ranges: NDArray[np.int64], scores: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Each range once, in order, and the sum of its scores."""
+    """Return each range once, in order, and the sum of its scores."""
     different, which = np.unique(ranges, return_inverse=True)
     sums = np.bincount(which, weights=scores, minlength=len(different))
     return different, sums.astype(np.float64)
@@ -122,14 +122,14 @@ def _summed(
 def _kept(
     ranges: NDArray[np.int64], sums: NDArray[np.float64], num_complete: int, top_k: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The best of those that are complete, and the others; in order."""
+    """Return the best complete ranges and all incomplete ones, in order."""
     best = np.sort(np.argsort(-sums[:num_complete], kind="stable")[:top_k])
     kept = np.concatenate([best, np.arange(num_complete, len(sums))])
     return ranges[kept], sums[kept]
 
 
 def align(offsets: Sequence[tuple[int, int]], text: str) -> list[tuple[int, int]]:
-    """The offsets widened to the words that they cut.
+    """Return the offsets widened to whole words.
 
     A word is a run of letters, marks and digits, so that punctuation stays outside an answer.
     """
@@ -140,7 +140,7 @@ def align(offsets: Sequence[tuple[int, int]], text: str) -> list[tuple[int, int]
 
 
 def _word_bounds(text: str) -> tuple[list[int], list[int]]:
-    """For each character the start and the end of its word; itself alone outside words."""
+    """Return the start and end of each character's word; outside words of the character itself."""
     in_word = [unicodedata.category(character)[0] in "LMN" for character in text]
     first = list(range(len(text)))
     last = list(range(1, len(text) + 1))
@@ -154,7 +154,7 @@ def _word_bounds(text: str) -> tuple[list[int], list[int]]:
 
 
 def strip(offsets: Sequence[tuple[int, int]], text: str) -> list[tuple[int, int]]:
-    """The offsets without white space at either end; empty where there is nothing else."""
+    """Return the offsets without white space at either end; empty if there is nothing else."""
     return [_strip(start, end, text) for start, end in offsets]
 
 

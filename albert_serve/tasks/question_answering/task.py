@@ -1,9 +1,9 @@
 """Extractive question answering: the part of a context that answers a question.
 
 A context of any length is read in overlapping windows, `[CLS] question [SEP] window [SEP]`, whose
-logits become those of one document before anything is normalised (`windows.py`). So scores compare
-across a long context and never exceed 1. `transformers` 4.57.6 scored each window by itself and
-added up equal texts from different places; `compat` asks for its answers (`qa_compat.py`).
+logits are merged to those of one document before normalisation (`windows.py`). So scores are
+comparable across a long context and never exceed 1. `transformers` 4.57.6 scored each window by
+itself and added up equal texts from different places; `compat` selects its answers (`compat.py`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from albert_serve.tokenizer import AlbertTokenizer, Encoding
 _DEFAULT_MAX_SEQ_LEN: Final = 384
 _DEFAULT_DOC_STRIDE: Final = 128
 _NUM_SPECIAL: Final = 3
-# How often the windows may read a context over, so that no request asks for work without bound.
+# The limit of how often windows read the same token, which bounds the work of a request.
 _MAX_READINGS: Final = 16
 _MAX_READ_TOKENS: Final = 1 << 20
-# Tokens of a context times those of the longest answer: seconds, at most.
+# The limit of context tokens times answer tokens; it takes seconds at most.
 _MAX_SPANS: Final = 1 << 24
 
 
@@ -48,12 +48,12 @@ class QuestionAnswering:
     ) -> Prepared[QuestionAnsweringAnswer]:
         """Encode one question with its context; one input a window.
 
-        A question is cut only where the caller gave leave: to `max_question_len`, or with
-        `truncation` "truncate" to half of the sequence.
+        A question is cut only if the caller allows it: to `max_question_len`, or with `truncation`
+        "truncate" to half of the sequence.
 
         Raises:
             InvalidInputError: the question or the context is empty, or the lengths contradict
-                each other or the model, or ask for very many windows.
+                each other or the model, or need too many windows.
             TextTooLongError: the question leaves no room for the context.
         """
         question, context = self._encode(item)
@@ -112,14 +112,14 @@ class QuestionAnswering:
         return encodings[0], encodings[1]
 
     def _max_seq_len(self, parameters: QuestionAnsweringParameters) -> int:
-        asked = parameters.max_seq_len
-        if asked is None:
+        value = parameters.max_seq_len
+        if value is None:
             return min(self.max_positions, _DEFAULT_MAX_SEQ_LEN)
-        if asked > self.max_positions:
+        if value > self.max_positions:
             raise InvalidInputError(
-                f"max_seq_len is {asked}; the model reads at most {self.max_positions} tokens"
+                f"max_seq_len is {value}; the model reads at most {self.max_positions} tokens"
             )
-        return asked
+        return value
 
     def _input(self, question: Encoding, window: Encoding) -> EncoderInput:
         pair = self.tokenizer.build(question, window)
@@ -127,7 +127,7 @@ class QuestionAnswering:
 
 
 def _num_kept(num_question: int, parameters: QuestionAnsweringParameters, max_seq_len: int) -> int:
-    """How many tokens of the question stay: all of them, but where there is leave to cut."""
+    """Return the tokens of the question that are kept: all, unless the caller allows a cut."""
     if parameters.max_question_len is not None and not parameters.compat:
         return min(num_question, parameters.max_question_len)
     if parameters.truncation == "truncate":
@@ -142,18 +142,18 @@ def _warnings(parameters: QuestionAnsweringParameters) -> list[str]:
 
 
 def _overlap(parameters: QuestionAnsweringParameters, max_seq_len: int, room: int) -> int:
-    asked = parameters.doc_stride
-    if asked is None and parameters.compat:
-        asked = min(_DEFAULT_DOC_STRIDE, max_seq_len // 2)
-    if asked is None:
-        # Half of the room at most, so that a long question does not multiply the windows.
+    value = parameters.doc_stride
+    if value is None and parameters.compat:
+        value = min(_DEFAULT_DOC_STRIDE, max_seq_len // 2)
+    if value is None:
+        # At most half of the room, so that a long question does not multiply the windows.
         return min(_DEFAULT_DOC_STRIDE, max_seq_len // 2, room // 2)
-    if asked >= room:
+    if value >= room:
         raise InvalidInputError(
-            f"doc_stride is {asked}, but beside the question a window holds {room} tokens; "
+            f"doc_stride is {value}, but beside the question a window holds {room} tokens; "
             f"choose at most {room - 1}, or leave it out"
         )
-    return asked
+    return value
 
 
 def _check_work(num_tokens: int, room: int, max_seq_len: int, overlap: int) -> None:
@@ -178,7 +178,7 @@ def _check_spans(num_tokens: int, max_answer_len: int) -> None:
 def _num_held_bytes(
     parameters: QuestionAnsweringParameters, context: Encoding, num_laid: int
 ) -> int:
-    """Of the answers: each is a part of the context, and `compat` holds those of all windows."""
+    """Return the memory of the answers, parts of the context; `compat` holds all windows'."""
     last = min(parameters.max_answer_len, len(context)) - 1
     longest = max(
         end - start

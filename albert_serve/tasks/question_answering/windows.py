@@ -1,8 +1,8 @@
-"""A context of any length as overlapping windows, and their logits as those of one document.
+"""Overlapping windows over a context of any length, and their logits merged to one document.
 
-Every token of the document is read once: from the window in which it has the most context on its
-poorer side, as the original BERT and ALBERT code chooses ("max context"). So no token counts
-twice, and the probabilities over the whole document sum to one.
+Each token's logits come from the window in which its shorter side of context is longest, as in the
+original BERT and ALBERT code ("max context"). So no token counts twice, and the probabilities over
+the whole document sum to one.
 
 Shape legend: N tokens of the context, S positions of one window's sequence.
 """
@@ -20,7 +20,7 @@ from albert_serve.tasks.base import Logits
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Windows:
-    """Where the windows lie.
+    """The windows of a document.
 
     Attributes:
         ranges: context tokens of each window, end excluded.
@@ -32,11 +32,11 @@ class Windows:
 
     @property
     def num_tokens(self) -> int:
-        """N."""
+        """N, the tokens of the context."""
         return self.ranges[-1][1]
 
     def owners(self) -> NDArray[np.int64]:
-        """For each context token the window that it is read from; (N,)."""
+        """Return the window of each context token's logits; (N,)."""
         best = np.full(self.num_tokens, -1)
         owners = np.zeros(self.num_tokens, dtype=np.int64)
         for number, (start, end) in enumerate(self.ranges):
@@ -48,9 +48,9 @@ class Windows:
         return owners
 
     def stitch(self, logits: Sequence[Logits]) -> Logits:
-        """The logits of "no answer" and of the N context tokens; (1 + N, 2).
+        """Return the logits of "no answer" and of the N context tokens; (1 + N, 2).
 
-        "No answer" is read at [CLS], from the window that believes in it least: an answer in one
+        "No answer" is read at [CLS] of the window with the smallest logits: an answer in one
         window is an answer in the document.
 
         Args:
@@ -66,12 +66,12 @@ class Windows:
 
 
 def num_windows(num_tokens: int, room: int, overlap: int) -> int:
-    """How many `lay_windows` would lay."""
+    """Return the number of windows that `lay_windows` returns."""
     return len(_starts(num_tokens, room, overlap))
 
 
 def lay_windows(num_tokens: int, room: int, overlap: int, num_before: int) -> Windows:
-    """Windows of at most `room` tokens, neighbours sharing `overlap`, over `num_tokens` (N >= 1).
+    """Return windows of at most `room` of the `num_tokens` (N >= 1), overlapping by `overlap`.
 
     `overlap` must be below `room`.
     """

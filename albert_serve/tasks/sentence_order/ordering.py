@@ -1,4 +1,4 @@
-"""The order of sentences in which neighbours follow each other best.
+"""Search for the order of sentences with the largest sum of pair weights.
 
 A Hamiltonian path of largest weight: exact for few sentences (Held and Karp 1962, "A dynamic
 programming approach to sequencing problems"), by beam search for more.
@@ -23,33 +23,33 @@ Weights = NDArray[np.float64]
 
 
 def weigh(weights_NN: Weights, order: Sequence[int]) -> float:
-    """The sum of the weights of an order's neighbours.
+    """Return the sum of the weights of an order's adjacent pairs.
 
     Args:
-        weights_NN: [i, j] is that of j right after i.
+        weights_NN: [i, j] is the weight of j right after i.
     """
     return float(weights_NN[list(order[:-1]), list(order[1:])].sum())
 
 
 def find_best_order(weights_NN: Weights) -> list[int]:
-    """The order of all N sentences of largest weight; the given one where none is better.
+    """Return the order of all N sentences of largest weight; the original order if none is better.
 
-    Exact up to `MAX_EXACT` sentences. Beyond, the best that a beam search finds, and never worse
-    than the given order.
+    Exact up to `MAX_EXACT` sentences. Beyond, the best order of a beam search, and never worse than
+    the original order.
 
     Args:
-        weights_NN: [i, j] is that of j right after i; finite; the diagonal is not read. N is at
-            most 57.
+        weights_NN: [i, j] is the weight of j right after i; finite; the diagonal is not read. N is
+            at most 57.
     """
     num_sentences = len(weights_NN)
-    given = list(range(num_sentences))
+    original = list(range(num_sentences))
     search = _search_all if num_sentences <= MAX_EXACT else _search_beam
-    found = search(weights_NN)
-    return found if weigh(weights_NN, found) > weigh(weights_NN, given) + 1e-9 else given
+    best = search(weights_NN)
+    return best if weigh(weights_NN, best) > weigh(weights_NN, original) + 1e-9 else original
 
 
 def _search_all(weights_NN: Weights) -> list[int]:
-    """Held and Karp: the best path through each set of sentences to each of its members."""
+    """Search by Held and Karp: the best path through each set of sentences to each member."""
     num_sentences = len(weights_NN)
     best = np.full((1 << num_sentences, num_sentences), -np.inf)
     before = np.full(best.shape, -1, dtype=np.int8)
@@ -74,7 +74,7 @@ def _search_all(weights_NN: Weights) -> list[int]:
 
 
 def _search_beam(weights_NN: Weights) -> list[int]:
-    """Orders grown from their first sentence; of those with one set and end the best stays."""
+    """Extend orders from their first sentence; keep the best of equal sets and last sentences."""
     num_sentences = len(weights_NN)
     orders = np.arange(num_sentences)[:, None]
     used = np.eye(num_sentences, dtype=bool)
@@ -86,7 +86,7 @@ def _search_beam(weights_NN: Weights) -> list[int]:
         scores = grown_WN[parents, following]
         by_score = np.argsort(-scores, kind="stable")
         parents, following, scores = parents[by_score], following[by_score], scores[by_score]
-        # A set of up to 57 sentences and its last one, in one number of 63 bits.
+        # The set of up to 57 sentences and the last one, packed into 63 bits.
         states = (used[parents] @ bits + bits[following]) * 64 + following
         firsts = np.sort(np.unique(states, return_index=True)[1])[:_BEAM_WIDTH]
         parents, following, scores_W = parents[firsts], following[firsts], scores[firsts]

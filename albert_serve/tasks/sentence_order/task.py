@@ -1,8 +1,7 @@
-"""Sentence order: the probability that one text follows another, and coherence made of it.
+"""Sentence order: the probability that one text follows another, and coherence scores.
 
-Read by the head that pretraining leaves behind (Lan et al. 2019, section 3.1, "Inter-sentence
-coherence loss"): label 0 in order, label 1 swapped. `docs/sentence-order.md` says what the numbers
-mean.
+The head is that of pretraining (Lan et al. 2019, section 3.1, "Inter-sentence coherence loss"):
+label 0 in order, label 1 swapped. `docs/sentence-order.md` explains the scores.
 
 Shape legend: N sentences, P pairs of them, 2 labels.
 """
@@ -46,10 +45,10 @@ class SentenceOrder:
     def prepare(
         self, item: TextPair | Sentences, parameters: SentenceOrderParameters
     ) -> Prepared[SentenceOrderAnswer]:
-        """Encode one pair, or the pairs of one list: neighbours, or with `reorder` every two.
+        """Encode one pair, or the pairs of a list: adjacent ones, or all pairs with `reorder`.
 
         Raises:
-            InvalidInputError: a text is empty; a pair, or too long a list, shall be reordered.
+            InvalidInputError: a text is empty, or `reorder` is set for a pair or too long a list.
             TextTooLongError: two texts do not fit together and may not be truncated.
         """
         if isinstance(item, Sentences):
@@ -149,6 +148,6 @@ def _coherence(weights_NN: NDArray[np.float64], order: Sequence[int]) -> float:
 
 def _scored(pairs: Sequence[tuple[int, int]], logits_P2: Logits) -> list[PairOrder]:
     return [
-        PairOrder(first=first, second=second, in_order=float(share))
-        for (first, second), share in zip(pairs, softmax(logits_P2)[:, 0], strict=True)
+        PairOrder(first=first, second=second, in_order=float(probability))
+        for (first, second), probability in zip(pairs, softmax(logits_P2)[:, 0], strict=True)
     ]

@@ -71,7 +71,7 @@ class Step:
 
 def make_scheduler() -> Scheduler[Request]:
     return Scheduler(
-        call_cost_tokens=CALL_COST, batch_share=BATCH_SHARE, turn_tokens=MAX_BATCH_TOKENS
+        call_cost_tokens=CALL_COST, batch_share=BATCH_SHARE, slot_tokens=MAX_BATCH_TOKENS
     )
 
 
@@ -91,7 +91,7 @@ def simulate(arrivals: Sequence[Arrival], s_per_token: float = 0.0) -> Iterator[
         for arrival in [arrival for arrival in waiting if arrival.leaves_s <= now_s]:
             scheduler.remove(arrival.request)
             waiting.remove(arrival)
-        moment = Moment(now_s=now_s, least_s_per_token=s_per_token)
+        moment = Moment(now_s=now_s, best_s_per_token=s_per_token)
         batch = scheduler.take(moment, max_batch_tokens=MAX_BATCH_TOKENS)
         step = Step(
             now_s=now_s,
@@ -114,11 +114,11 @@ def simulate(arrivals: Sequence[Arrival], s_per_token: float = 0.0) -> Iterator[
     assert scheduler.num_requests == 0
 
 
-@pytest.mark.parametrize(("num_tokens", "num_turns"), [(0, 1), (1, 1), (64, 1), (65, 2), (640, 10)])
+@pytest.mark.parametrize(("num_tokens", "num_slots"), [(0, 1), (1, 1), (64, 1), (65, 2), (640, 10)])
 def test_a_request_has_as_many_turns_as_batches_that_it_fills(
-    num_tokens: int, num_turns: int
+    num_tokens: int, num_slots: int
 ) -> None:
-    assert make_scheduler().num_turns(num_tokens) == num_turns
+    assert make_scheduler().num_slots(num_tokens) == num_slots
 
 
 def assert_queue_holds(scheduler: Scheduler[Request], waiting: Sequence[Arrival]) -> None:

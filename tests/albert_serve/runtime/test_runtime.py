@@ -272,7 +272,7 @@ def test_an_engine_runs_on_buckets(bundle_dir: Path) -> None:
         str(t): open_session(bundle.head_file(t), head_options()) for t in bundle.manifest.tasks
     }
     encoder = BucketedEncoder(session=session, hidden_size=bundle.config.hidden_size, device="cpu")
-    opened = OpenEncoder(encoder=encoder, turn=threading.Lock())
+    opened = OpenEncoder(encoder=encoder, lock=threading.Lock())
     engine = Engine(bundle.config, opened, heads, device="cuda")
     inputs = some_inputs(engine.tasks) * 3
     for expected, got in zip(reference.run(inputs), engine.run(inputs), strict=True):
@@ -295,7 +295,7 @@ def test_larger_models_have_smaller_batches(size: str, expected: int) -> None:
 
 
 def test_without_a_device_one_line_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    if runtime.why_no_cuda() is None:
+    if runtime.no_cuda_reason() is None:
         pytest.skip("there is a CUDA device here")
     caplog.set_level(logging.INFO, "albert_serve")
     assert choose_device("cuda") == "cpu"

@@ -23,8 +23,8 @@ from albert_serve.batching.batcher import Batcher
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.errors import EngineError
 from albert_serve.runtime.engine import Engine
-from albert_serve.server.error_replies import Envelope
-from albert_serve.server.hosted_model import ServedModel
+from albert_serve.server.error_replies import ErrorReplies
+from albert_serve.server.hosted_model import HostedModel
 from albert_serve.server.metrics import Metrics
 from albert_serve.server.registry import Models
 from albert_serve.server.routes import make_app
@@ -57,7 +57,7 @@ class SlowEngine:
 class Service:
     """The application, a client of it, and what stands behind it."""
 
-    app: Envelope
+    app: ErrorReplies
     http: httpx.AsyncClient
     engine: SlowEngine
     models: Models
@@ -95,7 +95,7 @@ async def serving(
     settings = Settings(bundle=bundle_dir, deadline_s=deadline_s)
     models = Models(settings, Metrics(CollectorRegistry()))
     models._default = "tiny"
-    models._served["tiny"] = ServedModel(
+    models._hosted["tiny"] = HostedModel(
         name="tiny",
         settings=settings,
         bundle=bundle,
@@ -104,7 +104,7 @@ async def serving(
     )
     app = make_app(dict)
     app.state.models = models
-    wrapped = Envelope(app)
+    wrapped = ErrorReplies(app)
     transport = httpx.ASGITransport(wrapped, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         yield Service(app=wrapped, http=http, engine=slow, models=models)
@@ -253,7 +253,7 @@ def test_draining_refuses_new_requests_with_503_and_finishes_old_ones(
 
 def test_before_it_is_started_everything_is_503() -> None:
     async def check() -> None:
-        transport = httpx.ASGITransport(Envelope(make_app(dict)))
+        transport = httpx.ASGITransport(ErrorReplies(make_app(dict)))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
             assert_error(await http.post("/fill-mask", json=REQUEST), 503, "not_ready")
             assert_error(await http.get("/info"), 503, "not_ready")
@@ -280,7 +280,7 @@ def test_work_of_a_caller_who_has_gone_leaves_the_queue(engine: Engine, bundle_d
     asyncio.run(check())
 
 
-async def call_and_leave(app: Envelope, gone: asyncio.Event, sent: list[Message]) -> None:
+async def call_and_leave(app: ErrorReplies, gone: asyncio.Event, sent: list[Message]) -> None:
     """A request whose connection closes once `gone` is set."""
     body = b'{"inputs": "The [MASK] run."}'
     messages = iter([{"type": "http.request", "body": body, "more_body": False}])
