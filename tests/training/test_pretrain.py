@@ -338,7 +338,7 @@ def test_every_model_trains(
     assert len(model.albert.encoder.ffns) == 2
 
 
-@pytest.mark.parametrize("program", ["vocab", "pretrain", "finetune", "evaluate"])
+@pytest.mark.parametrize("program", ["vocab", "pretrain", "distil", "finetune", "evaluate"])
 def test_help_shows_examples(program: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit, match="0"):
         import_module(f"training.{program}").main(["--help"])

@@ -385,7 +385,7 @@ def test_an_order_is_read_as_what_it_was_written_as() -> None:
     assert adapter.validate_json(adapter.dump_json(written)) == written
 
 
-@pytest.mark.parametrize("module", ["schemas", "client"])
+@pytest.mark.parametrize("module", ["api.schemas", "client"])
 def test_the_contract_and_the_client_need_no_numerics(module: str) -> None:
     code = (
         f"import sys, albert_serve.{module}; "
