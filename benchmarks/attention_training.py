@@ -19,16 +19,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from albert_serve.config import AlbertConfig
-from training import model
+from training.model import albert
 from training.model.albert import Albert, Batch
 from training.precision import precision
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
 
 
-def fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """Attention by torch's fused kernel, whatever the device."""
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+def fused(
+    query_BSND: Tensor, key_BSND: Tensor, value_BSND: Tensor, mask: Tensor | None, dropout: float
+) -> Tensor:
+    """Attention by torch's fused kernel, whatever the device; (B, S, N, D)."""
+    query, key, value = (part.transpose(1, 2) for part in (query_BSND, key_BSND, value_BSND))
+    read = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+    return read.transpose(1, 2)
 
 
 def make_step(batch: Batch, config: AlbertConfig, attend: Attend) -> Callable[[], None]:
@@ -37,7 +41,7 @@ def make_step(batch: Batch, config: AlbertConfig, attend: Attend) -> Callable[[]
 
     def step() -> None:
         # The compiled code is for this attention alone: with another it would be made anew.
-        with mock.patch.object(model, "attend", attend), precision(torch.device("cpu")):
+        with mock.patch.object(albert, "attend", attend), precision(torch.device("cpu")):
             loss = compiled(batch).float().square().mean()
         loss.backward()
 
@@ -59,7 +63,7 @@ def main() -> None:
     ids = torch.randint(5, config.vocab_size, (options.batch_size, options.length))
     lengths = torch.full(ids.shape[:1], options.length)
     batch = Batch(ids=ids, types=torch.zeros_like(ids), lengths=lengths)
-    attentions = {"plain products": model.attend, "fused kernel": fused}
+    attentions = {"plain products": albert.attend, "fused kernel": fused}
     steps = {name: make_step(batch, config, attend) for name, attend in attentions.items()}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(options.rounds):

@@ -21,10 +21,10 @@ from tqdm import tqdm
 from albert_serve.config import PRESETS
 from benchmarks.engines.contestants import CONTESTANTS, KINDS
 from benchmarks.engines.jobs import Shape
-from benchmarks.engines.machine import usable_cpus
 from benchmarks.engines.measurement import Asked, measure
 from benchmarks.engines.setting import Subject
 from benchmarks.engines.tables import markdown, save
+from benchmarks.harness.machine import usable_cpus
 from training.errors import report_errors
 from training.options import parse_count, parse_duration
 

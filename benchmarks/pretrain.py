@@ -21,9 +21,10 @@ from tqdm import tqdm
 
 from albert_serve.config import PRESETS
 from albert_serve.tokenizer import AlbertTokenizer
+from benchmarks.harness.errors import BenchmarkError
 from benchmarks.pretraining.contest import Contest, hf_jobs, loading_rate
 from benchmarks.pretraining.data import write
-from benchmarks.pretraining.jobs import BenchmarkError, Case, HfSettings, Job, Rival
+from benchmarks.pretraining.jobs import Case, HfSettings, Job, Rival
 from benchmarks.pretraining.report import Report, flops_per_token, hardware, save
 from training.data.shards import Shards
 from training.errors import report_errors

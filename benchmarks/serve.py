@@ -21,11 +21,12 @@ from typing import Any, Final
 from tqdm import tqdm
 
 from albert_serve.config import PRESETS
-from benchmarks.engines.machine import describe_machine, installed_version, usable_cpus
+from benchmarks.harness.machine import describe_machine, installed_version, usable_cpus
+from benchmarks.harness.service import REPOSITORY
 from benchmarks.serving.contest import ARRIVAL_PART, Contest
-from benchmarks.serving.services import REPOSITORY, PeerSettings, Service, our_service
+from benchmarks.serving.services import PeerSettings, Service, our_service
 from benchmarks.serving.stream import make_checkpoint, make_stream
-from benchmarks.serving.tables import Report, markdown, to_dict, write_between_markers
+from benchmarks.serving.tables import Report, markdown, to_dict, write_tables
 from export.write import export_bundle
 from training.errors import report_errors
 from training.options import parse_count, parse_duration
@@ -60,7 +61,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.json is not None:
         options.json.write_text(json.dumps(to_dict(report), indent=1), encoding="utf-8")
     if options.write:
-        write_between_markers(_DOCS, tables)
+        write_tables(_DOCS, tables)
     print(f"this took {(time.monotonic() - began) / 60:.1f} minutes")
     return 0
 
@@ -125,8 +126,8 @@ def _candidates(num_threads: int) -> list[PeerSettings]:
 
 def _machine(num_threads: int) -> Iterator[str]:
     yield from describe_machine(num_threads)
-    packages = [f"{name} {installed_version(name)}" for name in ("bentoml", "aiohttp")]
-    yield f"{', '.join(packages)}; {datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
+    today = datetime.datetime.now(tz=datetime.UTC)
+    yield f"bentoml {installed_version('bentoml')}; {today:%Y-%m-%d}"
 
 
 def _model(options: argparse.Namespace) -> str:

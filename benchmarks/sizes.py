@@ -24,7 +24,7 @@ from transformers import AlbertForPreTraining
 from albert_serve.bundle.manifest import TOKENIZER_FILE, WEIGHTS_FILE, Bundle, Precision
 from albert_serve.config import preset
 from albert_serve.doctor.footprint import Footprint, measure_footprint
-from albert_serve.settings import RuntimeOptions, shipped_bundle
+from albert_serve.settings import Prepack, RuntimeOptions, shipped_bundle
 from export.write import export_bundle
 from training.errors import report_errors
 
@@ -139,7 +139,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _footprint(bundle: Bundle, cache: Path, num_processes: int) -> Footprint:
     """One process packs in memory, several share what is packed on disk, as in the service."""
-    prepack = "memory" if num_processes == 1 else "cache"
+    prepack: Prepack = "memory" if num_processes == 1 else "cache"
     made = RuntimeOptions(
         device="cpu", num_threads=1, prepack=prepack, cache_folder=cache.absolute()
     )

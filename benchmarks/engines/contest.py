@@ -16,7 +16,6 @@ from benchmarks.engines.contestants import Contestant, Kind
 from benchmarks.engines.jobs import (
     QUESTIONS,
     TEXTS,
-    BenchmarkError,
     Job,
     Memory,
     Opened,
@@ -25,6 +24,7 @@ from benchmarks.engines.jobs import (
     Turn,
 )
 from benchmarks.engines.witness import Witness
+from benchmarks.harness.errors import BenchmarkError
 
 # At which the ways of a contestant are compared; the best one then tries the others.
 _FIRST_SIZE: Final = 2

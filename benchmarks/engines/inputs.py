@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer
 
-from benchmarks.engines.jobs import TEXTS, BenchmarkError, Shape
+from benchmarks.engines.jobs import TEXTS, Shape
 from benchmarks.engines.padded import Batch, pad
+from benchmarks.harness.errors import BenchmarkError
 from training.data.corpus import find_files, read_documents
 from training.data.datasets import read_squad
 

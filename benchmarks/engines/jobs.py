@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from benchmarks.engines.contestants import Variant
-from training.errors import TrainingError
+from benchmarks.harness.errors import BenchmarkError
 
 TaskName = Literal["text-classification", "question-answering"]
 # What a contestant is asked for, besides a shape such as "4x128".
@@ -18,10 +16,6 @@ TEXTS: Final = "texts"
 QUESTIONS: Final = "questions"
 PEAK: Final = "peak"
 MEMORY: Final = "memory"
-
-
-class BenchmarkError(TrainingError):
-    """A benchmark that cannot be run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +76,7 @@ class Job:
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
         threads = dict.fromkeys(names, str(self.num_threads))
         quiet = {"TOKENIZERS_PARALLELISM": "true", "TRANSFORMERS_VERBOSITY": "error"}
-        return {**os.environ, **threads, **quiet, **dict(self.variant.environment)}
+        return {**threads, **quiet, **self.variant.environment}
 
     def to_json(self) -> str:
         """One line of JSON."""
@@ -98,7 +92,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What a process is asked for.
+    """The message that asks a process for something.
 
     Attributes:
         case: a shape, "texts", "questions", "peak" or "memory".
@@ -111,15 +105,6 @@ class Request:
     batch_size: int = 0
     part: str = "all"
     seconds: float = 0.0
-
-    def to_json(self) -> str:
-        """One line of JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Request:
-        """What `to_json` wrote."""
-        return cls(**json.loads(text))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,11 +159,6 @@ class Turn:
         """Part of the computed tokens that is padding."""
         return 1 - self.num_tokens / self.num_computed
 
-    @classmethod
-    def from_message(cls, message: Mapping[str, Any]) -> Turn:
-        """The turn that a process told of."""
-        return cls(**{one.name: message[one.name] for one in fields(cls)})
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peak:
@@ -194,9 +174,3 @@ class Peak:
     bf16: float
     fp32_by: str
     bf16_by: str
-
-
-def last_line(log: Path) -> str:
-    """Of what a process printed: what it died of, as a rule."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")

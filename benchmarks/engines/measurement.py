@@ -12,10 +12,11 @@ from tqdm import tqdm
 from benchmarks.engines.contest import Contest, Measured, Result
 from benchmarks.engines.contestants import Contestant, Kind
 from benchmarks.engines.inputs import Wanted
-from benchmarks.engines.jobs import BenchmarkError, Shape, TaskName
-from benchmarks.engines.machine import describe_machine
+from benchmarks.engines.jobs import Shape, TaskName
 from benchmarks.engines.report import Report
 from benchmarks.engines.setting import TASK_KINDS, Setting, Subject, forms, present
+from benchmarks.harness.errors import BenchmarkError
+from benchmarks.harness.machine import describe_machine
 
 # A median of fewer is swayed by the first one.
 _LEAST_ROUNDS: Final = 3

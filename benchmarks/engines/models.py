@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.engines.jobs import BenchmarkError, TaskName, last_line
+from benchmarks.engines.jobs import TaskName
+from benchmarks.harness.errors import BenchmarkError, last_line
 from training.errors import TrainingError
 
 TOKENIZER_FILE: Final = "tokenizer.json"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.engines.jobs import Job, Opened, Peak
 from benchmarks.engines.memory import read_memory
-from benchmarks.engines.turns import Channel
+from benchmarks.harness.channel import Channel
 from training.precision import cpu_has_bf16
 
 _SIZES: Final = (1024, 2048)
@@ -142,9 +142,9 @@ def main() -> None:
     began = time.perf_counter()
     machine = Machine(job.num_threads)
     opened = Opened(load_s=time.perf_counter() - began, import_bytes=read_memory().rss_bytes)
-    channel.tell(asdict(opened))
-    while channel.ask() is not None:
-        channel.tell(asdict(machine.measure()))
+    channel.send(asdict(opened))
+    while channel.receive() is not None:
+        channel.send(asdict(machine.measure()))
 
 
 if __name__ == "__main__":

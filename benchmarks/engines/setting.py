@@ -17,9 +17,10 @@ from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.engines.contestants import Contestant, Kind, Variant
 from benchmarks.engines.inputs import Inputs, Wanted, choose
-from benchmarks.engines.jobs import BenchmarkError, Job, TaskName
+from benchmarks.engines.jobs import Job, TaskName
 from benchmarks.engines.models import TOKENIZER_FILE, Plan, disk_bytes, make
 from benchmarks.engines.report import form_key
+from benchmarks.harness.errors import BenchmarkError
 from training.vocab import build_tokenizer
 
 TASK_KINDS: Final[dict[TaskName, tuple[Kind, ...]]] = {

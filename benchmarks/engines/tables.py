@@ -21,6 +21,7 @@ from benchmarks.engines.figures import (
 )
 from benchmarks.engines.jobs import QUESTIONS, TEXTS, Turn
 from benchmarks.engines.report import Report
+from benchmarks.harness.tables import bullets, table
 
 _GIGA: Final = 1e9
 _MEGA: Final = 1e6
@@ -46,11 +47,11 @@ def save(report: Report, folder: Path) -> None:
 
 def markdown(report: Report) -> str:
     """All tables, with what was measured on, and notes."""
-    sections = [_list([*report.machine, *_peak(report)])]
+    sections = [bullets([*report.machine, *_peak(report)])]
     if report.shapes:
         sections.append("\n\n".join(["## Fixed shapes, rows x tokens", *_shape_tables(report)]))
     sections += [_stream(report, case) for case in (TEXTS, QUESTIONS) if case in report.peaks]
-    sections += ["## Processes", _processes(report), "## Notes", _list(_notes(report))]
+    sections += ["## Processes", _processes(report), "## Notes", bullets(_notes(report))]
     return "\n\n".join(sections) + "\n"
 
 
@@ -143,7 +144,7 @@ def _processes(report: Report) -> str:
         for result in report.results
         for process in result.processes
     ]
-    return _grid(["", *headings], lines)
+    return table(["", *headings], lines)
 
 
 def _largest_difference(report: Report, result: Result, process: Process) -> str:
@@ -233,13 +234,4 @@ def _table(headings: Sequence[str], rows: Sequence[tuple[Result, list[str]]]) ->
     names = [result.contestant.name for result, _ in rows]
     marked = [f"**{name}**" if name.startswith("ours") else name for name in names]
     lines = [[name, *cells] for name, (_, cells) in zip(marked, rows, strict=True)]
-    return _grid(["", *headings], lines)
-
-
-def _grid(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rule = ["---", *["---:"] * (len(headings) - 1)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [headings, rule, *lines])
-
-
-def _list(lines: Sequence[str] | Iterator[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
+    return table(["", *headings], lines)

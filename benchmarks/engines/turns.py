@@ -1,24 +1,19 @@
-"""A contestant's side of the measurement: its process works when asked, and waits otherwise.
-
-The parent writes a request a line to the process' standard input; the process answers each with a
-line of JSON. The end of the input ends the process.
-"""
+"""A contestant's side of the measurement: its process works when asked, and waits otherwise."""
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, Final, Protocol, TextIO, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from benchmarks.engines.inputs import Inputs
 from benchmarks.engines.jobs import MEMORY, QUESTIONS, TEXTS, Job, Opened, Request, Shape, Turn
 from benchmarks.engines.memory import read_memory
 from benchmarks.engines.padded import Batch, Floats, Outcome, probabilities
+from benchmarks.harness.channel import Channel
 
 _LEAST_CALLS: Final = 2
 
@@ -38,24 +33,6 @@ class ShapePlayer(Player, Protocol):
     def logits(self, batch: Batch) -> Floats:
         """Logits (B, K) of the batch."""
         ...
-
-
-class Channel:
-    """The line to the parent. What else is printed goes to the standard error."""
-
-    def __init__(self) -> None:
-        self._answers: TextIO = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-        sys.stdout.flush()
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-
-    def ask(self) -> Request | None:
-        """Wait for the next request; None where there is none."""
-        line = sys.stdin.readline().strip()
-        return Request.from_json(line) if line else None
-
-    def tell(self, message: Mapping[str, Any]) -> None:
-        """Answer."""
-        print(json.dumps(message), file=self._answers, flush=True)
 
 
 class Referee:
@@ -125,7 +102,7 @@ def serve(open_player: Callable[[Job], Player]) -> None:
     began = time.perf_counter()
     player = open_player(job)
     opened = Opened(load_s=time.perf_counter() - began, import_bytes=import_bytes)
-    channel.tell(asdict(opened))
+    channel.send(asdict(opened))
     referee = Referee(player, Inputs.read(job.inputs))
-    while (request := channel.ask()) is not None:
-        channel.tell(referee.answer(request))
+    while (message := channel.receive()) is not None:
+        channel.send(referee.answer(Request(**message)))

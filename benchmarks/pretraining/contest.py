@@ -12,8 +12,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+from benchmarks.harness.errors import BenchmarkError
 from benchmarks.pretraining.child import Child
-from benchmarks.pretraining.jobs import BenchmarkError, HfSettings, Job, Turn
+from benchmarks.pretraining.jobs import HfSettings, Job, Turn
 from benchmarks.pretraining.ours import build
 
 _LOADING_S = 3.0

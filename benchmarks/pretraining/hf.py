@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from benchmarks.harness.channel import Channel
 from benchmarks.pretraining.data import Arrays
 from benchmarks.pretraining.jobs import HfSettings, Job
 from benchmarks.pretraining.ours import LR
-from benchmarks.pretraining.stopwatch import Channel, Stopwatch
+from benchmarks.pretraining.stopwatch import Stopwatch
 from training.data.examples import IGNORED
 from training.precision import product_dtype
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from albert_serve.config import PRESETS, AlbertConfig
-from training.errors import TrainingError
 
 Attention = Literal["sdpa", "eager"]
 Padding = Literal["full", "grouped"]
@@ -21,10 +20,6 @@ KEEPS_MEMORY: Final = {
     "MALLOC_TOP_PAD_": "67108864",
     "THP_MEM_ALLOC_ENABLE": "1",
 }
-
-
-class BenchmarkError(TrainingError):
-    """A benchmark that cannot be run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,8 +149,3 @@ class Turn:
     def tokens_per_cpu_s(self) -> float:
         """Real tokens a second that a processor worked."""
         return self.num_tokens / self.cpu_seconds
-
-    @classmethod
-    def from_message(cls, message: dict[str, Any]) -> Turn:
-        """The turn that a child told of."""
-        return cls(**{field.name: message[field.name] for field in fields(cls)})

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import torch
 
+from benchmarks.harness.channel import Channel
 from benchmarks.pretraining import jobs
-from benchmarks.pretraining.stopwatch import Channel, Stopwatch
+from benchmarks.pretraining.stopwatch import Stopwatch
 from training.data.shards import Shards
 from training.job import Job
 from training.loop.distributed import World

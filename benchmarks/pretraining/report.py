@@ -13,6 +13,8 @@ from typing import Any, Final
 import torch
 import transformers
 
+from benchmarks.harness.machine import processor_name
+from benchmarks.harness.tables import table
 from benchmarks.pretraining.contest import Result
 from benchmarks.pretraining.data import Arrays
 from benchmarks.pretraining.jobs import Case, Turn
@@ -89,10 +91,8 @@ class Report:
 
     def markdown(self) -> str:
         """A table, with its title."""
-        lines = [["", *_HEADINGS], ["---", *["---:"] * len(_HEADINGS)]]
-        lines += [self.row(result) for result in self.results]
-        table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-        return f"{self.title}\n\n{table}\n"
+        rows = [self.row(result) for result in self.results]
+        return f"{self.title}\n\n{table(['', *_HEADINGS], rows)}\n"
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers, single turns included."""
@@ -136,16 +136,7 @@ def hardware(device: str, num_threads: int, peak_flops: float) -> str:
     )
     if device == "cuda":
         return f"{torch.cuda.get_device_name()}; {versions}"
-    return f"{_processor()}, {num_threads} threads; {versions}"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    return f"{processor_name()}, {num_threads} threads; {versions}"
 
 
 def save(reports: Sequence[Report], machine: str, folder: Path) -> None:

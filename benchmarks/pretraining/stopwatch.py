@@ -1,45 +1,23 @@
 """A child's side of the measurement: it trains when it is its turn, and waits otherwise.
 
-The parent writes the seconds of each turn as a line to the child's standard input; the child
-answers each with a line of JSON. The end of the input ends the child.
+The parent sends the seconds of each turn; the answer is what was done in it.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import resource
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TextIO
 
 import torch
 from torch._dynamo.utils import counters
 
+from benchmarks.harness.channel import Channel
 from benchmarks.pretraining.jobs import Turn
 
 _NUM_WARM_UP_STEPS = 3
 _BYTES_A_KIB = 1024
-
-
-class Channel:
-    """The line to the parent. What else is printed goes to the standard error."""
-
-    def __init__(self) -> None:
-        self._answers: TextIO = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-        sys.stdout.flush()
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-
-    def ask(self) -> float | None:
-        """Wait for the next turn, and how many seconds it has; None where there is none."""
-        line = sys.stdin.readline().strip()
-        return float(line) if line else None
-
-    def tell(self, message: dict[str, float]) -> None:
-        """Answer."""
-        print(json.dumps(message), file=self._answers, flush=True)
 
 
 class Stopwatch:
@@ -69,17 +47,18 @@ class Stopwatch:
             if self._num_steps < _NUM_WARM_UP_STEPS:
                 return True
             self._synchronize()
-            self._channel.tell({"warm_up_s": time.perf_counter() - self._created})
+            self._channel.send({"warm_up_s": time.perf_counter() - self._created})
             return self._begin_next()
         if _num_graphs() != self._num_graphs:
             self._begin()
         elif time.perf_counter() - self._began >= self._turn_s:
-            self._channel.tell(asdict(self._measure()))
+            self._channel.send(asdict(self._measure()))
             return self._begin_next()
         return True
 
     def _begin_next(self) -> bool:
-        self._turn_s = self._channel.ask()
+        message = self._channel.receive()
+        self._turn_s = None if message is None else message["seconds"]
         self._begin()
         return self._turn_s is not None
 

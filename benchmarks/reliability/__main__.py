@@ -18,9 +18,9 @@ from typing import Any, Final
 
 from tqdm import tqdm
 
+from benchmarks.harness.load import allow_open_files
 from benchmarks.reliability.crowds import connections, half_open, slow_clients
 from benchmarks.reliability.faults import killed_worker, reload, sigterm
-from benchmarks.reliability.load import allow_open_files
 from benchmarks.reliability.pressure import Setting, capacity, overload, soak
 from benchmarks.reliability.report import Result, tables, write_into
 

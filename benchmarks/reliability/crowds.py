@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import socket
 import struct
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any, Final, TypeAlias
 
+from benchmarks.harness.load import allow_open_files, http_request, load
+from benchmarks.harness.outcome import Outcome
+from benchmarks.harness.plan import ClosedLoop, Plan
+from benchmarks.harness.service import HOST
 from benchmarks.reliability.host import Service, mixed_requests, serving
-from benchmarks.reliability.load import HOST, Outcome, Plan, allow_open_files, http_request, load
 from benchmarks.reliability.pressure import Setting, counted
 from benchmarks.reliability.report import Result
 
@@ -26,12 +28,10 @@ _STATUS_END: Final = 12
 _UNREAD: Final = 4  # each is some work, and what they cost others is not that
 _DEADLINE_S: Final = 5.0
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
-_REQUEST: Final = http_request(
-    "/fill-mask", json.dumps({"inputs": "One [MASK] after another."}).encode()
-)
+_REQUEST: Final = http_request("/fill-mask", {"inputs": "One [MASK] after another."})
 _LARGE_REPLY: Final = http_request(
     "/fill-mask",
-    json.dumps({"inputs": ["One [MASK]."] * 32, "parameters": {"top_k": 100}}).encode(),
+    {"inputs": ["One [MASK]."] * 32, "parameters": {"top_k": 100}},
 )
 
 
@@ -76,7 +76,10 @@ def half_open(setting: Setting) -> Result:
 
 
 def _beside(
-    setting: Setting, name: str, kinds: dict[str, tuple[_Client, int]], settings: dict[str, str]
+    setting: Setting,
+    name: str,
+    kinds: Mapping[str, tuple[_Client, int]],
+    settings: Mapping[str, str],
 ) -> Result:
     """Ask as others do, before these clients come, beside them, and after they left."""
     stay_s = max(setting.seconds, 2.5 * _DEADLINE_S if settings else 0)
@@ -138,8 +141,7 @@ def _others(service: Service, seconds: float) -> Outcome:
         Plan(
             port=service.port,
             requests=mixed_requests(),
-            duration_s=seconds,
-            num_connections=_OTHERS,
+            pace=ClosedLoop(num_connections=_OTHERS, duration_s=seconds),
         )
     )
 

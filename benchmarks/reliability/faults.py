@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from benchmarks.harness.load import loading
+from benchmarks.harness.outcome import Outcome
+from benchmarks.harness.plan import ClosedLoop, Plan
 from benchmarks.reliability.host import Service, Shelf, mixed_requests, revision_of, serving
-from benchmarks.reliability.load import Outcome, Plan, loading
 from benchmarks.reliability.pressure import Setting, counted
 from benchmarks.reliability.report import Result
 
@@ -61,13 +63,13 @@ def killed_worker(setting: Setting) -> Result:
         os.kill(before[0], signal.SIGKILL)
         while time.monotonic() - killed_s < _BACK_TIMEOUT_S:
             fresh = set(service.workers) - set(before)
-            if fresh and service.log_file.read_text(errors="replace").count(_STARTED) >= 3:
+            if fresh and service.log.count(_STARTED) >= 3:
                 back_s = time.monotonic() - killed_s
                 return
             time.sleep(0.05)
 
     with serving(setting.bundle, setting.folder / "killed", {"WORKERS": "2"}) as service:
-        _wait_for(lambda: service.log_file.read_text(errors="replace").count(_STARTED) >= 2)
+        _wait_for(lambda: service.log.count(_STARTED) >= 2)
         outcome = _disturbed(service, max(setting.seconds, 30.0), kill)
         num_workers = len(service.workers)
     return Result(
@@ -129,14 +131,13 @@ def _disturbed(
     plan = Plan(
         port=service.port,
         requests=mixed_requests(),
-        duration_s=seconds,
-        num_connections=_CONNECTIONS,
+        pace=ClosedLoop(num_connections=_CONNECTIONS, duration_s=seconds),
         watch_s=watch_s,
     )
-    with loading(plan) as future:
+    with loading(plan) as result:
         time.sleep(seconds / 4)
         disturb(service)
-        return future.result()
+        return result()
 
 
 def _wait_for(holds: Callable[[], bool]) -> None:

@@ -8,11 +8,6 @@ import os
 import random
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,26 +18,16 @@ import psutil
 
 from albert_serve.bundle.manifest import MANIFEST_FILE, WEIGHTS_FILE, read_manifest
 from albert_serve.settings import shipped_bundle
-from benchmarks.reliability.load import HOST, http_request
-from benchmarks.serving.services import free_port
+from benchmarks.harness.load import http_request
+from benchmarks.harness.service import REPOSITORY, ServiceProcess, start
 
-_REPOSITORY: Final = Path(__file__).parents[2]
-_START_TIMEOUT_S: Final = 120.0
 _NOT_OF_FILES: Final = re.compile(r"^Pss_(?:Anon|Shmem): *(\d+) kB$", re.MULTILINE)
 _WORKER: Final = "_bentoml_impl.worker.service"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Service:
-    """A running service.
-
-    Attributes:
-        process: the one that `albert-serve serve` was started as.
-    """
-
-    process: subprocess.Popen[bytes]
-    port: int
-    log_file: Path
+class Service(ServiceProcess):
+    """A running service of this package."""
 
     @property
     def pss_mb(self) -> float:
@@ -68,37 +53,10 @@ class Service:
         return found
 
     @property
-    def log(self) -> str:
-        """What it has logged so far."""
-        return self.log_file.read_text(errors="replace")
-
-    @property
     def revision(self) -> str:
         """Of the bundle that answers; none where there is no reply."""
         status, body = self.get("/info")
         return str(json.loads(body)["revision"]) if status == 200 else ""
-
-    def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body, or 0 where there is no answer."""
-        try:
-            with urllib.request.urlopen(f"http://{HOST}:{self.port}{path}", timeout=10) as reply:
-                return reply.status, reply.read()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read()
-        except OSError:
-            return 0, b""
-
-    def wait(self, path: str = "/readyz") -> None:
-        """Until it is ready.
-
-        Raises:
-            RuntimeError: it ended, or is not.
-        """
-        give_up_s = time.monotonic() + _START_TIMEOUT_S
-        while self.get(path)[0] != 200:
-            if self.process.poll() is not None or time.monotonic() > give_up_s:
-                raise RuntimeError(f"the service did not start; its log ends:\n{self.log[-2000:]}")
-            time.sleep(0.1)
 
     def _processes(self) -> list[psutil.Process]:
         try:
@@ -119,36 +77,16 @@ def serving(
         folder: where its log goes.
         settings: as ALBERT_SERVE_NAME, by NAME.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    port = free_port()
     chosen = {f"ALBERT_SERVE_{name}": value for name, value in (settings or {}).items()}
     if bundle is not None:
         chosen["ALBERT_SERVE_BUNDLE"] = str(bundle.absolute())
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(_REPOSITORY), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]),
         **chosen,
     }
-    log_file = folder / "service.log"
-    with log_file.open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "albert_serve", "serve", "--host", HOST, "--port", str(port)],
-            cwd=folder,
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    service = Service(process=process, port=port, log_file=log_file)
-    try:
-        service.wait()
-        yield service
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(timeout=90)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    with start(["-m", "albert_serve", "serve"], folder, environment) as started:
+        yield Service(process=started.process, port=started.port, log_file=started.log_file)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,11 +148,11 @@ def _request(chance: random.Random, sentences: list[str]) -> bytes:
     inputs = items[0] if len(items) == 1 else items
     parameters = {"truncation": "truncate"} if task == "text-classification" else {}
     body = {"inputs": inputs, **({"parameters": parameters} if parameters else {})}
-    return http_request(f"/{task}", json.dumps(body).encode())
+    return http_request(f"/{task}", body)
 
 
 def _sentences() -> list[str]:
-    lines = (_REPOSITORY / "tests/data/wiki.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (REPOSITORY / "tests/data/wiki.jsonl").read_text(encoding="utf-8").splitlines()
     texts = " ".join(json.loads(line)["text"] for line in lines).replace("\n", " ")
     return [text.strip() for text in texts.split(". ") if 5 <= len(text.split()) <= 25]
 

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from benchmarks.harness.load import load
+from benchmarks.harness.outcome import Outcome
+from benchmarks.harness.plan import ClosedLoop, OpenLoop, Pace, Plan
 from benchmarks.reliability.host import (
     Service,
     Shelf,
@@ -19,12 +22,10 @@ from benchmarks.reliability.host import (
     revision_of,
     serving,
 )
-from benchmarks.reliability.load import Outcome, Plan, load
 from benchmarks.reliability.report import Result
 
 # The last is well past where more connections mean more replies.
 _CONCURRENCIES: Final = (1, 4, 16, 64)
-_OPEN_CONNECTIONS: Final = 1000
 _MOST_GROWTH: Final = 0.05
 # Nothing is refused and nothing is late, as far as the settings go.
 _PATIENT: Final = {"DEADLINE_S": "55", "MAX_WAIT_S": "55", "MAX_QUEUE_TOKENS": "100000000"}
@@ -75,18 +76,21 @@ def measure_capacity(
     """
     turn_s = max(1.0, setting.seconds / 6, turn_s)
     with serving(setting.bundle, setting.folder / "capacity", _PATIENT) as service:
-        load(_plan(service, turn_s, num_connections=8))  # warm
-        found = {num: load(_plan(service, turn_s, num_connections=num)) for num in concurrencies}
+        load(_plan(service, ClosedLoop(num_connections=8, duration_s=turn_s)))  # warm
+        outcomes = {
+            num: load(_plan(service, ClosedLoop(num_connections=num, duration_s=turn_s)))
+            for num in concurrencies
+        }
     levels = {
         num: (outcome.num(200) / turn_s, outcome.latency_ms(50), outcome.latency_ms(99))
-        for num, outcome in found.items()
+        for num, outcome in outcomes.items()
     }
     per_s, _, p99_ms = levels[concurrencies[-1]]
     return Capacity(
         per_s=per_s,
         p99_ms=p99_ms,
         levels=levels,
-        num_others=sum(outcome.num_others for outcome in found.values()),
+        num_others=sum(outcome.num_others for outcome in outcomes.values()),
     )
 
 
@@ -109,10 +113,12 @@ def overload(setting: Setting, times: float = 10.0) -> Result:
     rate_per_s, seconds = times * at_capacity.per_s, 3 * setting.seconds
     with serving(setting.bundle, setting.folder / "overload") as service:
         # What a full service holds is held from the start.
-        load(_plan(service, max(2.0, seconds / 3), rate_per_s=rate_per_s))
+        warm_up_s = max(2.0, seconds / 3)
+        load(_plan(service, OpenLoop(rate_per_s=rate_per_s, duration_s=warm_up_s)))
         before_mb = service.pss_mb
         with sampling(service, every_s=max(0.1, seconds / 60)) as samples_mb:
-            outcome = load(_plan(service, seconds, rate_per_s=rate_per_s))
+            pace = OpenLoop(rate_per_s=rate_per_s, duration_s=seconds)
+            outcome = load(_plan(service, pace))
         after_mb = service.pss_mb
     p99_ms = outcome.latency_ms(99)
     grown = growth(samples_mb)
@@ -156,7 +162,8 @@ def soak(setting: Setting) -> Result:
         reloading = threading.Timer(soak_s / 2, change)
         reloading.start()
         with sampling(service, every_s=every_s) as samples_mb:
-            outcome = load(_plan(service, soak_s, rate_per_s=rate_per_s))
+            pace = OpenLoop(rate_per_s=rate_per_s, duration_s=soak_s)
+            outcome = load(_plan(service, pace))
         reloading.cancel()
         is_changed = service.revision == revision_of(shelf.folder / "other")
     grown = growth(samples_mb)
@@ -207,17 +214,6 @@ def sampling(service: Service, *, every_s: float) -> Iterator[list[float]]:
         thread.join()
 
 
-def _plan(
-    service: Service,
-    duration_s: float,
-    *,
-    num_connections: int = _OPEN_CONNECTIONS,
-    rate_per_s: float | None = None,
-) -> Plan:
-    return Plan(
-        port=service.port,
-        requests=mixed_requests(seed=time.time_ns()),
-        duration_s=duration_s,
-        num_connections=num_connections,
-        rate_per_s=rate_per_s,
-    )
+def _plan(service: Service, pace: Pace) -> Plan:
+    requests = mixed_requests(seed=time.time_ns())
+    return Plan(port=service.port, requests=requests, pace=pace)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from benchmarks.harness.tables import write_between
+
 _BEGIN: Final = "<!-- figures: python -m benchmarks.reliability --write -->"
 _END: Final = "<!-- end of figures -->"
 
@@ -52,10 +54,6 @@ def write_into(page: Path, text: str) -> None:
     """Put the tables between the page's two markers.
 
     Raises:
-        ValueError: it does not have them.
+        BenchmarkError: it does not have them.
     """
-    before, begin, rest = page.read_text(encoding="utf-8").partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not begin or not end:
-        raise ValueError(f"{page} must have the lines {_BEGIN} and {_END}")
-    page.write_text(f"{before}{_BEGIN}\n\n{text}\n{_END}{after}", encoding="utf-8")
+    write_between(page, _BEGIN, _END, text)

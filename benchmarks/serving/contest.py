@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Final
 
 from tqdm import tqdm
 
+from benchmarks.harness.load import http_request, load
+from benchmarks.harness.outcome import Outcome
+from benchmarks.harness.plan import Pace, Passes, Plan, RandomArrivals
 from benchmarks.serving.in_process import Alone, Comparison, compare
-from benchmarks.serving.load import Load, Measured, send
 from benchmarks.serving.services import Call, PeerSettings, Service, peer_service, running
 from benchmarks.serving.stream import Stream
 
@@ -22,6 +24,7 @@ _WARM_UP_CONNECTIONS: Final = 2
 # For the choice of settings: as many requests at as many connections.
 _NUM_TRIED: Final = 48
 _TRIED_CONNECTIONS: Final = 16
+_TIMEOUT_S: Final = 600.0
 # Of the peer's throughput, for requests that come at random.
 ARRIVAL_PART: Final = 0.8
 
@@ -38,12 +41,12 @@ class Result:
     """
 
     service: Service
-    levels: dict[int, list[Measured]] = field(default_factory=dict)
-    arrivals: list[Measured] = field(default_factory=list)
-    saturated: list[Measured] = field(default_factory=list)
+    levels: dict[int, list[Outcome]] = field(default_factory=dict)
+    arrivals: list[Outcome] = field(default_factory=list)
+    saturated: list[Outcome] = field(default_factory=list)
     alone: list[Alone] = field(default_factory=list)
 
-    def runs(self) -> Iterator[Measured]:
+    def runs(self) -> Iterator[Outcome]:
         """All loads that were timed."""
         for runs in self.levels.values():
             yield from runs
@@ -87,11 +90,11 @@ class Contest:
         for settings in candidates:
             service = peer_service(checkpoint, tasks, settings, self.num_threads)
             self._tell(f"trying {settings}")
-            with running(service, self.folder / "peer") as url:
-                load = self._load(service, url)
-                self._warm_up(load, service.num_workers)
-                few = replace(load, calls=load.calls[:_NUM_TRIED], least_s=0.0)
-                measured = send(replace(few, num_connections=_TRIED_CONNECTIONS))
+            with running(service, self.folder / "peer") as process:
+                requests = self._requests(service)
+                _warm_up(process.port, requests, service.num_workers)
+                pace = Passes(num_connections=_TRIED_CONNECTIONS)
+                measured = _send(process.port, requests[:_NUM_TRIED], pace)
             # What fails is no answer: settings that shed load do not win by it.
             found.append((Tried(settings=settings, per_s=measured.per_s), service))
             self.bar.update()
@@ -117,35 +120,32 @@ class Contest:
     def _round(self, result: Result, rate_per_s: float) -> None:
         service = result.service
         self._tell(f"{service.name}: starting")
-        with running(service, self.folder / service.name.replace(" ", "-")) as url:
-            load = self._load(service, url)
-            self._warm_up(load, service.num_workers)
+        with running(service, self.folder / service.name.replace(" ", "-")) as process:
+            port, requests = process.port, self._requests(service)
+            _warm_up(port, requests, service.num_workers)
             for level in self.levels:
                 self._tell(f"{service.name}: {level} connections")
-                measured = send(replace(load, num_connections=level))
+                measured = _send(port, requests, self._passes(level))
                 result.levels.setdefault(level, []).append(measured)
                 self.bar.update()
             self._tell(f"{service.name}: {rate_per_s:.1f} requests/s")
-            result.arrivals.append(send(replace(load, rate_per_s=rate_per_s)))
+            result.arrivals.append(_send(port, requests, RandomArrivals(rate_per_s=rate_per_s)))
             self.bar.update()
             if service.bundle is not None:
                 self._tell(f"{service.name}: the engine alone")
-                result.alone.append(compare(self._comparison(service, service.bundle, url)))
-                result.saturated.append(send(replace(load, num_connections=max(self.levels))))
+                result.alone.append(compare(self._comparison(service, service.bundle, process.url)))
+                result.saturated.append(_send(port, requests, self._passes(max(self.levels))))
                 self.bar.update()
 
     def num_loads(self, num_candidates: int, num_services: int) -> int:
         """How often the bar goes on, with one peer among the services."""
         return num_candidates + self.rounds * (num_services * (len(self.levels) + 2) - 1)
 
-    def _load(self, service: Service, url: str) -> Load:
-        calls = [service.call(item) for item in self.stream.items]
-        return Load(url=url, calls=calls, num_connections=1, least_s=self.least_s)
+    def _requests(self, service: Service) -> list[bytes]:
+        return [http_request(*service.call(item)) for item in self.stream.items]
 
-    def _warm_up(self, load: Load, num_workers: int) -> None:
-        calls = [*islice(cycle(load.calls), _NUM_WARM_UP * num_workers)]
-        connections = _WARM_UP_CONNECTIONS * num_workers
-        send(replace(load, calls=calls, least_s=0.0, num_connections=connections))
+    def _passes(self, num_connections: int) -> Passes:
+        return Passes(num_connections=num_connections, least_s=self.least_s)
 
     def _comparison(self, service: Service, bundle: Path, url: str) -> Comparison:
         idle: dict[str, list[Call]] = {
@@ -153,7 +153,7 @@ class Contest:
             for length, items in self.stream.idle.items()
         }
         return Comparison(
-            bundle=str(bundle.absolute()),
+            bundle=bundle.absolute(),
             num_threads=self.num_threads,
             url=url,
             calls=[service.call(item) for item in self.stream.items],
@@ -162,3 +162,12 @@ class Contest:
 
     def _tell(self, what: str) -> None:
         self.bar.set_postfix_str(what)
+
+
+def _send(port: int, requests: Sequence[bytes], pace: Pace) -> Outcome:
+    return load(Plan(port=port, requests=requests, pace=pace, timeout_s=_TIMEOUT_S))
+
+
+def _warm_up(port: int, requests: Sequence[bytes], num_workers: int) -> None:
+    some = [*islice(cycle(requests), _NUM_WARM_UP * num_workers)]
+    _send(port, some, Passes(num_connections=_WARM_UP_CONNECTIONS * num_workers))

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
+from benchmarks.harness.outcome import Outcome
 from benchmarks.serving.contest import Result
-from benchmarks.serving.load import Measured
 
 # Of the best throughput: more connections than reach it only make everybody wait.
 _SATURATED: Final = 0.95
 
 
-def per_s(runs: Sequence[Measured]) -> float:
+def per_s(runs: Sequence[Outcome]) -> float:
     """Requests a second, the median over rounds."""
     return statistics.median(run.per_s for run in runs)
 
 
-def latency_s(runs: Sequence[Measured], percent: float) -> float:
+def latency_s(runs: Sequence[Outcome], percent: float) -> float:
     """Of all rounds' requests together; NaN where none was answered."""
-    latencies_s = [each for run in runs for each in run.latencies_s]
+    latencies_s = [each for run in runs for each in run.latencies_s()]
     return float(np.percentile(latencies_s, percent)) if latencies_s else float("nan")
 
 
@@ -41,9 +42,12 @@ def best_within(result: Result, most_s: float) -> tuple[int, float] | None:
     return max(rates.items(), key=lambda pair: pair[1]) if rates else None
 
 
-def part_of_engine(result: Result) -> float:
-    """Throughput over HTTP as a part of the engine's own, the median over rounds."""
-    num_items = len(result.saturated[0].replies)
+def part_of_engine(result: Result, num_items: int) -> float:
+    """Throughput over HTTP as a part of the engine's own, the median over rounds.
+
+    Args:
+        num_items: of the stream.
+    """
     pairs = zip(result.saturated, result.alone, strict=True)
     return statistics.median(run.per_s * one.engine_s / num_items for run, one in pairs)
 
@@ -61,15 +65,15 @@ def idle_ms(result: Result, length: str) -> tuple[float, float, float]:
 def failed(result: Result) -> tuple[int, int]:
     """Requests that failed, and all that were sent."""
     num_failed = sum(run.num_failed for run in result.runs())
-    return num_failed, num_failed + sum(len(run.latencies_s) for run in result.runs())
+    return num_failed, sum(len(run.replies) for run in result.runs())
 
 
 def largest_difference(peer: Result, ours: Result) -> float:
     """Between the scores of both sides' best answers to the same requests."""
-    replies = (next(iter(one.levels.values()))[0].replies for one in (peer, ours))
-    pairs = [(p, o) for p, o in zip(*replies, strict=True) if p is not None and o is not None]
+    theirs, our = (next(iter(one.levels.values()))[0].bodies for one in (peer, ours))
+    pairs = [(json.loads(theirs[at])[0], json.loads(our[at])) for at in theirs.keys() & our.keys()]
     return max(
-        (abs(_score(theirs[0], our) - _best(theirs[0])["score"]) for theirs, our in pairs),
+        (abs(_score(answer, other) - _best(answer)["score"]) for answer, other in pairs),
         default=float("nan"),
     )
 

@@ -1,20 +1,17 @@
-"""A process with the engine in it: the requests of a service without the service.
+"""The engine without a service, in a process of its own.
 
-The parent writes a `Comparison` to its standard input and reads an `Alone` from its standard
-output. A service may run beside it; it is asked one request at a time, in turns with the engine.
+A service may run beside it; it is asked one request at a time, in turns with the engine.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from albert_serve.bundle.manifest import Bundle
@@ -22,7 +19,8 @@ from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks import TASKS, Work, prepare_request
 from albert_serve.tasks.load import load_tasks
-from benchmarks.engines.jobs import BenchmarkError
+from benchmarks.harness.apart import run_apart
+from benchmarks.harness.errors import BenchmarkError
 from benchmarks.serving.services import Call
 
 _NUM_PASSES: Final = 2
@@ -45,7 +43,7 @@ class Comparison:
         idle: requests of each length, which are asked one at a time, of both.
     """
 
-    bundle: str
+    bundle: Path
     num_threads: int
     url: str
     calls: Sequence[Call]
@@ -74,16 +72,7 @@ def compare(asked: Comparison) -> Alone:
     Raises:
         BenchmarkError: the process failed.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.serving.in_process"],
-        input=json.dumps(asdict(asked)),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise BenchmarkError(f"the engine could not be run: {done.stderr.strip()[-400:]}")
-    return Alone(**json.loads(done.stdout))
+    return run_apart(_run, asked)
 
 
 class _InProcess:
@@ -165,13 +154,9 @@ def _idle(
     return over_http, alone
 
 
-def _run(asked: Mapping[str, Any]) -> Alone:
-    engine = _InProcess(Path(asked["bundle"]), asked["num_threads"])
-    service = _Http(asked["url"])
-    engine_s, stream_s = min(engine.stream(asked["calls"]) for _ in range(_NUM_PASSES))
-    idle = {length: _idle(engine, service, calls) for length, calls in asked["idle"].items()}
+def _run(asked: Comparison) -> Alone:
+    engine = _InProcess(asked.bundle, asked.num_threads)
+    service = _Http(asked.url)
+    engine_s, stream_s = min(engine.stream(asked.calls) for _ in range(_NUM_PASSES))
+    idle = {length: _idle(engine, service, calls) for length, calls in asked.idle.items()}
     return Alone(engine_s=engine_s, stream_s=stream_s, idle=idle)
-
-
-if __name__ == "__main__":
-    print(json.dumps(asdict(_run(json.load(sys.stdin)))))

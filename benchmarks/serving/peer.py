@@ -23,7 +23,7 @@ _MAX_LATENCY_MS = 300_000
 _TIMEOUT_S = 600
 
 
-@bentoml.service(workers=_WORKERS, traffic={"timeout": _TIMEOUT_S})  # type: ignore[untyped-decorator]
+@bentoml.service(workers=_WORKERS, traffic={"timeout": _TIMEOUT_S})
 class Pipelines:
     """Text classification and fill-mask."""
 

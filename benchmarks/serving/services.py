@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from benchmarks.engines.jobs import BenchmarkError, last_line
+from benchmarks.harness.service import REPOSITORY, ServiceProcess, start
 from benchmarks.serving.stream import Item
 
 Call: TypeAlias = tuple[str, dict[str, Any]]
-REPOSITORY: Final = Path(__file__).parents[2]
-_START_S: Final = 180.0
-_END_S: Final = 60.0
 _PEER_PATHS: Final = {"text-classification": "/classify", "fill-mask": "/fill_mask"}
 
 
@@ -105,9 +95,8 @@ def peer_service(
     )
 
 
-@contextlib.contextmanager
-def running(service: Service, folder: Path) -> Iterator[str]:
-    """A process of the service, ready; gives its URL, and ends it afterwards.
+def running(service: Service, folder: Path) -> AbstractContextManager[ServiceProcess]:
+    """A process of the service, ready; it is stopped afterwards.
 
     Args:
         folder: takes its log and BentoML's files.
@@ -115,24 +104,8 @@ def running(service: Service, folder: Path) -> Iterator[str]:
     Raises:
         BenchmarkError: it did not start.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    url = f"http://127.0.0.1:{free_port()}"
-    log = folder / "log.txt"
-    command = ["bentoml", "serve", service.target, "--host", "127.0.0.1"]
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *command, "--port", url.rpartition(":")[2]],
-            cwd=folder,
-            env=_environment(service, folder),
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        _wait_until_ready(process, url, log)
-        yield url
-    finally:
-        _end(process)
+    command = ["-m", "bentoml", "serve", service.target]
+    return start(command, folder, _environment(service, folder))
 
 
 def _environment(service: Service, folder: Path) -> dict[str, str]:
@@ -145,32 +118,3 @@ def _environment(service: Service, folder: Path) -> dict[str, str]:
         "TRANSFORMERS_VERBOSITY": "error",
     }
     return {**kept, **common, **service.environment}
-
-
-def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    give_up_s = time.monotonic() + _START_S
-    while time.monotonic() < give_up_s:
-        if process.poll() is not None:
-            raise BenchmarkError(f"the service did not start: {last_line(log)} (see {log})")
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/readyz", timeout=10):  # noqa: S310
-            return
-        time.sleep(0.1)
-    raise BenchmarkError(f"the service was not ready within {_START_S:.0f} s (see {log})")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(timeout=_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def free_port() -> int:
-    """One of this machine that nobody listens on now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-    return port

@@ -17,7 +17,7 @@ from albert_serve.config import PRESETS, AlbertConfig
 from albert_serve.settings import shipped_bundle
 from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.engines.inputs import Wanted, choose
-from benchmarks.engines.jobs import BenchmarkError
+from benchmarks.harness.errors import BenchmarkError
 from training.model.checkpoint import find_tasks, read_config, save_checkpoint
 from training.model.heads import AlbertForTasks
 from training.vocab import build_tokenizer
@@ -113,7 +113,7 @@ def _tokenizer(checkpoint: Path) -> Tokenizer:
     return Tokenizer.from_file(str(file))
 
 
-def _tasks(checkpoint: Path) -> list[str]:
+def _tasks(checkpoint: Path) -> Sequence[str]:
     shapes = {name: each.shape for name, each in read_header(checkpoint / WEIGHTS_FILE).items()}
     found = find_tasks(shapes, read_config(checkpoint).get("architectures") or ())
     tasks = [task for task in TASKS if task in found]

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.engines.jobs import BenchmarkError
+from benchmarks.harness.outcome import Outcome
+from benchmarks.harness.tables import bullets, table, write_between
 from benchmarks.serving.contest import ARRIVAL_PART, Result, Tried
 from benchmarks.serving.figures import (
     best_within,
@@ -20,7 +21,6 @@ from benchmarks.serving.figures import (
     per_s,
     saturation,
 )
-from benchmarks.serving.load import Measured
 from benchmarks.serving.stream import Stream
 
 _BEGIN: Final = "<!-- written by make bench-serve: begin -->"
@@ -61,7 +61,7 @@ class Report:
 def markdown(report: Report) -> str:
     """All tables, with what was measured on."""
     sections = [
-        _list([*report.machine, report.model, _stream(report.stream)]),
+        bullets([*report.machine, report.model, _stream(report.stream)]),
         "### Throughput at the peer's p99",
         _summary(report),
         "### By connections",
@@ -72,7 +72,7 @@ def markdown(report: Report) -> str:
         _throughputs(report),
         _idle(report),
         "### Notes",
-        _list(_notes(report)),
+        bullets(_notes(report)),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -88,9 +88,9 @@ def to_dict(report: Report) -> dict[str, Any]:
         "services": [
             {
                 "name": one.service.name,
-                "levels": {level: _bare(runs) for level, runs in one.levels.items()},
-                "arrivals": _bare(one.arrivals),
-                "saturated": _bare(one.saturated),
+                "levels": {level: _figures(runs) for level, runs in one.levels.items()},
+                "arrivals": _figures(one.arrivals),
+                "saturated": _figures(one.saturated),
                 "alone": [asdict(each) for each in one.alone],
             }
             for one in report.results
@@ -98,19 +98,14 @@ def to_dict(report: Report) -> dict[str, Any]:
     }
 
 
-def write_between_markers(file: Path, tables: str) -> None:
+def write_tables(page: Path, tables: str) -> None:
     """Replace what an earlier run wrote.
 
     Raises:
-        BenchmarkError: the file has not both markers.
+        BenchmarkError: the page does not have both markers.
         OSError: it cannot be read or written.
     """
-    content = file.read_text(encoding="utf-8")
-    before, begin, rest = content.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not (begin and end):
-        raise BenchmarkError(f"{file} has no lines {_BEGIN} and {_END}; tables go between them")
-    file.write_text(f"{before}{begin}\n\n{tables}\n{end}{after}", encoding="utf-8")
+    write_between(page, _BEGIN, _END, tables)
 
 
 def _summary(report: Report) -> str:
@@ -133,7 +128,7 @@ def _summary(report: Report) -> str:
             p99_s = latency_s(one.levels[found[0]], 99)
             cells = [f"{found[1]:.1f}", str(found[0]), _ms(p99_s), f"**{found[1] / best:.2f}**"]
         rows.append([f"**{one.service.name}**", *cells, _failed(one)])
-    return _grid(
+    return table(
         ["", "requests/s", "connections", "p99, ms", "times the peer", "failed of all"], rows
     )
 
@@ -148,12 +143,12 @@ def _levels(report: Report) -> str:
         for one in report.results:
             cells += [f"{per_s(one.levels[level]):.1f}", *_latencies(one.levels[level])]
         rows.append(cells)
-    return _grid(headings, rows)
+    return table(headings, rows)
 
 
 def _arrivals(report: Report) -> str:
     rows = [[one.service.name, *_latencies(one.arrivals)] for one in report.results]
-    return _grid(["", "p50, ms", "p99, ms"], rows)
+    return table(["", "p50, ms", "p99, ms"], rows)
 
 
 def _throughputs(report: Report) -> str:
@@ -164,12 +159,12 @@ def _throughputs(report: Report) -> str:
             f"{num_items / statistics.median(each.engine_s for each in one.alone):.1f}",
             f"{num_items / statistics.median(each.stream_s for each in one.alone):.1f}",
             f"{per_s(one.saturated):.1f}",
-            f"**{part_of_engine(one):.0%}**",
+            f"**{part_of_engine(one, num_items):.0%}**",
         ]
         for one in report.ours
     ]
     with_tasks = "with tokeniser and answers"
-    return _grid(["requests/s", "engine alone", with_tasks, "over HTTP", "HTTP of engine"], rows)
+    return table(["requests/s", "engine alone", with_tasks, "over HTTP", "HTTP of engine"], rows)
 
 
 def _idle(report: Report) -> str:
@@ -179,7 +174,7 @@ def _idle(report: Report) -> str:
             over_http, alone, apart = idle_ms(one, str(length))
             name = f"{one.service.name}, {length} tokens"
             rows.append([name, f"{over_http:.2f}", f"{alone:.2f}", f"**{apart:.2f}**"])
-    return _grid(
+    return table(
         ["p50 of one request at a time, ms", "over HTTP", "tokeniser and engine", "between"], rows
     )
 
@@ -212,8 +207,17 @@ def _stream(stream: Stream) -> str:
     )
 
 
-def _bare(runs: Sequence[Measured]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in asdict(run).items() if key != "replies"} for run in runs]
+def _figures(runs: Sequence[Outcome]) -> list[dict[str, Any]]:
+    return [
+        {
+            "seconds": run.seconds,
+            "cpu_s": run.cpu_s,
+            "num_failed": run.num_failed,
+            "latencies_s": run.latencies_s(),
+            "failures": run.failures,
+        }
+        for run in runs
+    ]
 
 
 def _failed(result: Result) -> str:
@@ -221,18 +225,9 @@ def _failed(result: Result) -> str:
     return f"{num_failed} of {num_all:,}"
 
 
-def _latencies(runs: Sequence[Measured]) -> list[str]:
+def _latencies(runs: Sequence[Outcome]) -> list[str]:
     return [_ms(latency_s(runs, percent)) for percent in (50, 99)]
 
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:,.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.1f}"
-
-
-def _grid(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rule = ["---", *["---:"] * (len(headings) - 1)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [headings, rule, *lines])
-
-
-def _list(lines: Sequence[str] | Iterator[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)

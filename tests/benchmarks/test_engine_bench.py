@@ -31,7 +31,7 @@ from benchmarks.engines.contest import Contest, Result
 from benchmarks.engines.contestants import CONTESTANTS, KINDS, Variant
 from benchmarks.engines.hf_questions import HfAnswerer
 from benchmarks.engines.inputs import Inputs, Wanted, choose
-from benchmarks.engines.jobs import BenchmarkError, Job, Peak, Request, Shape, TaskName, Turn
+from benchmarks.engines.jobs import Job, Peak, Request, Shape, TaskName, Turn
 from benchmarks.engines.measurement import merged
 from benchmarks.engines.memory import read_memory
 from benchmarks.engines.models import FORMS, Plan, make_checkpoint
@@ -49,6 +49,7 @@ from benchmarks.engines.report import Report
 from benchmarks.engines.tables import markdown
 from benchmarks.engines.turns import Player, Referee, ShapePlayer
 from benchmarks.engines.witness import Witness
+from benchmarks.harness.errors import BenchmarkError
 from export.write import export_bundle
 from tests.training.support import REPOSITORY, SQUAD, WIKI
 from training.data.datasets import read_squad
@@ -331,8 +332,6 @@ def test_everything_travels_as_json(folder: Path, inputs: Inputs) -> None:
     assert Job.from_json(job.to_json()) == job
     assert job.environment["TORCHINDUCTOR_FREEZING"] == "1"
     assert job.environment["OMP_NUM_THREADS"] == "1"
-    request = Request(case="texts", batch_size=4, part="few")
-    assert Request.from_json(request.to_json()) == request
     for source in (None, folder):
         plan = make_plan(folder, "text-classification", "onnx", source)
         assert Plan.from_json(plan.to_json()) == plan
@@ -347,10 +346,10 @@ def test_a_shape_that_is_none_is_told(text: str) -> None:
 
 def test_the_referee_times_and_counts(folder: Path, inputs: Inputs) -> None:
     referee = Referee(ours.open_player(make_job(folder, "ours-fp32")), inputs)
-    stream = Turn.from_message(referee.answer(Request(case="texts", part="third")))
+    stream = Turn(**referee.answer(Request(case="texts", part="third")))
     assert stream.num_items == len(stream.outputs) == 4
     assert 0 <= stream.padding < 1
-    call = Turn.from_message(referee.answer(Request(case="2x9")))
+    call = Turn(**referee.answer(Request(case="2x9")))
     assert (call.num_items, call.num_tokens, call.padding) == (2, 18, 0)
     assert 0 < call.seconds < 60
     memory = referee.answer(Request(case="memory"))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +15,13 @@ from torch._dynamo.utils import counters
 from albert_serve.config import PRESETS
 from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks import pretrain
+from benchmarks.harness.channel import Channel
+from benchmarks.harness.errors import BenchmarkError
 from benchmarks.pretraining.child import Child
 from benchmarks.pretraining.data import Arrays, write
 from benchmarks.pretraining.hf import Examples, PadTogether
-from benchmarks.pretraining.jobs import KEEPS_MEMORY, BenchmarkError, Case, HfSettings, Job
-from benchmarks.pretraining.stopwatch import Channel, Stopwatch
+from benchmarks.pretraining.jobs import KEEPS_MEMORY, Case, HfSettings, Job
+from benchmarks.pretraining.stopwatch import Stopwatch
 from tests.training.support import REPOSITORY, WIKI
 from training.data.collate import Collator
 from training.data.examples import IGNORED, ExampleSettings
@@ -117,13 +121,13 @@ class Line(Channel):
     """A line to a parent that gives these turns and keeps the answers."""
 
     def __init__(self, turns: list[float]) -> None:
-        self.turns: list[float | None] = [*turns, None]
-        self.answers: list[dict[str, float]] = []
+        self.turns = turns
+        self.answers: list[Mapping[str, Any]] = []
 
-    def ask(self) -> float | None:
-        return self.turns.pop(0)
+    def receive(self) -> dict[str, Any] | None:
+        return {"seconds": self.turns.pop(0)} if self.turns else None
 
-    def tell(self, message: dict[str, float]) -> None:
+    def send(self, message: Mapping[str, Any]) -> None:
         self.answers.append(message)
 
 
@@ -158,7 +162,7 @@ def test_a_turn_in_which_something_is_compiled_begins_again() -> None:
 
 def test_a_child_that_fails_says_why(tmp_path: Path) -> None:
     with (
-        pytest.raises(BenchmarkError, match=r"(?s)ours ended with status 1; see .*ShardError"),
+        pytest.raises(BenchmarkError, match=r"ours ended with status 1: .*ShardError"),
         Child(make_job(tmp_path), tmp_path / "log"),
     ):
         pass

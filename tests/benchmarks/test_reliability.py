@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.load import load
+from benchmarks.harness.plan import OpenLoop, Plan
 from benchmarks.reliability.__main__ import main
 from benchmarks.reliability.faults import sigterm
 from benchmarks.reliability.host import growth, mixed_requests, serving
-from benchmarks.reliability.load import NO_REPLY, Outcome, Plan, Reply, load
 from benchmarks.reliability.pressure import Setting
 from benchmarks.reliability.report import Result, tables, write_into
 from tests.albert_serve.conftest import bundle_dir, checkpoint_dir  # noqa: F401 - fixtures
@@ -24,9 +25,7 @@ def test_ten_times_too_much_is_answered_or_refused(
             Plan(
                 port=service.port,
                 requests=mixed_requests(),
-                duration_s=3,
-                num_connections=500,
-                rate_per_s=1000,
+                pace=OpenLoop(rate_per_s=1000, duration_s=3, num_connections=500),
             )
         )
     assert len(outcome.replies) == pytest.approx(3000, rel=0.01)
@@ -38,21 +37,6 @@ def test_ten_times_too_much_is_answered_or_refused(
 def test_nothing_is_lost_at_the_end(bundle_dir: Path, tmp_path: Path) -> None:  # noqa: F811
     result = sigterm(Setting(bundle=bundle_dir, folder=tmp_path, seconds=6, minutes=0))
     assert result.passed, result
-
-
-def test_a_service_that_is_not_there_is_a_failure_each_time(tmp_path: Path) -> None:
-    plan = Plan(port=1, requests=mixed_requests(1), duration_s=0.3, num_connections=2)
-    outcome = load(plan)
-    assert set(outcome.statuses) == {NO_REPLY}
-    assert outcome.num_others == len(outcome.replies) > 1
-
-
-def test_a_refusal_without_a_time_is_counted() -> None:
-    replies = [
-        Reply(due_s=0, latency_s=0.1, status=429, retry_after=text)
-        for text in ("1", "60", None, "", "0", "1.5", "soon")
-    ]
-    assert Outcome(replies=replies).num_bad_refusals == 5
 
 
 def test_growth_is_that_of_medians_and_leaves_the_start_out() -> None:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -18,10 +14,10 @@ from tqdm import tqdm
 from albert_serve.config import AlbertConfig
 from albert_serve.settings import shipped_bundle
 from benchmarks import serve
-from benchmarks.engines.jobs import BenchmarkError
+from benchmarks.harness.errors import BenchmarkError
+from benchmarks.harness.outcome import Outcome, Reply
 from benchmarks.serving.contest import Contest, Result, Tried
 from benchmarks.serving.figures import best_within, failed, largest_difference, saturation
-from benchmarks.serving.load import Load, Measured, send
 from benchmarks.serving.services import (
     PeerSettings,
     Service,
@@ -31,7 +27,7 @@ from benchmarks.serving.services import (
     running,
 )
 from benchmarks.serving.stream import TASKS, Stream, make_stream
-from benchmarks.serving.tables import Report, markdown, to_dict, write_between_markers
+from benchmarks.serving.tables import Report, markdown, to_dict, write_tables
 from export.write import export_bundle
 from tests.training.support import WIKI
 from training.model.checkpoint import save_checkpoint
@@ -121,10 +117,9 @@ def test_both_services_answer_everything_alike(report: Report) -> None:
         assert failed(result)[1] >= NUM_REQUESTS * (len(LEVELS) + 1)
         assert sorted(result.levels) == LEVELS
         for run in result.runs():
-            assert len(run.replies) == NUM_REQUESTS
-            assert None not in run.replies
-            assert len(run.latencies_s) % NUM_REQUESTS == 0  # whole passes
-            assert all(0 < each < 60 for each in run.latencies_s)
+            assert sorted(run.bodies) == list(range(NUM_REQUESTS))
+            assert len(run.replies) % NUM_REQUESTS == 0  # whole passes
+            assert all(0 < each < 60 for each in run.latencies_s())
             assert 0 < run.cpu_s < run.seconds
     assert largest_difference(report.peer, report.ours[0]) < 1e-5
 
@@ -151,10 +146,10 @@ def test_tables_have_a_row_for_everything(report: Report, tmp_path: Path) -> Non
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- written by make bench-serve: begin -->\nold\n")
     with pytest.raises(BenchmarkError, match="tables go between them"):
-        write_between_markers(page, tables)
+        write_tables(page, tables)
     page.write_text(page.read_text() + "<!-- written by make bench-serve: end -->\nafter\n")
     for _ in range(2):
-        write_between_markers(page, tables)
+        write_tables(page, tables)
         content = page.read_text()
         assert content.count(tables) == 1
         assert "old" not in content
@@ -162,13 +157,14 @@ def test_tables_have_a_row_for_everything(report: Report, tmp_path: Path) -> Non
         assert content.endswith("\nafter\n")
 
 
-def make_measured(rate: float, latency_s: float) -> Measured:
-    return Measured(seconds=100 / rate, latencies_s=[latency_s] * 100, replies=[{}] * 100)
+def make_outcome(rate: float, latency_s: float) -> Outcome:
+    reply = Reply(due_s=0.0, latency_s=latency_s, status=200)
+    return Outcome(seconds=100 / rate, replies=[reply] * 100)
 
 
 def make_result(rows: dict[int, tuple[float, float]]) -> Result:
     service = Service(name="any", target="a:B", environment={}, call=our_call)
-    levels = {level: [make_measured(*row)] for level, row in rows.items()}
+    levels = {level: [make_outcome(*row)] for level, row in rows.items()}
     return Result(service=service, levels=levels)
 
 
@@ -186,50 +182,6 @@ def test_ours_counts_with_the_best_level_that_is_no_slower() -> None:
     assert best_within(result, 0.05) is None
     nothing = make_result({1: (8.0, math.nan)})
     assert best_within(nothing, 10.0) is None
-
-
-class Refusing(BaseHTTPRequestHandler):
-    """Answers every other request with 503."""
-
-    protocol_version = "HTTP/1.1"
-    count = 0
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        Refusing.count += 1
-        self.send_response(503 if Refusing.count % 2 else 200)
-        self.send_header("Content-Length", "2")
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def refusing_url() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def test_requests_that_fail_are_counted_and_told(refusing_url: str) -> None:
-    load = Load(url=refusing_url, calls=[("/fill-mask", {})] * 10, num_connections=1)
-    for one in (load, replace(load, rate_per_s=200.0)):
-        measured = send(one)
-        assert measured.num_failed == 5
-        assert len(measured.latencies_s) == 5
-        assert measured.replies.count(None) == 5
-        assert measured.failures[0] == "/fill-mask: 503 {}"
-
-
-def test_random_times_have_the_rate_that_was_asked_for(refusing_url: str) -> None:
-    load = Load(url=refusing_url, calls=[("/x", {})] * 40, num_connections=1, rate_per_s=100.0)
-    assert send(load).seconds > 40 / 100.0 / 2  # whoever sends all at once takes no time
 
 
 def test_a_service_that_does_not_start_says_of_what(tmp_path: Path) -> None:
