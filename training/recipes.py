@@ -125,8 +125,7 @@ RECIPES: Final[dict[str, Recipe]] = {
 DISTILLATION: Final = replace(
     RECIPES["small"],
     batch_size=16,
-    optimizer="adamw",
-    lr=4e-4,
+    adamw_lr=1e-3,
     sentence_task="none",
     start="teacher",
 )
