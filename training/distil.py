@@ -16,10 +16,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from typing import Final
+from dataclasses import asdict
+from typing import Any, Final
 
-from albert_serve.config import AlbertConfig, preset
+from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
 from training import finetune
 from training.distillation.job import DistilJob, LossWeights, check_objectives
@@ -36,10 +36,8 @@ from training.pretrain import (
     add_recipe,
     add_sizes,
     changed_recipe,
-    check_length,
     corpus_record,
-    given_sizes,
-    grown_config,
+    make_config,
     open_shards,
     train_job,
 )
@@ -63,7 +61,7 @@ _EXAMPLES: Final = r"""examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    if "--text-classification" in words:
+    if any(word.partition("=")[0] == "--text-classification" for word in words):
         return finetune.main(words)
     options = build_parser().parse_args(words)
     return report_errors(lambda: _run(options))
@@ -124,17 +122,13 @@ def _config(
     options: argparse.Namespace, recipe: Recipe, teacher: Teacher, vocab_size: int
 ) -> AlbertConfig:
     """Return the student's config: sizes of the options, otherwise the preset's or teacher's."""
-    sizes = given_sizes(options)
-    if options.initialize_from is not None:
-        return check_length(grown_config(options, sizes, vocab_size), recipe)
-    if options.preset is None:
-        sizes = sizes_of(teacher) | sizes
-    elif recipe.start == "teacher":
-        sizes["activation"] = sizes_of(teacher)["activation"]
-    config = preset(options.preset or "base", vocab_size=vocab_size, **sizes)
-    dropout = recipe.dropout_of(config)
-    config = replace(config, hidden_dropout=dropout, attention_dropout=dropout)
-    return check_length(config, recipe)
+    defaults: dict[str, Any] = {}
+    if options.initialize_from is None:
+        if options.preset is None:
+            defaults = sizes_of(teacher)
+        elif recipe.start == "teacher":
+            defaults = {"activation": sizes_of(teacher)["activation"]}
+    return make_config(options, recipe, vocab_size, defaults)
 
 
 def _objectives(options: argparse.Namespace, config: AlbertConfig, teacher: Teacher) -> Objectives:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, get_args
 
 from albert_serve.config import PRESETS, AlbertConfig, Sharing, preset
@@ -67,7 +68,7 @@ def changed_recipe(recipe: Recipe, options: argparse.Namespace) -> Recipe:
     return replace(recipe, **overrides)
 
 
-def given_sizes(options: argparse.Namespace) -> dict[str, Any]:
+def _given_sizes(options: argparse.Namespace) -> dict[str, Any]:
     """Return the sizes that the options set, by the names of `AlbertConfig`."""
     sizes = {
         "embedding_size": options.embedding_size,
@@ -83,18 +84,32 @@ def given_sizes(options: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in sizes.items() if value is not None}
 
 
-def _config(options: argparse.Namespace, recipe: Recipe, vocab_size: int) -> AlbertConfig:
-    sizes = given_sizes(options)
+def make_config(
+    options: argparse.Namespace,
+    recipe: Recipe,
+    vocab_size: int,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> AlbertConfig:
+    """Return the config that the options name.
+
+    Args:
+        defaults: sizes of new weights that the options leave out, in place of the preset's.
+
+    Raises:
+        RunError: the checkpoint to start from has other sizes, or too few positions.
+    """
+    sizes = _given_sizes(options)
     if options.initialize_from is None:
+        sizes = {**defaults, **sizes}
         config = preset(options.preset or "base", vocab_size=vocab_size, **sizes)
         dropout = recipe.dropout_of(config)
         config = replace(config, hidden_dropout=dropout, attention_dropout=dropout)
     else:
-        config = grown_config(options, sizes, vocab_size)
-    return check_length(config, recipe)
+        config = _grown_config(options, sizes, vocab_size)
+    return _check_length(config, recipe)
 
 
-def check_length(config: AlbertConfig, recipe: Recipe) -> AlbertConfig:
+def _check_length(config: AlbertConfig, recipe: Recipe) -> AlbertConfig:
     """Return the config if it has enough positions for the recipe's rows.
 
     Raises:
@@ -108,7 +123,7 @@ def check_length(config: AlbertConfig, recipe: Recipe) -> AlbertConfig:
     return config
 
 
-def grown_config(
+def _grown_config(
     options: argparse.Namespace, sizes: Mapping[str, Any], vocab_size: int
 ) -> AlbertConfig:
     """Return the config of the initial checkpoint, with the number of layers from `--layers`.
@@ -184,15 +199,16 @@ def _run(options: argparse.Namespace) -> int:
     tokenizer = AlbertTokenizer.from_file(options.tokenizer / "tokenizer.json")
     recipe = changed_recipe(RECIPES[options.recipe], options)
     steps = options.steps or (recipe.num_steps if options.budget is None else None)
+    config = make_config(options, recipe, tokenizer.vocab_size)
     record = {
         "settings": {**asdict(recipe), "num_steps": steps, "budget_s": options.budget},
-        "config": _config(options, recipe, tokenizer.vocab_size).to_hf(),
+        "config": config.to_hf(),
         "corpus": corpus_record(options),
     }
     is_known_run(options.output, record)
     with join_world(options.device) as world:
         job = Job(
-            config=_config(options, recipe, tokenizer.vocab_size),
+            config=config,
             recipe=recipe,
             progress=Progress(num_steps=steps, budget_s=options.budget),
             shards=open_shards(options, world),

@@ -24,7 +24,14 @@ from albert_serve.tokenizer import AlbertTokenizer
 from training.distillation.teacher import TeacherError, describe_model, load_frozen, num_positions
 from training.model.checkpoint import write_atomically
 from training.model.heads import AlbertForTasks
-from training.objectives.feeds import BatchFeed, MicroBatch, cut_batches, like_lengths, pad
+from training.objectives.feeds import (
+    BatchFeed,
+    MicroBatch,
+    bucketed_feed,
+    cut_batches,
+    example_micro_batch,
+    pad,
+)
 from training.objectives.losses import LossName, Score
 from training.precision import precision
 
@@ -153,13 +160,9 @@ def pseudo_labelled_feed(
         raise TeacherError(f"no text fits into {length} tokens; give a larger --length")
     if len(examples) < len(texts):
         print(f"{len(texts) - len(examples)} of {len(texts)} texts are too long: left out")
-    sizes: list[int] = [len(example.ids) for example in examples]
-    batches = partial(like_lengths, sizes, tokens_a_batch=tokens_a_batch, seed=seed)
     make = partial(_micro_batch, problem=labels.problem, temperature=temperature)
-    return BatchFeed(
-        name="text-classification",
-        tasks=("text-classification",),
-        stream=lambda: (make([examples[index] for index in batch]) for batch in batches()),
+    return bucketed_feed(
+        "text-classification", examples, make, tokens_a_batch=tokens_a_batch, seed=seed
     )
 
 
@@ -174,10 +177,7 @@ def _micro_batch(
         right = agreement(logits_BK, targets_BK, problem)
         return {"text-classification": Score(loss=loss, right=right, count=len(examples))}
 
-    num_tokens = sum(len(e.ids) for e in examples)
-    return MicroBatch(
-        num_tokens=num_tokens, counts={"text-classification": len(examples)}, scores=scores
-    )
+    return example_micro_batch("text-classification", examples, scores)
 
 
 def distillation_loss(

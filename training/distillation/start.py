@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer
-from training.distillation.teacher import Teacher, TeacherError
+from training.distillation.teacher import HfTokenizer, Teacher, TeacherError
 from training.model.albert import Embeddings
 from training.model.heads import AlbertForTasks, FillMaskHead
 from training.model.initialization import use_counts
@@ -183,31 +183,32 @@ def _tables(teacher: Teacher) -> Any:
     return embeddings
 
 
-def word_rows(teacher: Teacher, tokenizer: AlbertTokenizer) -> tuple[Tensor, NDArray[np.bool_]]:
-    """Return the teacher's embeddings (V, H) of the student's pieces, and `shared_pieces` (V,)."""
+def word_rows(teacher: Teacher, tokenizer: AlbertTokenizer) -> Tensor:
+    """Return the teacher's embeddings (V, H) of the student's pieces."""
     table = _tables(teacher).word_embeddings.weight.detach().float().cpu()
-    ids = [_teacher_ids(teacher, tokenizer.token(index)) for index in range(tokenizer.vocab_size)]
     mean_H = table.mean(0)  # for a lone "▁", for which the teacher has no piece
-    rows_VH = torch.stack([table[pieces].mean(0) if pieces else mean_H for pieces in ids])
-    return rows_VH, shared_pieces(teacher, tokenizer)
+    ids = _piece_ids(teacher, tokenizer)
+    return torch.stack([table[pieces].mean(0) if pieces else mean_H for pieces in ids])
 
 
 def shared_pieces(teacher: Teacher, tokenizer: AlbertTokenizer) -> NDArray[np.bool_]:
     """Return (V,) bool, whether a student's piece is one piece of the teacher's, and not [UNK]."""
     unk = teacher.tokenizer.unk_id
-    ids = [_teacher_ids(teacher, tokenizer.token(index)) for index in range(tokenizer.vocab_size)]
+    ids = _piece_ids(teacher, tokenizer)
     return np.array([len(pieces) == 1 and pieces[0] != unk for pieces in ids])
 
 
-def _teacher_ids(teacher: Teacher, piece: str) -> list[int]:
-    """Return the teacher's ids of a student's piece; an empty list for a lone "▁"."""
-    tokenizer = teacher.tokenizer
-    mask = tokenizer.hf.mask_token_id
-    ids = (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, mask)
-    special = dict(zip(SPECIAL_TOKENS, ids, strict=True))
-    if piece in special:
-        token_id = special[piece]
-        return [tokenizer.unk_id if token_id is None else token_id]
+def _piece_ids(teacher: Teacher, tokenizer: AlbertTokenizer) -> list[list[int]]:
+    """Return the teacher's ids of each of the student's V pieces; none for a lone "▁"."""
+    known = teacher.tokenizer
+    mask_id = known.hf.mask_token_id
+    special = [known.pad_id, known.unk_id, known.cls_id, known.sep_id]
+    special.append(known.unk_id if mask_id is None else mask_id)
+    pieces = map(tokenizer.token, range(len(SPECIAL_TOKENS), tokenizer.vocab_size))
+    return [*([token_id] for token_id in special), *(_word_ids(known, piece) for piece in pieces)]
+
+
+def _word_ids(tokenizer: HfTokenizer, piece: str) -> list[int]:
     if piece.startswith("▁"):
         return [part.token_id for part in tokenizer.encode_word(piece[1:])]
     return tokenizer.continuation(piece)
@@ -230,7 +231,7 @@ def _start_embeddings(
         # A student with more types than its teacher repeats the last one.
         table = types.weight.float().cpu()
         type_H = table[torch.arange(num_types).clamp(max=len(table) - 1)]
-    word_VH, _ = word_rows(teacher, tokenizer)
+    word_VH = word_rows(teacher, tokenizer)
     norm = tables.LayerNorm
     gain_H, bias_H = norm.weight.float().cpu(), norm.bias.float().cpu()
     if embeddings.word.embedding_dim == teacher.hidden_size:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, islice
-from typing import TYPE_CHECKING, Generic, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -222,6 +222,17 @@ def counts_of(batch: PretrainBatch) -> dict[LossName, int]:
     return {"fill-mask": batch.num_masked, "sentence-order": batch.num_pairs}
 
 
+class TokenisedExample(Protocol):
+    """An example of a task, with the tokens of one sequence."""
+
+    @property
+    def ids(self) -> list[int]:
+        """The token ids."""
+
+
+Tokenised = TypeVar("Tokenised", bound=TokenisedExample)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelledExample:
     """A tokenised text and its label."""
@@ -235,34 +246,61 @@ def classification_feed(
     examples: Sequence[LabelledExample], *, tokens_a_batch: int, seed: int
 ) -> BatchFeed:
     """Return the task stream of text classification: cross-entropy over the pooled [CLS] row."""
-    lengths = [len(example.ids) for example in examples]
-    batches = partial(like_lengths, lengths, tokens_a_batch=tokens_a_batch, seed=seed)
-    return BatchFeed(
-        name="text-classification",
-        tasks=("text-classification",),
-        stream=lambda: (
-            classification_micro_batch([examples[i] for i in batch]) for batch in batches()
-        ),
+    return bucketed_feed(
+        "text-classification",
+        examples,
+        classification_micro_batch,
+        tokens_a_batch=tokens_a_batch,
+        seed=seed,
     )
 
 
 def span_feed(examples: Sequence[SpanExample], *, tokens_a_batch: int, seed: int) -> BatchFeed:
     """Return the task stream of question answering: cross-entropy of start and end positions."""
+    return bucketed_feed(
+        "question-answering",
+        examples,
+        _span_micro_batch,
+        tokens_a_batch=tokens_a_batch,
+        seed=seed,
+    )
+
+
+def bucketed_feed(
+    task: Task,
+    examples: Sequence[Tokenised],
+    make: Callable[[list[Tokenised]], MicroBatch],
+    *,
+    tokens_a_batch: int,
+    seed: int,
+) -> BatchFeed:
+    """Return the task stream of examples of one task, in micro-batches bucketed by length."""
     lengths = [len(example.ids) for example in examples]
     batches = partial(like_lengths, lengths, tokens_a_batch=tokens_a_batch, seed=seed)
     return BatchFeed(
-        name="question-answering",
-        tasks=("question-answering",),
-        stream=lambda: (_span_micro_batch([examples[i] for i in batch]) for batch in batches()),
+        name=task,
+        tasks=(task,),
+        stream=lambda: (make([examples[index] for index in batch]) for batch in batches()),
+    )
+
+
+def example_micro_batch(
+    task: Task,
+    examples: Sequence[TokenisedExample],
+    scores: Callable[[AlbertForTasks, torch.device], Mapping[LossName, Score]],
+) -> MicroBatch:
+    """Return a micro-batch with one prediction for each example."""
+    return MicroBatch(
+        num_tokens=sum(len(example.ids) for example in examples),
+        counts={task: len(examples)},
+        scores=scores,
     )
 
 
 def classification_micro_batch(examples: Sequence[LabelledExample]) -> MicroBatch:
     """Return a micro-batch of labelled texts."""
-    return MicroBatch(
-        num_tokens=sum(len(e.ids) for e in examples),
-        counts={"text-classification": len(examples)},
-        scores=partial(_classification_scores, examples),
+    return example_micro_batch(
+        "text-classification", examples, partial(_classification_scores, examples)
     )
 
 
@@ -276,11 +314,7 @@ def _classification_scores(
 
 
 def _span_micro_batch(examples: Sequence[SpanExample]) -> MicroBatch:
-    return MicroBatch(
-        num_tokens=sum(len(e.ids) for e in examples),
-        counts={"question-answering": len(examples)},
-        scores=partial(_span_scores, examples),
-    )
+    return example_micro_batch("question-answering", examples, partial(_span_scores, examples))
 
 
 def _span_scores(

@@ -163,7 +163,7 @@ def test_groups_start_from_layers_of_their_own(
 def test_pieces_that_the_teacher_lacks_are_means_of_its_pieces(
     teacher: Teacher, tokenizer: AlbertTokenizer
 ) -> None:
-    rows, shared = word_rows(teacher, tokenizer)
+    rows, shared = word_rows(teacher, tokenizer), shared_pieces(teacher, tokenizer)
     table = teacher.model.embeddings.word_embeddings.weight
     unk = table[teacher.tokenizer.unk_id]
     num_means = 0
@@ -180,7 +180,7 @@ def test_pieces_that_the_teacher_lacks_are_means_of_its_pieces(
 
 
 def test_special_tokens_are_the_teachers(teacher: Teacher, tokenizer: AlbertTokenizer) -> None:
-    rows, _ = word_rows(teacher, tokenizer)
+    rows = word_rows(teacher, tokenizer)
     known = teacher.tokenizer
     ids = [known.pad_id, known.unk_id, known.cls_id, known.sep_id, known.hf.mask_token_id]
     table = teacher.model.embeddings.word_embeddings.weight
