@@ -1,13 +1,20 @@
-"""Products are of bf16 where the device has instructions for it, and of fp32 elsewhere."""
+"""Products are of bf16 where the device is faster in it, and of fp32 elsewhere."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from training.precision import cpu_has_bf16, precision, product_dtype
+from training import precision as precision_module
+from training.precision import (
+    cpu_has_bf16,
+    cpu_is_faster_in_bf16,
+    precision,
+    product_dtype,
+)
 
 CPU = torch.device("cpu")
 WITH_BF16: list[dict[str, Any]] = [
@@ -25,17 +32,41 @@ CASES = [(each, torch.bfloat16) for each in WITH_BF16]
 CASES += [(each, torch.float32) for each in WITHOUT_BF16]
 
 
+@pytest.fixture(autouse=True)
+def measured_anew() -> Iterator[None]:
+    cpu_is_faster_in_bf16.cache_clear()
+    yield
+    cpu_is_faster_in_bf16.cache_clear()
+
+
 @pytest.mark.parametrize(("capabilities", "dtype"), CASES)
-def test_a_cpu_s_instructions_choose(
+def test_without_instructions_bf16_is_not_measured(
     capabilities: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    measured: list[torch.dtype] = []
+    seconds = {torch.bfloat16: 1.0, torch.float32: 2.0}
+
+    def product_s(dtype: torch.dtype) -> float:
+        measured.append(dtype)
+        return seconds[dtype]
+
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    monkeypatch.setattr(precision_module, "_product_s", product_s)
     assert cpu_has_bf16() == (dtype == torch.bfloat16)
     assert product_dtype(CPU) == dtype
+    assert set(measured) == (set(seconds) if cpu_has_bf16() else set())
     matrix = torch.ones(2, 2)
     with precision(CPU):
         assert (matrix @ matrix).dtype == dtype
     assert (matrix @ matrix).dtype == torch.float32
+    assert len(measured) <= 2, "measured once"
+
+
+def test_a_cpu_slower_in_bf16_multiplies_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {torch.bfloat16: 2.0, torch.float32: 1.0}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: WITH_BF16[0])
+    monkeypatch.setattr(precision_module, "_product_s", seconds.__getitem__)
+    assert product_dtype(CPU) == torch.float32
 
 
 def test_a_gpu_multiplies_bf16_whatever_its_cpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
