@@ -14,6 +14,7 @@ const TASKS = [
   { name: 'question-answering', title: 'Questions', make: questionAnswering },
   { name: 'sentence-order', title: 'Sentence order', make: sentenceOrder },
 ];
+const NUM_EXAMPLES = 5;
 const NO_TASKS = 'The model served here has no task that this page knows. The API reference lists what it has.';
 const NO_SUCH_KEY = 'A key has letters, digits and signs of ASCII only, and no spaces. Is this one whole?';
 const RETRY_AFTER_MS = 2000;
@@ -30,8 +31,9 @@ async function start() {
   try {
     showModels(await service.models());
     const info = await service.info();
+    const examples = await service.examples();
     service.wantsKey ||= info.needs_key === true;
-    showInfo(info);
+    showInfo(info, examples);
     trouble.hidden = true;
   } catch (error) {
     if (error.status === undefined) throw error;
@@ -48,14 +50,14 @@ function showTrouble(trouble, error) {
   if (error.status === NOT_READY) retry = setTimeout(start, RETRY_AFTER_MS);
 }
 
-function showInfo(info) {
+function showInfo(info, examples) {
   for (const place of document.querySelectorAll('[data-info]')) {
     place.textContent = info[place.dataset.info];
     place.hidden = false;
   }
   document.title = `${info.model_id} · albert-serve`;
   const known = TASKS.filter(({ name }) => info.tasks.some((task) => task.name === name));
-  if (panels.size === 0) known.forEach((task) => addPanel(task, info));
+  if (panels.size === 0) known.forEach((task) => addPanel(task, info, examples[task.name].slice(0, NUM_EXAMPLES)));
   document.getElementById('placeholder')?.remove();
   if (known.length === 0) {
     document.getElementById('tabs').replaceWith(element('p', { class: 'banner' }, NO_TASKS));
@@ -79,13 +81,13 @@ document.getElementById('model-choice').addEventListener('change', ({ target }) 
   location.assign(wanted);
 });
 
-function addPanel({ name, title, make }, info) {
+function addPanel({ name, title, make }, info, examples) {
   const section = document.getElementById(`panel-${name}`);
   const running = {
     run: (request) => panels.get(name).panel.run(request),
     drop: () => panels.get(name).panel.drop(),
   };
-  const task = make(section, info, running);
+  const task = make(section, info, running, examples);
   const panel = new Panel(section, service, task);
   const tab = element('button', { type: 'button', role: 'tab', id: `tab-${name}`, 'aria-controls': section.id }, task.title ?? title);
   section.setAttribute('aria-labelledby', tab.id);

@@ -4,16 +4,9 @@ import { showBars } from './bars.js';
 import { element, percent } from './elements.js';
 import { requestOf } from './service.js';
 
-const TEXTS = [
-  ['Geography', 'He was born in the United [MASK].'],
-  ['History', 'World War [MASK] ended in 1945.'],
-  ['Music', 'The album reached number one in the United [MASK].'],
-  ['Nature', 'The species is found in South [MASK].'],
-  ['Two blanks', 'The [MASK] was built in the [MASK] century.'],
-];
 const DEFAULT_TOP_K = 5;
 
-export function fillMask(section, info) {
+export function fillMask(section, info, _running, examples) {
   const form = section.querySelector('form');
   const fields = form.elements;
   const mask = info.mask_token;
@@ -24,7 +17,7 @@ export function fillMask(section, info) {
   });
   return {
     name: 'fill-mask',
-    examples: TEXTS.map(([label, text]) => ({ label, text: text.replaceAll('[MASK]', mask) })),
+    examples: examples.map(({ label, inputs }) => ({ label, text: inputs.replaceAll('[MASK]', mask) })),
     fill: ({ text }) => { fields.text.value = text; },
     read: () => requestOf(fields.text.value, parametersOf(fields)),
     call: ({ inputs, parameters: { joint, ...options } = {} }) => ({

@@ -4,27 +4,11 @@ import { showBars } from './bars.js';
 import { element, percent } from './elements.js';
 import { requestOf } from './service.js';
 
-const PEOPLE =
-  'Marie Curie was born in Warsaw in 1867. She moved to Paris to study physics, and in 1903 she shared the Nobel ' +
-  'Prize with her husband Pierre. In 1911 she won a second one, for chemistry.';
-const MOON =
-  'Apollo 11 landed on the Moon on 20 July 1969. Neil Armstrong and Buzz Aldrin walked on its surface for about two ' +
-  'hours, while Michael Collins stayed in orbit.';
-const LIBRARY =
-  'The library opened in 1895 and holds about two million books. It was rebuilt after a fire in 1944, and a new ' +
-  'reading room by the architect Anna Berg was added in 2006.';
-const EXAMPLES = [
-  { question: 'When was Marie Curie born?', context: PEOPLE },
-  { question: 'How long did they walk on the Moon?', context: MOON },
-  { question: 'When did the library open?', context: LIBRARY },
-  { question: 'Who designed the new reading room?', context: LIBRARY },
-];
-
-export function questionAnswering(section) {
+export function questionAnswering(section, _info, _running, examples) {
   const fields = section.querySelector('form').elements;
   return {
     name: 'question-answering',
-    examples: EXAMPLES.map((example) => ({ label: example.question, ...example })),
+    examples: examples.map(({ inputs }) => ({ label: inputs.question, ...inputs })),
     fill: ({ question, context }) => {
       fields.question.value = question;
       fields.context.value = context;

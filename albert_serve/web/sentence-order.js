@@ -5,21 +5,16 @@ import { Gauge, verdict } from './gauge.js';
 import { requestOf } from './service.js';
 import { SortableList } from './sortable.js';
 
-const EXAMPLES = [
-  { label: 'A life', sentences: ['After the war he moved to Berlin.', 'He was born in Vienna in 1901.', 'He died in Berlin in 1970.', 'He studied physics there.'] },
-  { label: 'A company', sentences: ['In the 1930s it turned to motorcycles.', 'The company was founded in 1921.', 'It was sold in 1987, and the factory was closed.', 'At first it made bicycles.'] },
-  { label: 'A recipe', sentences: ['Fold in the flour.', 'Bake it for forty minutes.', 'Beat the eggs with the sugar.', 'Pour the batter into a tin.'] },
-];
 const SCORE_AFTER_MS = 150;
 
-export function sentenceOrder(section, _info, running) {
-  return new SentenceOrder(section, running);
+export function sentenceOrder(section, _info, running, examples) {
+  return new SentenceOrder(section, running, examples);
 }
 
 class SentenceOrder {
   name = 'sentence-order';
   heading = 'Request';
-  examples = EXAMPLES;
+  examples;
   #list;
   #sortable;
   #gauge;
@@ -28,9 +23,10 @@ class SentenceOrder {
   #timer = null;
   #moved = '';
 
-  constructor(section, running) {
+  constructor(section, running, examples) {
     const find = (selector) => section.querySelector(selector);
     this.#running = running;
+    this.examples = examples.map(({ label, inputs }) => ({ label, ...inputs }));
     this.#list = find('.sentences');
     this.#truncate = find('[name=truncate]');
     this.#gauge = new Gauge(find('.gauge'));

@@ -45,6 +45,11 @@ export class Service {
     return (await this.#send(`${this.url}/info`, {})).body;
   }
 
+  /** Examples of requests for each task; the first ones are shown. */
+  async examples() {
+    return (await this.#send(`${this.root}/web/examples.json`, {})).body;
+  }
+
   /** All models of the service, and which of them is the default. */
   async models() {
     return (await this.#send(`${this.root}/v1/models`, {})).body;

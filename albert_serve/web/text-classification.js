@@ -4,14 +4,7 @@ import { showBars } from './bars.js';
 import { element, percent } from './elements.js';
 import { requestOf } from './service.js';
 
-const EXAMPLES = [
-  { label: 'Praise', text: 'A warm, funny and surprisingly clever comedy.' },
-  { label: 'Complaint', text: 'It drags on for two dull hours.' },
-  { label: 'Both', text: 'The acting is superb, but the script is a mess.' },
-  { label: 'Not about films', text: 'The food was cold and the service slow.' },
-];
-
-export function textClassification(section, info) {
+export function textClassification(section, info, _running, examples) {
   const { labels, problem_type } = info.tasks.find((task) => task.name === 'text-classification');
   const fields = section.querySelector('form').elements;
   if (isSentiment(labels)) {
@@ -20,7 +13,7 @@ export function textClassification(section, info) {
   return {
     name: 'text-classification',
     title: isSentiment(labels) ? 'Sentiment' : 'Classification',
-    examples: EXAMPLES,
+    examples: examples.map(({ label, inputs }) => ({ label, text: inputs })),
     fill: ({ text }) => { fields.text.value = text; },
     read: () => requestOf(inputsOf(fields), fields.truncate.checked ? { truncation: 'truncate' } : {}),
     call: ({ inputs, parameters = {} }) => ({ method: 'text_classification', given: [inputs], options: parameters }),

@@ -1,0 +1,116 @@
+"""A bundle's replies to the page's examples, as Markdown for its model card.
+
+The examples are fixed (`albert_serve/web/examples.json`): none was chosen by what a model replies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from albert_serve.bundle.manifest import Bundle
+from albert_serve.errors import AlbertServeError
+from albert_serve.runtime.engine import Engine
+from albert_serve.settings import shipped_bundle
+from albert_serve.tasks import TASKS, AnyTask, Work, prepare_request
+from albert_serve.tasks.load import load_tasks
+
+_HEADINGS: Final = ("task", "text", "reply", "expected", "")
+_TOP_K: Final = 3
+
+
+def read_examples() -> dict[str, list[dict[str, Any]]]:
+    """Return the page's examples by task: `inputs`, `expected`, and for most a `label`."""
+    file = resources.files("albert_serve.web") / "examples.json"
+    return dict(json.loads(file.read_text(encoding="utf-8")))
+
+
+def table(bundle: Bundle) -> str:
+    """Return the replies of a bundle as a Markdown table."""
+    rows = [_HEADINGS, tuple("---" for _ in _HEADINGS), *_rows(bundle)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _rows(bundle: Bundle) -> Iterator[tuple[str, ...]]:
+    engine, tasks = Engine.open(bundle), load_tasks(bundle)
+    for name, examples in read_examples().items():
+        if name not in tasks:
+            continue
+        for example in examples:
+            said, is_right = _REPLIES[name](engine, tasks[name], example)
+            mark = {True: "right", False: "wrong", None: ""}[is_right]
+            yield name, _text(example["inputs"]), said, _expected(example["expected"]), mark
+
+
+def _ask(engine: Engine, name: str, task: AnyTask, inputs: Any, **parameters: Any) -> Any:
+    request = TASKS[name].request.model_validate({"inputs": inputs, "parameters": parameters})
+    work = Work(prepare_request(task, request))
+    while work.inputs:
+        work.take(engine.run(work.inputs))
+    return work.answers[0]
+
+
+def _fill_mask(engine: Engine, task: AnyTask, example: dict[str, Any]) -> tuple[str, bool | None]:
+    answers = _ask(engine, "fill-mask", task, example["inputs"], top_k=_TOP_K)
+    masks = answers if isinstance(answers[0], list) else [answers]
+    said = "; ".join(
+        ", ".join(f"{each.token_str} ({each.score:.0%})" for each in mask) for mask in masks
+    )
+    expected = example["expected"]
+    return said, None if expected is None else masks[0][0].token_str in expected
+
+
+def _classify(engine: Engine, task: AnyTask, example: dict[str, Any]) -> tuple[str, bool | None]:
+    best = _ask(engine, "text-classification", task, example["inputs"])[0]
+    return f"{best.label} ({best.score:.0%})", best.label == example["expected"]
+
+
+def _find(engine: Engine, task: AnyTask, example: dict[str, Any]) -> tuple[str, bool | None]:
+    answer = _ask(engine, "question-answering", task, example["inputs"])
+    return answer.answer, answer.answer in example["expected"]
+
+
+def _order(engine: Engine, task: AnyTask, example: dict[str, Any]) -> tuple[str, bool | None]:
+    best = _ask(engine, "sentence-order", task, example["inputs"], reorder=True)
+    return _expected(best.best_order), best.best_order == example["expected"]
+
+
+_REPLIES: Final = {
+    "fill-mask": _fill_mask,
+    "text-classification": _classify,
+    "question-answering": _find,
+    "sentence-order": _order,
+}
+
+
+def _text(inputs: Any) -> str:
+    if isinstance(inputs, str):
+        return inputs
+    if "question" in inputs:
+        return f"{inputs['question']} ({inputs['context']})"
+    return " ".join(f"{number}. {text}" for number, text in enumerate(inputs["sentences"]))
+
+
+def _expected(expected: Any) -> str:
+    if isinstance(expected, list | tuple):
+        return ", ".join(map(str, expected))
+    return expected or ""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the replies of a bundle."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.examples", description=__doc__)
+    parser.add_argument("bundle", type=Path, nargs="?", default=shipped_bundle())
+    given = parser.parse_args(argv)
+    try:
+        print(table(Bundle.open(given.bundle)))
+    except AlbertServeError as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+if __name__ == "__main__":
+    main()
