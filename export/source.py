@@ -25,6 +25,8 @@ from export.errors import ExportError
 from training.model.checkpoint import find_tasks, read_config
 
 SPIECE_FILE: Final = "spiece.model"
+# What transformers and training read beside the weights and `tokenizer.json`.
+HUGGING_FACE_FILES: Final = ("config.json", "tokenizer_config.json", SPIECE_FILE)
 _WORD: Final = "albert.embeddings.word_embeddings.weight"
 # Copies of tied weights in some checkpoints -> the weight that they must equal.
 _TIED: Final = {

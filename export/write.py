@@ -40,7 +40,7 @@ from export.graph import CUDA_FORM
 from export.heads import build_head
 from export.precision import write_weights
 from export.quality import RealData, check_quality, measure_quality
-from export.source import SPIECE_FILE, Source, read_source
+from export.source import HUGGING_FACE_FILES, SPIECE_FILE, Source, read_source
 from export.verify import check_parity, check_references, measure_parity
 from training.evaluation.torch_engine import TorchEngine
 from training.model.checkpoint import load_checkpoint
@@ -115,6 +115,8 @@ def export_bundle(
     source = read_source(checkpoint)
     with _partial_folder(target) as folder:
         _write_tokenizer(source, folder)
+        if precision == "fp32":
+            _copy_hugging_face_files(source, folder)
         _write_weights(source, folder / WEIGHTS_FILE, precision, kept_fp32)
         graphs = _write_graphs(source, folder)
         unread = check_references(graphs, read_header(folder / WEIGHTS_FILE))
@@ -230,6 +232,13 @@ def _write_tokenizer(source: Source, folder: Path) -> None:
             f"the tokenizer of {source.folder} has {num_ids} pieces; the model has embeddings for "
             f"{source.config.vocab_size}. They are not of one checkpoint"
         )
+
+
+def _copy_hugging_face_files(source: Source, folder: Path) -> None:
+    """Copy what makes the bundle a checkpoint as well, for transformers and for training."""
+    for name in HUGGING_FACE_FILES:
+        if (source.folder / name).is_file():
+            shutil.copyfile(source.folder / name, folder / name)
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

@@ -5,18 +5,26 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from albert_serve.bundle.manifest import Bundle
+from albert_serve.bundle.manifest import Bundle, Precision
 from albert_serve.errors import BundleCorruptError
+from albert_serve.runtime.engine import Engine
+from albert_serve.tasks import EncoderInput
+from albert_serve.tokenizer import AlbertTokenizer
 from export.__main__ import main
 from export.errors import ExportError
 from export.write import Limits, export_bundle
 from tests.export.exporting import ALL_TASKS, TINY, write_checkpoint, write_tokenizer
 from training.data.corpus import read_documents
+from training.model.checkpoint import CheckpointError, load_checkpoint
 from training.vocab import build_tokenizer, train_vocab
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -236,3 +244,54 @@ def test_damaged_weights_are_an_error_and_leave_nothing(checkpoint: Path, target
     with pytest.raises(BundleCorruptError, match="its header describes"):
         export_bundle(checkpoint, target)
     assert folders(target) == []
+
+
+def test_an_fp32_bundle_is_a_checkpoint_of_transformers(
+    real_checkpoint: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "bundle"
+    export_bundle(real_checkpoint, target)
+
+    text = "the [MASK] of the city"
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    model = AutoModelForMaskedLM.from_pretrained(target).eval()
+    encoded = tokenizer(text, return_tensors="pt")
+    with torch.inference_mode():
+        logits = model(**encoded).logits[0]
+
+    bundle = Bundle.open(target)
+    ids = AlbertTokenizer.from_file(bundle.tokenizer_file).encode(text).ids
+    assert ids == encoded["input_ids"][0].tolist()
+    mask = ids.index(tokenizer.mask_token_id)
+    given = EncoderInput(ids=ids, types=[0] * len(ids), task="fill-mask", rows=[mask])
+    (ours,) = Engine.open(bundle).run([given])
+    np.testing.assert_allclose(ours[0], logits[mask].numpy(), atol=1e-4)
+
+
+def test_an_fp32_bundle_can_be_trained_on(real_checkpoint: Path, tmp_path: Path) -> None:
+    target = tmp_path / "bundle"
+    export_bundle(real_checkpoint, target)
+    expected = load_checkpoint(real_checkpoint).state_dict()
+    loaded = load_checkpoint(target).state_dict()
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(loaded[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_a_bundle_of_a_lower_precision_says_that_it_cannot_be_trained_on(
+    precision: Precision, real_checkpoint: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "bundle"
+    export_bundle(real_checkpoint, target, precision=precision)
+    with pytest.raises(CheckpointError, match=f"bundle in {precision}.*fp32 bundle"):
+        load_checkpoint(target)
+
+
+def test_a_bundle_with_a_damaged_manifest_is_no_checkpoint(
+    real_checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(real_checkpoint, folder)
+    (folder / "manifest.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"manifest\.json"):
+        load_checkpoint(folder)

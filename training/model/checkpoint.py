@@ -18,8 +18,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from albert_serve.bundle.manifest import MANIFEST_FILE, read_manifest
 from albert_serve.config import AlbertConfig
-from albert_serve.errors import ConfigError
+from albert_serve.errors import BundleError, ConfigError
 from training.errors import TrainingError
 from training.model.heads import POOLED_TASKS, AlbertForTasks, Task
 
@@ -190,9 +191,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read a checkpoint's `config.json`.
 
     Raises:
-        CheckpointError: the file is missing, or not a JSON object.
+        CheckpointError: the file is missing or not a JSON object, or the folder is a bundle whose
+            weights are not fp32.
     """
     file = folder / "config.json"
+    _refuse_lower_precision(folder)
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -200,6 +203,21 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise CheckpointError(f"{file} is not a JSON object")
     return config
+
+
+def _refuse_lower_precision(folder: Path) -> None:
+    """Raise a CheckpointError if the folder is a bundle of a lower precision than fp32."""
+    if not (folder / MANIFEST_FILE).is_file():
+        return
+    try:
+        precision = read_manifest(folder).precision
+    except BundleError as error:
+        raise CheckpointError(str(error)) from error
+    if precision != "fp32":
+        raise CheckpointError(
+            f"{folder} is a bundle in {precision}, which cannot be trained on or measured here; "
+            "take the checkpoint that it was exported from, or an fp32 bundle"
+        )
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
