@@ -1,0 +1,147 @@
+"""Request lines, headers and trailers are limited before any application sees the request."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import uvicorn
+
+from albert_serve.server.bentoml.http import MAX_HEAD_BYTES, LimitedHttpProtocol
+
+TIMEOUT_S = 20
+OK_HEAD = b"POST / HTTP/1.1\r\nHost: here\r\n"
+
+
+@dataclass
+class Echo:
+    """An application that replies with the length of the body, and keeps what it saw."""
+
+    headers: list[list[tuple[bytes, bytes]]] = field(default_factory=list)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        num_bytes, more = 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            num_bytes += len(message["body"])
+            more = message.get("more_body", False)
+        self.headers.append(list(scope["headers"]))
+        body = str(num_bytes).encode()
+        start = [(b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": start})
+        await send({"type": "http.response.body", "body": body})
+
+
+@pytest.fixture
+def app() -> Echo:
+    return Echo()
+
+
+@pytest.fixture
+def address(app: Echo) -> Iterator[tuple[str, int]]:
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, http=LimitedHttpProtocol, log_config=None, lifespan="off")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    yield listening.getsockname()
+    server.should_exit = True
+    thread.join(TIMEOUT_S)
+    listening.close()
+
+
+def exchange(address: tuple[str, int], *parts: bytes) -> bytes:
+    """All bytes that come back until the server closes, or 10 s of silence."""
+    with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
+        try:
+            for part in parts:
+                connection.sendall(part)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        received = b""
+        try:
+            while part := connection.recv(1 << 16):
+                received += part
+        except ConnectionResetError:
+            pass
+        return received
+
+
+CLOSE = b"Connection: close\r\n"
+
+
+def test_a_request_below_the_limit_is_answered(address: tuple[str, int]) -> None:
+    padding = b"X-Padding: " + b"a" * (MAX_HEAD_BYTES - 1000) + b"\r\n"
+    body = b"b" * 3_000_000
+    length = b"Content-Length: %d\r\n\r\n" % len(body)
+    reply = exchange(address, OK_HEAD + CLOSE + padding + length, body)
+    assert reply.startswith(b"HTTP/1.1 200"), reply[:200]
+    assert reply.endswith(b"3000000")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /" + b"a" * 2_000_000 + b" HTTP/1.1\r\nHost: here\r\n\r\n",
+        b"GET / HTTP/1.1\r\nX: " + b"a" * 2_000_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"a:b\r\n" * 500_000 + b"\r\n",
+        b"GET / HTTP/1.1\r\n" + b"a" * 2_000_000 + b": b\r\n\r\n",
+    ],
+    ids=["url", "value", "many", "name"],
+)
+def test_a_head_over_the_limit_is_refused(head: bytes, address: tuple[str, int], app: Echo) -> None:
+    reply = exchange(address, *[head[i : i + 8192] for i in range(0, len(head), 8192)])
+    assert not app.headers
+    if reply:  # a client that still sends may see the reset before the reply
+        assert reply.startswith(b"HTTP/1.1 431 "), reply[:200]
+
+
+def test_a_refusal_has_the_form_of_all_errors(address: tuple[str, int]) -> None:
+    head = b"GET / HTTP/1.1\r\nX: " + b"a" * (MAX_HEAD_BYTES + 100)
+    reply = exchange(address, head)
+    head, _, body = reply.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 431 ")
+    content = json.loads(body)
+    assert content["error_type"] == "headers_too_large"
+    assert f"X-Request-ID: {content['request_id']}".encode() in head
+
+
+def test_trailers_are_dropped(address: tuple[str, int], app: Echo) -> None:
+    request = (
+        OK_HEAD
+        + CLOSE
+        + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nAuthorization: Bearer x\r\n\r\n"
+    )
+    reply = exchange(address, request)
+    assert reply.endswith(b"\r\n3")
+    assert b"authorization" not in dict(app.headers[0])
+
+
+def test_endless_trailers_end_the_connection(address: tuple[str, int], app: Echo) -> None:
+    start = OK_HEAD + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n"
+    exchange(address, start, *[b"T: " + b"a" * 8000 + b"\r\n"] * 100)
+    assert not app.headers
+
+
+def test_endless_chunk_extensions_end_the_connection(address: tuple[str, int], app: Echo) -> None:
+    start = OK_HEAD + b"Transfer-Encoding: chunked\r\n\r\n3;"
+    exchange(address, start, *[b"a" * 8000] * 100)
+    assert not app.headers
+
+
+def test_requests_on_one_connection_are_counted_apart(address: tuple[str, int], app: Echo) -> None:
+    padding = b"X-Padding: " + b"a" * (MAX_HEAD_BYTES // 2) + b"\r\n"
+    body = b"Content-Length: 3\r\n\r\nabc"
+    first = (OK_HEAD + padding + body) * 5
+    reply = exchange(address, first, OK_HEAD + padding + CLOSE + body)
+    assert reply.count(b"HTTP/1.1 200") == 6
+    assert len(app.headers) == 6
