@@ -8,6 +8,7 @@ Offsets count Python code points of the text as it was given, whatever normalisa
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
@@ -33,6 +34,10 @@ MAX_TOKENS: Final = 1 << 19
 # One character may stand for up to 18, as U+FDFA does: a text that is small is a large one then.
 _MAX_NORMALISED_CHARS: Final = 1_500_000
 _MAX_EXPANSION: Final = 18
+# Several times as many as text of any language has.
+_CHARS_PER_TOKEN: Final = 16
+# No token reaches over such a space, and no normalisation changes it.
+_WORD_GAP: Final = re.compile(r"[A-Za-z0-9](?= [A-Za-z0-9])")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,6 +159,24 @@ class AlbertTokenizer:
             types=[0] * num_tokens,
             offsets=_fit_offsets(text, encoded.offsets),
         )
+
+    def is_longer(self, text: str, num_tokens: int) -> bool:
+        """Whether the beginning of a long text alone is over that many tokens.
+
+        False if the text is not long, or cannot be cut where tokens surely end.
+
+        Raises:
+            InvalidInputError: the beginning holds half of a surrogate pair.
+        """
+        least = _CHARS_PER_TOKEN * num_tokens
+        if len(text) <= 2 * least:
+            return False
+        gap = _WORD_GAP.search(text, least, 2 * least)
+        if gap is None:
+            return False
+        beginning = text[: gap.end()]
+        _check_text(beginning)
+        return len(self._encode(beginning)) > num_tokens
 
     def locate(self, text: str) -> list[tuple[tuple[int, int], int | None]]:
         """Return the library's offsets of each token of `encode_plain`, and its word's number.

@@ -42,11 +42,24 @@ def fit(
     """
     return fit_encodings(
         tokenizer,
-        tokenizer.encode_plain(text),
-        None if pair is None else tokenizer.encode_plain(pair),
+        encode(tokenizer, text, max_positions, truncation),
+        None if pair is None else encode(tokenizer, pair, max_positions, truncation),
         max_positions=max_positions,
         truncation=truncation,
     )
+
+
+def encode(
+    tokenizer: AlbertTokenizer, text: str, max_positions: int, truncation: Truncation
+) -> Encoding:
+    """Encode a text without special tokens; refuse a long one by its beginning.
+
+    Raises:
+        TextTooLongError: it cannot fit, and `truncation` is "error".
+    """
+    if truncation == "error" and tokenizer.is_longer(text, max_positions):
+        raise TextTooLongError(_too_long(f"over {max_positions} tokens", max_positions))
+    return tokenizer.encode_plain(text)
 
 
 def fit_encodings(
@@ -68,16 +81,21 @@ def fit_encodings(
     if num_excess <= 0:
         return Fitted(encoding=tokenizer.build(first, second), num_truncated=0)
     if truncation == "error":
-        raise TextTooLongError(
-            f"the text is {num_tokens} tokens with the special ones, and the model reads at most "
-            f'{max_positions}; shorten it, or set the parameter truncation to "truncate"'
-        )
+        length = f"{num_tokens} tokens with the special ones"
+        raise TextTooLongError(_too_long(length, max_positions))
     if second is None:
         cut = tokenizer.build(first.slice(0, len(first) - num_excess))
     else:
         kept = _longest_first(len(first), len(second), max_positions - num_special)
         cut = tokenizer.build(first.slice(0, kept[0]), second.slice(0, kept[1]))
     return Fitted(encoding=cut, num_truncated=num_excess)
+
+
+def _too_long(length: str, max_positions: int) -> str:
+    return (
+        f"the text is {length}, and the model reads at most {max_positions}; shorten it, or set "
+        'the parameter truncation to "truncate"'
+    )
 
 
 def _longest_first(num_first: int, num_second: int, room: int) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import sentencepiece
@@ -331,3 +332,25 @@ def test_a_tokenizer_that_is_not_an_albert_s(
     file.write_text(json.dumps(content))
     with pytest.raises(BundleCorruptError, match=message):
         AlbertTokenizer.from_file(file)
+
+
+@many_texts
+@given(st.lists(st.sampled_from(FRAGMENTS) | st.just(" a "), max_size=60).map("".join))
+def test_a_text_whose_beginning_is_too_long_is_too_long(
+    tokenizer: AlbertTokenizer, text: str
+) -> None:
+    for num_tokens in (1, 2, 3, 5):
+        if tokenizer.is_longer(text, num_tokens):
+            assert len(tokenizer.encode_plain(text)) > num_tokens
+
+
+def test_a_long_text_is_recognised_by_its_beginning(tokenizer: AlbertTokenizer) -> None:
+    assert tokenizer.is_longer("a b " * 10_000, 100)
+    assert not tokenizer.is_longer("a b " * 10, 100)
+    assert not tokenizer.is_longer("\u0301" * 100_000, 100), "no gap between words"
+
+
+def test_the_rest_of_a_long_text_is_not_read(tokenizer: AlbertTokenizer) -> None:
+    with mock.patch.object(tokenizer, "_encode", wraps=tokenizer._encode) as encode:
+        assert tokenizer.is_longer("a b " * 10_000, 100)
+    assert max(len(call.args[0]) for call in encode.call_args_list) < 5000

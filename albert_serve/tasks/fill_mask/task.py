@@ -23,18 +23,19 @@ from albert_serve.api.schemas import (
     FillMaskParameters,
     Truncation,
 )
-from albert_serve.errors import NoMaskError, TextTooLongError
+from albert_serve.errors import NoMaskError, TextTooLongError, TooMuchAtOnceError
 from albert_serve.tasks.base import ENTRY_BYTES, Logits, Prepared, Round
 from albert_serve.tasks.fill_mask.joint import JointFilling
 from albert_serve.tasks.fill_mask.masks import MaskedText
 from albert_serve.tasks.fill_mask.target_scoring import TargetScoring
 from albert_serve.tasks.fill_mask.targets import read_first_pieces, read_whole
-from albert_serve.tasks.fitting import Fitted, fit_encodings
+from albert_serve.tasks.fitting import Fitted, encode, fit_encodings
 from albert_serve.tasks.probability import best, softmax
 from albert_serve.tokenizer import AlbertTokenizer
 
 # The approximate text of a token.
 _BYTES_PER_TOKEN: Final = 8
+_MAX_CHARS_OF_TARGETS: Final = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +93,7 @@ class FillMask:
 
     def _fit(self, text: str, truncation: Truncation, num_more: int) -> Fitted:
         """Fit the text, and leave room for `num_more` further masks."""
-        encoding = self.tokenizer.encode_plain(text)
+        encoding = encode(self.tokenizer, text, self.max_positions, truncation)
         fitted = fit_encodings(
             self.tokenizer, encoding, None, max_positions=self.max_positions, truncation=truncation
         )
@@ -131,7 +132,14 @@ class FillMask:
 
 def _targets(parameters: FillMaskParameters) -> tuple[str, ...]:
     targets = parameters.targets or ()
-    return (targets,) if isinstance(targets, str) else tuple(targets)
+    listed = (targets,) if isinstance(targets, str) else tuple(targets)
+    num_chars = sum(map(len, listed))
+    if num_chars > _MAX_CHARS_OF_TARGETS:
+        raise TooMuchAtOnceError(
+            f"the targets have {num_chars} characters together; at most {_MAX_CHARS_OF_TARGETS} "
+            "are read at once: send fewer or shorter ones"
+        )
+    return listed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,7 +29,7 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.errors import InvalidInputError, TextTooLongError
 from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared
-from albert_serve.tasks.fitting import Fitted, fit_encodings
+from albert_serve.tasks.fitting import Fitted, encode, fit_encodings
 from albert_serve.tasks.probability import log_softmax, softmax
 from albert_serve.tasks.sentence_order.ordering import find_best_order, weigh
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
@@ -58,8 +58,8 @@ class SentenceOrder:
                 'reorder is for {"sentences": [...]}; send the two texts as sentences, or leave '
                 "reorder out"
             )
-        first = self._encode(item.text, "text")
-        second = self._encode(item.text_pair, "text_pair")
+        first = self._encode(item.text, "text", parameters.truncation)
+        second = self._encode(item.text_pair, "text_pair", parameters.truncation)
         fitted = self._fit(first, second, parameters.truncation)
         return Prepared(
             inputs=[fitted.at_cls("sentence-order")],
@@ -72,7 +72,7 @@ class SentenceOrder:
     ) -> Prepared[SentenceOrderAnswer]:
         pairs = _pairs(len(sentences), parameters)
         encoded = [
-            self._encode(sentence, f"sentences[{number}]")
+            self._encode(sentence, f"sentences[{number}]", parameters.truncation)
             for number, sentence in enumerate(sentences)
         ]
         inputs: list[EncoderInput] = []
@@ -93,8 +93,11 @@ class SentenceOrder:
             num_held_bytes=len(pairs) * ENTRY_BYTES,
         )
 
-    def _encode(self, text: str, name: str) -> Encoding:
-        encoding = self.tokenizer.encode_plain(text)
+    def _encode(self, text: str, name: str, truncation: Truncation) -> Encoding:
+        try:
+            encoding = encode(self.tokenizer, text, self.max_positions, truncation)
+        except TextTooLongError as error:
+            raise TextTooLongError(f"{name}: {error}") from error
         if not text.strip() or not len(encoding):
             raise InvalidInputError(f"{name} is empty; only texts can have an order")
         return encoding

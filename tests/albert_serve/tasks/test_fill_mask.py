@@ -115,7 +115,7 @@ def test_a_target_of_several_pieces_is_told(task: FillMask, tokenizer: AlbertTok
 
 
 def test_what_is_told_of_many_long_targets_fits_a_header(task: FillMask) -> None:
-    targets = [f"the{'x' * 200}{number}" for number in range(900)]
+    targets = [f"the{'x' * 60}{number}" for number in range(900)]
     told = task.prepare("a [MASK]", FillMaskParameters(targets=targets)).warnings
     assert told[-1] == "and so for 880 further targets"
     assert sum(map(len, told)) < 4000
@@ -234,3 +234,10 @@ def test_no_round_has_more_rows_than_was_said(
         logits = engine.run(stage.inputs)
         assert sum(map(len, logits)) <= prepared.num_wide_rows
         stage = stage.finish(logits)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_targets_are_limited_in_characters_together(whole: bool, task: FillMask) -> None:
+    parameters = FillMaskParameters(targets=["\ufdfa" * 1000] * 100, multi_token_targets=whole)
+    with pytest.raises(TooMuchAtOnceError, match="100000 characters together; at most 65536"):
+        task.prepare("a [MASK]", parameters)

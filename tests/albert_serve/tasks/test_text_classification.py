@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -197,3 +198,12 @@ def test_truncation_is_that_of_transformers(
 def test_too_long_a_pair_is_refused(task: TextClassification) -> None:
     with pytest.raises(TextTooLongError, match="at most 128"):
         task.prepare(TextInput(text="a " * 70, text_pair="b " * 70), DEFAULT)
+
+
+def test_a_text_far_too_long_is_refused_by_its_beginning(task: TextClassification) -> None:
+    text = "a b " * 250_000
+    with (
+        mock.patch.object(AlbertTokenizer, "encode_plain", side_effect=AssertionError),
+        pytest.raises(TextTooLongError, match=f"over {task.max_positions} tokens.*truncation"),
+    ):
+        task.prepare(text, DEFAULT)
