@@ -21,6 +21,7 @@ import torch
 from tqdm import tqdm
 
 from albert_serve.api.schemas import Answer, QuestionAnsweringParameters, QuestionContext
+from albert_serve.files import write_atomically
 from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.datasets import Question, read_labelled, read_squad
@@ -31,7 +32,7 @@ from training.errors import TrainingError, report_errors
 from training.evaluation.squad import evaluate_answers
 from training.evaluation.torch_engine import TorchEngine
 from training.evaluation.validation import held_out, measure, unigram_entropy
-from training.model.checkpoint import load_checkpoint, read_config, write_atomically
+from training.model.checkpoint import load_checkpoint, read_config
 from training.model.heads import AlbertForTasks, Task
 from training.objectives.feeds import (
     Objective,

@@ -22,10 +22,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from tqdm import tqdm
 
+from albert_serve.files import sha256_of
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.corpus import CorpusError, Place, find_files, read_from
 from training.data.shard_writer import ShardWriter, claim
-from training.data.shards import SHARDS_FILE, Manifest, Part, ShardError, Shards, hash_file
+from training.data.shards import SHARDS_FILE, Manifest, Part, ShardError, Shards
 from training.data.tokenization import Tokenised, tokenise
 from training.errors import report_errors
 
@@ -80,7 +81,7 @@ def _prepare(
     """Prepare the corpus, and return it with the number of newly written tokens."""
     files = find_files(paths)
     vocab_size = AlbertTokenizer.from_file(tokenizer_file).vocab_size
-    tokenizer_sha256 = hash_file(tokenizer_file)
+    tokenizer_sha256 = sha256_of(tokenizer_file)
     fingerprint = _fingerprint(files, tokenizer_sha256, part_bytes)
     if _is_whole(folder, fingerprint):
         return Shards.open(folder), 0

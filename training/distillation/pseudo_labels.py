@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from albert_serve.files import write_atomically
 from albert_serve.tokenizer import AlbertTokenizer
 from training.distillation.teacher import TeacherError, describe_model, load_frozen, num_positions
-from training.model.checkpoint import write_atomically
 from training.model.heads import AlbertForTasks
 from training.objectives.feeds import (
     BatchFeed,

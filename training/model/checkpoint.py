@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import ConfigError
+from albert_serve.files import partial_path, put_in_place, write_atomically
 from training.errors import TrainingError
 from training.model.heads import POOLED_TASKS, AlbertForTasks, Task
 
@@ -139,7 +139,7 @@ def save_checkpoint(
         **(extra_config or {}),
     }
     write_atomically(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
-    partial = folder / "model.safetensors.partial"
+    partial = partial_path(folder / "model.safetensors")
     save_file({k: v.contiguous() for k, v in tensors.items()}, partial, {"format": "pt"})
     # safetensors makes a file that only its owner may read; another user may serve it.
     partial.chmod(0o644)
@@ -334,20 +334,6 @@ def expand_for_hf(source: Path, folder: Path) -> None:
         repeated.ffns[place].load_state_dict(shared.ffns[ffn].state_dict())
     extra = {k: v for k, v in read_config(source).items() if k not in config.to_hf()}
     save_checkpoint(expanded, folder, tokenizer_from=source, extra_config=extra)
-
-
-def write_atomically(file: Path, content: bytes) -> None:
-    """Write a file atomically: a reader sees the old content or the new, also after a crash."""
-    partial = file.with_name(file.name + ".partial")
-    partial.write_bytes(content)
-    put_in_place(partial, file)
-
-
-def put_in_place(partial: Path, file: Path) -> None:
-    """Sync a partial file to disk, then rename it to `file`."""
-    with partial.open("rb") as stream:
-        os.fsync(stream.fileno())
-    os.replace(partial, file)
 
 
 def _architectures(tasks: Mapping[Task, int]) -> list[str]:
