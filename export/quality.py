@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from albert_serve.bundle.manifest import Quality
 from albert_serve.bundle.weights import TaskName
-from albert_serve.scoring.score import Runner
+from albert_serve.tasks.base import Runner
 from albert_serve.tokenizer import AlbertTokenizer
 from export.draws import draw_samples
 from export.errors import ExportError

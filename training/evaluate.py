@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from albert_serve.api.schemas import Answer, QuestionAnsweringParameters, QuestionContext
 from albert_serve.files import write_atomically
+from albert_serve.tasks.grouping import cut_batches
 from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.datasets import Question, read_labelled, read_squad
@@ -37,7 +38,6 @@ from training.model.heads import AlbertForTasks, Task
 from training.objectives.feeds import (
     Objective,
     classification_micro_batch,
-    cut_batches,
     labelled_examples,
 )
 from training.objectives.losses import Tally
@@ -110,7 +110,7 @@ def evaluate_classification(
     sizes = np.array([len(example.ids) for example in examples])
     order = np.argsort(sizes, kind="stable")
     with torch.inference_mode():
-        for batch in cut_batches(order, sizes, _TOKENS_A_BATCH):
+        for batch in cut_batches(order.tolist(), sizes, _TOKENS_A_BATCH):
             micro_batch = classification_micro_batch([examples[index] for index in batch])
             total.add(micro_batch.scores(model, device)["text-classification"])
     return {

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from albert_serve.files import write_atomically
+from albert_serve.tasks.grouping import cut_batches
 from albert_serve.tokenizer import AlbertTokenizer
 from training.distillation.teacher import TeacherError, describe_model, load_frozen, num_positions
 from training.model.heads import AlbertForTasks
@@ -28,7 +29,6 @@ from training.objectives.feeds import (
     BatchFeed,
     MicroBatch,
     bucketed_feed,
-    cut_batches,
     example_micro_batch,
     pad,
 )
@@ -115,7 +115,7 @@ def _classify(texts: Sequence[_Text], model: Any, tokenizer: Any, device: torch.
     sizes = np.array([len(encoding["input_ids"]) for encoding in encoded])
     limit = num_positions(model.config)
     order = np.argsort(sizes, kind="stable")
-    batches = cut_batches(order[sizes[order] <= limit], sizes, _TOKENS_A_BATCH)
+    batches = cut_batches(order[sizes[order] <= limit].tolist(), sizes, _TOKENS_A_BATCH)
     logits_NK = torch.full((len(texts), model.config.num_labels), torch.nan)
     for batch in tqdm(batches, desc="labelling texts", disable=None, delay=3):
         padded = tokenizer.pad([encoded[index] for index in batch], return_tensors="pt")

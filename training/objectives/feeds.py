@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
+from albert_serve.tasks.grouping import cut_batches
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.collate import Collate, Made, PretrainBatch, Slicing, load_steps
 from training.data.packing import Plan, Position
@@ -369,21 +369,6 @@ def like_lengths(lengths: Sequence[int], *, tokens_a_batch: int, seed: int) -> I
         batches: list[list[int]] = []
         for begin in range(0, len(order), pool):
             part = order[begin : begin + pool]
-            batches += cut_batches(
-                part[np.argsort(sizes[part], kind="stable")], sizes, tokens_a_batch
-            )
+            ascending = part[np.argsort(sizes[part], kind="stable")]
+            batches += cut_batches(ascending.tolist(), sizes, tokens_a_batch)
         yield from (batches[index] for index in rng.permutation(len(batches)))
-
-
-def cut_batches(
-    order: NDArray[np.int64], sizes: NDArray[np.int64], tokens_a_batch: int
-) -> list[list[int]]:
-    """Cut indices, ascending by size, into batches of at most `tokens_a_batch` padded tokens."""
-    batches: list[list[int]] = []
-    batch: list[int] = []
-    for index in order.tolist():
-        if batch and (len(batch) + 1) * int(sizes[index]) > tokens_a_batch:
-            batches.append(batch)
-            batch = []
-        batch.append(index)
-    return [*batches, batch] if batch else batches

@@ -40,7 +40,7 @@ class FakeEngine:
         self.open = threading.Event()
         self.open.set()
 
-    def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+    def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
         self.batches.append([given.ids for given in inputs])
         assert self.open.wait(timeout=10)
         if any(POISON in given.ids for given in inputs):
@@ -73,8 +73,8 @@ class TimedEngine(FakeEngine):
         super().__init__(max_batch_tokens=64)
         self._clock = clock
 
-    def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        answers = super().run(inputs)
+    def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+        answers = super().run_batch(inputs)
         self._clock.now_s += sum(len(given.ids) for given in inputs)
         return answers
 
@@ -524,10 +524,10 @@ class LosingEngine(FakeEngine):
         self._leave = leave
         self._loop = asyncio.get_running_loop()
 
-    def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+    def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
         if not self.batches:
             asyncio.run_coroutine_threadsafe(self._leave(), self._loop).result(timeout=10)
-        return super().run(inputs)
+        return super().run_batch(inputs)
 
 
 def test_what_is_given_up_while_its_batch_is_halved_is_not_computed_again() -> None:
@@ -572,8 +572,8 @@ def test_what_is_late_when_its_batch_is_halved_is_not_computed_again() -> None:
 
 def test_an_engine_that_loses_an_answer_fails_the_request() -> None:
     class Forgetful(FakeEngine):
-        def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-            return super().run(inputs)[1:]
+        def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+            return super().run_batch(inputs)[1:]
 
     async def check() -> None:
         batcher = make_batcher(Forgetful())
@@ -699,8 +699,8 @@ def test_an_observer_is_told_of_everything() -> None:
 class RestlessEngine(FakeEngine):
     """Now and then gives up the thread in the middle of a batch, so that everything interleaves."""
 
-    def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        answers = super().run(inputs)
+    def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+        answers = super().run_batch(inputs)
         threading.Event().wait(0.0005 * (len(self.batches) % 2))
         return answers
 

@@ -28,7 +28,6 @@ from training.objectives.feeds import (
     Objective,
     PretrainFeed,
     classification_feed,
-    cut_batches,
     labelled_examples,
     like_lengths,
     pad,
@@ -78,13 +77,6 @@ def test_epochs_differ_and_lengths_are_alike() -> None:
     assert len({tuple(sorted(batch)) for batch in taken}) > 100
     spread = [np.ptp([lengths[i] for i in batch]) for batch in taken if len(batch) > 1]
     assert np.mean(spread) < 10
-
-
-def test_batches_are_cut_by_their_longest() -> None:
-    sizes = np.array([1, 2, 3, 4, 50])
-    cut = cut_batches(np.arange(5), sizes, 8)
-    assert cut == [[0, 1], [2, 3], [4]]
-    assert cut_batches(np.arange(0), sizes, 8) == []
 
 
 def test_padding_is_on_the_right() -> None:
