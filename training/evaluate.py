@@ -16,7 +16,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -25,22 +24,19 @@ from albert_serve.files import write_atomically
 from albert_serve.tasks.grouping import cut_batches
 from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tokenizer import AlbertTokenizer
+from training.data.batch import ExampleBatch
 from training.data.datasets import Question, read_labelled, read_squad
 from training.data.examples import MIN_LENGTH, ExampleSettings, SentenceTask
+from training.data.feeds import labelled_examples
 from training.data.masking import NgramMasking, word_starts
 from training.data.shards import Shards
 from training.errors import TrainingError, report_errors
 from training.evaluation.squad import evaluate_answers
 from training.evaluation.torch_engine import TorchEngine
 from training.evaluation.validation import held_out, measure, unigram_entropy
+from training.losses import Objective, Tally
 from training.model.checkpoint import load_checkpoint, read_config
 from training.model.heads import AlbertForTasks, Task
-from training.objectives.feeds import (
-    Objective,
-    classification_micro_batch,
-    labelled_examples,
-)
-from training.objectives.losses import Tally
 from training.options import default_device, parse_count
 from training.prepare import prepare
 
@@ -107,12 +103,13 @@ def evaluate_classification(
         )
     total = Tally()
     device = next(model.parameters()).device
-    sizes = np.array([len(example.ids) for example in examples])
-    order = np.argsort(sizes, kind="stable")
+    objective = Objective(model, device)
+    lengths = [len(example.ids) for example in examples]
+    order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     with torch.inference_mode():
-        for batch in cut_batches(order.tolist(), sizes, _TOKENS_A_BATCH):
-            micro_batch = classification_micro_batch([examples[index] for index in batch])
-            total.add(micro_batch.scores(model, device)["text-classification"])
+        for members in cut_batches(order, lengths, _TOKENS_A_BATCH):
+            batch = ExampleBatch.of("text-classification", [examples[i] for i in members])
+            total.add(objective(batch)["text-classification"])
     return {
         "text_classification_accuracy": total.accuracy,
         "text_classification_loss": total.loss,

@@ -8,8 +8,8 @@ import torch
 
 from albert_serve.tasks.base import EncoderInput, Logits
 from albert_serve.tasks.grouping import group_by_length
+from training.data.batch import pad
 from training.model.heads import AlbertForTasks, Task
-from training.objectives.feeds import pad
 
 
 class TorchEngine:
