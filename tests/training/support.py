@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -234,6 +234,22 @@ def assert_close(
     for name, tensor in ours.items():
         assert tensor.shape == theirs[name].shape, name
         assert (tensor - theirs[name]).abs().max() < limit, name
+
+
+def run_command(
+    main: Callable[[Sequence[str]], int], options: Sequence[str], folder: Path, *more: str
+) -> int:
+    """Run a command with an output folder in this process."""
+    return main([*options, "--output", str(folder), *more])
+
+
+def refusal(capsys: pytest.CaptureFixture[str], folder: Path) -> str:
+    """The one line with which a command refused to begin a run in a folder."""
+    error = capsys.readouterr().err
+    assert error.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in error
+    assert not (folder / "run.json").exists()
+    return error
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
