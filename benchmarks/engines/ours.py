@@ -23,8 +23,8 @@ from albert_serve.tasks import AnyTask, EncoderInput, Prepared
 from albert_serve.tasks.grouping import group_by_length
 from albert_serve.tasks.load import load_tasks
 from benchmarks.engines.hf_questions import MAX_ANSWER_TOKENS, Lengths
+from benchmarks.engines.inputs import Batch, Floats, Outcome, Tokens
 from benchmarks.engines.jobs import Job
-from benchmarks.engines.padded import Batch, Floats, Outcome, Tokens
 from benchmarks.engines.turns import Player, serve
 
 
