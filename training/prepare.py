@@ -23,6 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 from tqdm import tqdm
 
 from albert_serve.files import sha256_of
+from albert_serve.settings import num_usable_cpus
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.corpus import CorpusError, Place, find_files, read_from
 from training.data.shard_writer import ShardWriter, claim
@@ -276,7 +277,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--workers",
         type=_parse_workers,
-        default=_num_usable_cpus(),
+        default=num_usable_cpus(),
         help="worker processes (%(default)s, the number of usable CPUs)",
     )
     return parser
@@ -286,12 +287,6 @@ def _parse_workers(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
     return int(text)
-
-
-def _num_usable_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 if __name__ == "__main__":

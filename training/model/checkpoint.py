@@ -17,11 +17,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from albert_serve.bundle.weights import UNPOOLED_TASKS
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import ConfigError
 from albert_serve.files import partial_path, put_in_place, write_atomically
 from training.errors import TrainingError
-from training.model.heads import POOLED_TASKS, AlbertForTasks, Task
+from training.model.heads import AlbertForTasks, Task
 
 # Our name <-> Hugging Face's, without `.weight` or `.bias`. {g} and {i} are the group and the layer
 # within it; {n} counts the distinct blocks: group * num_inner_layers + inner.
@@ -246,7 +247,7 @@ def _load_weights(
 ) -> None:
     """Copy the weights of the backbone, of these heads, and of the pooler if there is one."""
     stems = tuple(f"heads.{task}." for task in heads)
-    has_pooler = bool(heads & set(POOLED_TASKS)) or "albert.pooler.weight" in weights
+    has_pooler = bool(heads - set(UNPOOLED_TASKS)) or "albert.pooler.weight" in weights
     for ours, parameter in model.named_parameters():
         if not ours.startswith(("albert.", *stems, *(["pooler."] if has_pooler else []))):
             continue
