@@ -19,12 +19,10 @@ from typing import Any, Final
 from tqdm import tqdm
 
 from albert_serve.config import PRESETS
-from benchmarks.engines.contestants import CONTESTANTS, KINDS
-from benchmarks.engines.jobs import Shape
-from benchmarks.engines.measurement import Asked, measure
-from benchmarks.engines.setting import Subject
+from albert_serve.settings import num_usable_cpus
+from benchmarks.engines.jobs import CONTESTANTS, KINDS, Shape
+from benchmarks.engines.measurement import Asked, Subject, measure
 from benchmarks.engines.tables import markdown, save
-from benchmarks.harness.machine import usable_cpus
 from training.errors import report_errors
 from training.options import parse_count, parse_duration
 
@@ -157,7 +155,7 @@ def _add_amounts(group: argparse._ArgumentGroup) -> None:
     add("--num-questions", type=parse_count, help="of the stream (24)")
     add("--rounds", type=parse_count, help="turns of each contestant at each case (3)")
     add("--turn", type=parse_duration, default=0.3, help="shortest time of a shape's turn (0.3s)")
-    add("--threads", type=parse_count, default=usable_cpus(), help="of each (%(default)s)")
+    add("--threads", type=parse_count, default=num_usable_cpus(), help="of each (%(default)s)")
     add("--quick", action="store_true", help="fewer shapes, texts and rounds: a first look")
 
 

@@ -21,7 +21,8 @@ from typing import Any, Final
 from tqdm import tqdm
 
 from albert_serve.config import PRESETS
-from benchmarks.harness.machine import describe_machine, installed_version, usable_cpus
+from albert_serve.settings import num_usable_cpus
+from benchmarks.harness.machine import describe_machine, installed_version
 from benchmarks.harness.service import REPOSITORY
 from benchmarks.serving.contest import ARRIVAL_PART, Contest
 from benchmarks.serving.services import PeerSettings, Service, our_service
@@ -177,7 +178,7 @@ def _add_amounts(group: argparse._ArgumentGroup) -> None:
     add("--levels", nargs="+", type=parse_count, metavar="N", help="connections (1 2 4 ... 64)")
     add("--level-time", type=parse_duration, help="passes at a level begin until then (3s)")
     add("--rounds", type=parse_count, help="turns of each service (2)")
-    add("--threads", type=parse_count, default=usable_cpus(), help="of each (%(default)s)")
+    add("--threads", type=parse_count, default=num_usable_cpus(), help="of each (%(default)s)")
     add("--quick", action="store_true", help="fewer of all, the peer as it comes: a first look")
 
 

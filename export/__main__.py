@@ -13,10 +13,10 @@ from albert_serve.bundle.manifest import Part, Precision, Quality
 from albert_serve.bundle.weights import TaskName
 from albert_serve.errors import AlbertServeError
 from export.errors import ExportError
-from export.quality import DEFAULT_TEXT, RealData
 from export.source import read_json_object
 from export.write import Exported, Limits, export_bundle
 from training.errors import TrainingError
+from training.evaluation.real_text import DEFAULT_TEXT, RealData
 
 _EXAMPLES: Final = """\
 examples:

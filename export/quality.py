@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
-
-from tqdm import tqdm
+from typing import Final
 
 from albert_serve.bundle.manifest import Quality
 from albert_serve.bundle.weights import TaskName
-from albert_serve.scoring.score import Runner
+from albert_serve.tasks.base import Runner
 from albert_serve.tokenizer import AlbertTokenizer
-from export.draws import draw_samples
 from export.errors import ExportError
-from export.real_text import DEFAULT_TEXT, RealData
-from export.samples import AGREEMENT, Item, Sample
 from export.source import Source
 from training.errors import TrainingError
-
-__all__ = ["DEFAULT_TEXT", "RealData", "check_quality", "measure_quality"]
+from training.evaluation.predictions import predict
+from training.evaluation.real_text import RealData
+from training.evaluation.samples import AGREEMENT, Sample, draw_samples
 
 # Without labels it is not known what a disagreement costs, but that it is one point at most.
 _LEAST_AGREEMENT: Final = 90.0
@@ -61,7 +56,8 @@ def measure_quality(
         EngineError: a runtime failed.
     """
     try:
-        samples = draw_samples(source, AlbertTokenizer.from_file(tokenizer_file), data)
+        tokenizer = AlbertTokenizer.from_file(tokenizer_file)
+        samples = draw_samples(source.config, source.tasks, tokenizer, data)
     except TrainingError as error:
         raise ExportError(str(error)) from error
     return {task: _measure(task, sample, reference, engine) for task, sample in samples.items()}
@@ -107,25 +103,12 @@ def _describe_loss(task: TaskName, quality: Quality, max_cost: float) -> str | N
 
 
 def _measure(task: TaskName, sample: Sample, reference: Runner, engine: Runner) -> Quality:
-    # Sorted by length, for less padding.
-    items = sorted(sample.items, key=lambda item: -item.num_tokens)
     size = min(_MOST_TOKENS_AT_ONCE, _BATCHES_AT_ONCE * engine.max_batch_tokens)
-    bar = tqdm(
-        total=sum(item.num_tokens for item in items),
-        desc=f"{task} beside torch",
-        unit="token",
-        unit_scale=True,
-        disable=None,
-        leave=False,
+    expected, got = (
+        predict(runner, sample.items, max_tokens_at_once=size, title=f"{task} {place}")
+        for runner, place in ((reference, "in torch"), (engine, "from the bundle"))
     )
-    expected: list[Any] = []
-    got: list[Any] = []
-    with bar:
-        for chunk in _chunks(items, size):
-            expected += _ask(reference, chunk)
-            got += _ask(engine, chunk)
-            bar.update(sum(item.num_tokens for item in chunk))
-    known = [right for item in items for right in item.rights or ()]
+    known = [right for item in sample.items for right in item.rights or ()]
     rights = expected if sample.metric == AGREEMENT else known
     return Quality(
         metric=sample.metric,
@@ -134,25 +117,3 @@ def _measure(task: TaskName, sample: Sample, reference: Runner, engine: Runner) 
         count=len(got),
         data=sample.files,
     )
-
-
-def _ask(runner: Runner, items: Sequence[Item]) -> list[Any]:
-    """Return the predictions of all items."""
-    logits = iter(runner.run([encoded for item in items for encoded in item.inputs]))
-    return [
-        prediction
-        for item in items
-        for prediction in item.read(list(islice(logits, len(item.inputs))))
-    ]
-
-
-def _chunks(items: Sequence[Item], num_tokens: int) -> Iterator[list[Item]]:
-    """Yield chunks of the items, in order, of about `num_tokens` tokens."""
-    chunk: list[Item] = []
-    for item in items:
-        chunk.append(item)
-        if sum(item.num_tokens for item in chunk) >= num_tokens:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk

@@ -64,8 +64,8 @@ def measure_parity(
             task: open_session(folder / entry.graph, head_options())
             for task, entry in tasks.items()
         }
-        samples = list(draw_samples(model.config))
-        for batch in tqdm(samples, desc="comparing with torch", disable=None, delay=3, leave=False):
+        batches = list(random_batches(model.config))
+        for batch in tqdm(batches, desc="comparing with torch", disable=None, delay=3, leave=False):
             hidden_BSH = encoder.run(batch).numpy()
             for name, difference in _differences(model, heads, batch, hidden_BSH):
                 worst[name] = float(np.maximum(worst[name], difference))  # NaN stays NaN
@@ -139,7 +139,7 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 yield from _tensors(attribute.g)
 
 
-def draw_samples(config: AlbertConfig) -> Iterator[PaddedBatch]:
+def random_batches(config: AlbertConfig) -> Iterator[PaddedBatch]:
     """Random ids: a ragged batch, an unpadded one, and one sequence of all positions."""
     generator = np.random.default_rng(0)
     longest = config.max_positions

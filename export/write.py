@@ -39,9 +39,10 @@ from export.errors import ExportError
 from export.graph import CUDA_FORM
 from export.heads import build_head
 from export.precision import write_weights
-from export.quality import RealData, check_quality, measure_quality
+from export.quality import check_quality, measure_quality
 from export.source import HUGGING_FACE_FILES, SPIECE_FILE, Source, read_source
 from export.verify import check_parity, check_references, measure_parity
+from training.evaluation.real_text import RealData
 from training.evaluation.torch_engine import TorchEngine
 from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks

@@ -22,13 +22,13 @@ from typing import Any, Final
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
 from training import finetune
-from training.distillation.job import DistilJob, LossWeights, check_objectives
+from training.distillation.job import Distillation, LossWeights, check_objectives
 from training.distillation.losses import Objectives
 from training.distillation.start import check_start, default_layers, sizes_of
 from training.distillation.teacher import Teacher, TeacherError, describe_model, load_teacher
 from training.errors import report_errors
 from training.loop.distributed import join_world
-from training.loop.progress import Progress, is_known_run
+from training.loop.progress import is_known_run
 from training.options import add_end, add_reports, parse_count, parse_weight
 from training.pretrain import (
     add_data,
@@ -38,7 +38,7 @@ from training.pretrain import (
     changed_recipe,
     corpus_record,
     make_config,
-    open_shards,
+    make_job,
     train_job,
 )
 from training.recipes import DISTILLATION, Recipe
@@ -97,25 +97,11 @@ def _run(options: argparse.Namespace) -> int:
     is_known_run(options.output, record)
     with join_world(options.device) as world:
         teacher.model.to(world.device)
-        job = DistilJob(
-            config=config,
-            recipe=recipe,
-            progress=Progress(num_steps=options.steps, budget_s=options.budget),
-            shards=open_shards(options, world),
-            tokenizer=options.tokenizer,
-            world=world,
-            initialize_from=options.initialize_from,
-            micro_batch_size=options.micro_batch_size,
-            compiles=options.compile,
-            recomputes=options.recompute,
-            parallelism=options.parallel,
-            num_workers=options.workers,
-            teacher=teacher,
-            objectives=objectives,
-            weights=weights,
-            start_layers=start_layers,
+        job = make_job(options, config, recipe, world, num_steps=options.steps)
+        distillation = Distillation(
+            teacher=teacher, objectives=objectives, weights=weights, start_layers=start_layers
         )
-        return train_job(options, job, record, program="training.distil")
+        return train_job(options, job, distillation.build(job), record, program="training.distil")
 
 
 def _config(

@@ -12,48 +12,38 @@ import math
 import sys
 import tempfile
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-import numpy as np
 import torch
-from tqdm import tqdm
 
-from albert_serve.api.schemas import Answer, QuestionAnsweringParameters, QuestionContext
+from albert_serve.files import write_atomically
+from albert_serve.tasks.base import EncoderInput
 from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.datasets import Question, read_labelled, read_squad
 from training.data.examples import MIN_LENGTH, ExampleSettings, SentenceTask
+from training.data.feeds import labelled_examples
 from training.data.masking import NgramMasking, word_starts
 from training.data.shards import Shards
-from training.errors import TrainingError, report_errors
+from training.errors import report_errors
+from training.evaluation.predictions import EvaluationError, Item, predict, question_items
 from training.evaluation.squad import evaluate_answers
 from training.evaluation.torch_engine import TorchEngine
 from training.evaluation.validation import held_out, measure, unigram_entropy
-from training.model.checkpoint import load_checkpoint, read_config, write_atomically
+from training.losses import Objective, Tally, score
+from training.model.checkpoint import load_checkpoint, read_config
 from training.model.heads import AlbertForTasks, Task
-from training.objectives.feeds import (
-    Objective,
-    classification_micro_batch,
-    cut_batches,
-    labelled_examples,
-)
-from training.objectives.losses import Tally
 from training.options import default_device, parse_count
 from training.prepare import prepare
 
 _TOKENS_A_BATCH: Final = 8192
-_QUESTIONS_AT_ONCE: Final = 64
+_TOKENS_AT_ONCE: Final = 8 * _TOKENS_A_BATCH
 _EXAMPLES: Final = r"""examples:
   python -m training.evaluate runs/base/checkpoint --pretraining wiki/validation.jsonl.xz
   python -m training.evaluate runs/tasks/checkpoint --text-classification sst2/dev.tsv \
       --question-answering squad/dev-v1.1.json --output figures.json
 """
-
-
-class EvaluationError(TrainingError):
-    """Data that a checkpoint cannot be evaluated on."""
 
 
 def evaluate_pretraining(
@@ -104,14 +94,20 @@ def evaluate_classification(
             f"{num_long} texts are over the model's {model.config.max_positions} positions; "
             "leave them out of the files, so that the figure says what it was measured on"
         )
+    items = [
+        Item(
+            inputs=[
+                EncoderInput(
+                    ids=example.ids, types=example.types, task="text-classification", rows=[0]
+                )
+            ],
+            read=lambda logits: logits[0].tolist(),
+        )
+        for example in examples
+    ]
+    logits_NK = torch.tensor(_predict(model, items, "texts"))
     total = Tally()
-    device = next(model.parameters()).device
-    sizes = np.array([len(example.ids) for example in examples])
-    order = np.argsort(sizes, kind="stable")
-    with torch.inference_mode():
-        for batch in cut_batches(order, sizes, _TOKENS_A_BATCH):
-            micro_batch = classification_micro_batch([examples[index] for index in batch])
-            total.add(micro_batch.scores(model, device)["text-classification"])
+    total.add(score(logits_NK, torch.tensor([example.label for example in examples])))
     return {
         "text_classification_accuracy": total.accuracy,
         "text_classification_loss": total.loss,
@@ -122,29 +118,35 @@ def evaluate_classification(
 def evaluate_questions(
     model: AlbertForTasks, tokenizer: AlbertTokenizer, questions: Sequence[Question]
 ) -> dict[str, float]:
-    """Evaluate exact match and F1 in percent, by SQuAD's rules."""
+    """Evaluate exact match and F1 in percent, by SQuAD's rules.
+
+    Raises:
+        EvaluationError: a question cannot be asked.
+    """
     task = QuestionAnswering(tokenizer=tokenizer, max_positions=model.config.max_positions)
-    engine = TorchEngine(model, max_batch_tokens=_TOKENS_A_BATCH)
-    unanswerable = any(question.start is None for question in questions)
-    parameters = QuestionAnsweringParameters(
-        handle_impossible_answer=unanswerable, truncation="truncate"
-    )
-    predictions: dict[str, str] = {}
-    stream = iter(tqdm(questions, desc="questions", disable=None))
-    while chunk := list(islice(stream, _QUESTIONS_AT_ONCE)):
-        asked = [QuestionContext(question=q.question, context=q.context) for q in chunk]
-        prepared = [task.prepare(item, parameters) for item in asked]
-        logits = iter(engine.run([given for one in prepared for given in one.inputs]))
-        for question, one in zip(chunk, prepared, strict=True):
-            answer = one.finish(list(islice(logits, len(one.inputs))))
-            assert isinstance(answer, Answer)
-            predictions[question.id] = answer.answer
+    may_be_empty = any(question.start is None for question in questions)
+    items = []
+    for question, item in zip(
+        questions, question_items(task, questions, may_be_empty=may_be_empty), strict=True
+    ):
+        if item is None:
+            raise EvaluationError(f"question {question.id} is empty, or too long for the model")
+        items.append(item)
+    answers = _predict(model, items, "questions")
+    predictions = {
+        question.id: answer.text for question, answer in zip(questions, answers, strict=True)
+    }
     exact, f1 = evaluate_answers(questions, predictions)
     return {
         "question_answering_exact_match": exact,
         "question_answering_f1": f1,
         "question_answering_questions": len(questions),
     }
+
+
+def _predict(model: AlbertForTasks, items: Sequence[Item], title: str) -> list[Any]:
+    engine = TorchEngine(model, max_batch_tokens=_TOKENS_A_BATCH)
+    return predict(engine, items, max_tokens_at_once=_TOKENS_AT_ONCE, title=title)
 
 
 def evaluate(options: argparse.Namespace) -> dict[str, float]:

@@ -19,9 +19,11 @@ from tqdm import tqdm
 
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
+from training.data.batch import TokenisedExample
 from training.data.collate import Collator, Slicing
 from training.data.datasets import read_labelled, read_squad, read_texts
 from training.data.examples import MIN_LENGTH, ExampleSettings
+from training.data.feeds import BatchFeed, Feed, PlannedFeed, example_feed, labelled_examples
 from training.data.masking import NgramMasking, word_starts
 from training.data.packing import Plan
 from training.data.windows import span_examples
@@ -33,17 +35,9 @@ from training.loop.progress import Progress, RunError, is_known_run, record_run
 from training.loop.provenance import file_names
 from training.loop.step import Run
 from training.loop.trainer import Saver, Trainer
+from training.losses import LOSS_OF, LossFunction, Objective
 from training.model.checkpoint import cut_positions, label_keys, load_checkpoint, read_config
 from training.model.heads import head_sizes
-from training.objectives.feeds import (
-    BatchFeed,
-    Feed,
-    Objective,
-    PretrainFeed,
-    classification_feed,
-    labelled_examples,
-    span_feed,
-)
 from training.optim.optimizers import OptimizerSettings, Schedule, build_optimizers
 from training.options import add_end, add_optimization, add_reports, parse_count, parse_positive
 from training.prepare import prepare
@@ -78,7 +72,7 @@ def _build(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
     config = AlbertConfig.from_hf(hf)
     _check_length(options.length, options.max_positions or config.max_positions)
     progress = Progress(num_steps=options.steps, budget_s=options.budget)
-    feeds, labels = _feeds(options)
+    feeds, labels, loss_of = _feeds(options)
     torch.manual_seed(options.seed)
     heads = load_checkpoint(options.initialize_from).tasks
     tasks = tuple(task for feed in feeds for task in feed.tasks)
@@ -89,7 +83,7 @@ def _build(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
     model.to(options.device)
     run = Run(
         model=model,
-        objective=Objective(model, options.device),
+        objective=Objective(model, options.device, loss_of),
         optimizers=build_optimizers(
             model,
             OptimizerSettings(
@@ -122,16 +116,26 @@ def _check_length(length: int, max_positions: int) -> None:
         )
 
 
-def _feeds(options: argparse.Namespace) -> tuple[list[Feed], dict[str, Any]]:
-    """Return the task streams in the order of --weights, and config.json's label keys."""
+def _feeds(
+    options: argparse.Namespace,
+) -> tuple[list[Feed], dict[str, Any], dict[str, LossFunction]]:
+    """Return the task streams in the order of --weights, config.json's label keys, and losses."""
     tokenizer = AlbertTokenizer.from_file(options.initialize_from / "tokenizer.json")
     feeds: list[Feed] = []
     labels: dict[str, Any] = {}
+    loss_of = dict(LOSS_OF)
     if options.teacher is not None and not options.text_classification:
         raise RunError("--teacher labels texts; give them with --text-classification")
     if options.text_classification:
-        feed, labels = _classification(options, tokenizer)
-        feeds.append(feed)
+        examples, labels, loss_of["text-classification"] = _classification(options, tokenizer)
+        feeds.append(
+            example_feed(
+                "text-classification",
+                examples,
+                tokens_a_batch=options.classification_tokens,
+                seed=options.seed,
+            )
+        )
     if options.question_answering:
         feeds.append(_question_answering(options, tokenizer))
     if options.pretraining:
@@ -140,7 +144,7 @@ def _feeds(options: argparse.Namespace) -> tuple[list[Feed], dict[str, Any]]:
         raise RunError(
             "nothing to train: give --text-classification, --question-answering or --pretraining"
         )
-    return feeds, labels
+    return feeds, labels, loss_of
 
 
 def _weights(options: argparse.Namespace, feeds: Sequence[Feed]) -> list[float]:
@@ -153,7 +157,8 @@ def _weights(options: argparse.Namespace, feeds: Sequence[Feed]) -> list[float]:
 
 def _classification(
     options: argparse.Namespace, tokenizer: AlbertTokenizer
-) -> tuple[BatchFeed, dict[str, Any]]:
+) -> tuple[Sequence[TokenisedExample], dict[str, Any], LossFunction]:
+    """Return the examples of text classification, the label keys, and the loss function."""
     if options.teacher is not None:
         return _taught_classification(options, tokenizer)
     texts, names = read_labelled(options.text_classification, options.labels)
@@ -164,33 +169,27 @@ def _classification(
         print(f"{num_long} of {len(texts)} texts are over {options.length} tokens: left out")
     if not examples:
         raise RunError(f"no text fits into {options.length} tokens; give a larger --length")
-    feed = classification_feed(
-        examples, tokens_a_batch=options.classification_tokens, seed=options.seed
-    )
-    return feed, label_keys(names)
+    return examples, label_keys(names), LOSS_OF["text-classification"]
 
 
 def _taught_classification(
     options: argparse.Namespace, tokenizer: AlbertTokenizer
-) -> tuple[BatchFeed, dict[str, Any]]:
-    """Return the task stream of texts with a teacher's logits as labels, and its label keys."""
+) -> tuple[Sequence[TokenisedExample], dict[str, Any], LossFunction]:
+    """Return the same of texts with a teacher's logits as labels."""
     # Imported here, since only a teacher needs transformers.
-    from training.distillation.pseudo_labels import pseudo_label, pseudo_labelled_feed
+    from training.distillation.pseudo_labels import (
+        PseudoLabelLoss,
+        pseudo_label,
+        pseudo_labelled_examples,
+    )
 
     if options.labels:
         raise RunError("--labels goes with labelled texts; with --teacher the labels are its own")
     texts = read_texts(options.text_classification)
     labels = pseudo_label(texts, options.teacher, options.device, options.output)
-    feed = pseudo_labelled_feed(
-        texts,
-        labels,
-        tokenizer,
-        length=options.length,
-        temperature=options.temperature,
-        tokens_a_batch=options.classification_tokens,
-        seed=options.seed,
-    )
-    return feed, label_keys(labels.names, multi_label=labels.problem == "multi_label")
+    examples = pseudo_labelled_examples(texts, labels, tokenizer, length=options.length)
+    loss = PseudoLabelLoss(problem=labels.problem, temperature=options.temperature)
+    return examples, label_keys(labels.names, multi_label=labels.problem == "multi_label"), loss
 
 
 def _question_answering(options: argparse.Namespace, tokenizer: AlbertTokenizer) -> BatchFeed:
@@ -200,15 +199,17 @@ def _question_answering(options: argparse.Namespace, tokenizer: AlbertTokenizer)
         for question in tqdm(questions, desc="tokenising questions", disable=None)
         for example in span_examples(question, tokenizer, length=options.length)
     ]
-    return span_feed(examples, tokens_a_batch=options.batch_tokens, seed=options.seed)
+    return example_feed(
+        "question-answering", examples, tokens_a_batch=options.batch_tokens, seed=options.seed
+    )
 
 
-def _pretraining(options: argparse.Namespace, tokenizer: AlbertTokenizer) -> PretrainFeed:
+def _pretraining(options: argparse.Namespace, tokenizer: AlbertTokenizer) -> PlannedFeed:
     tokenizer_file = options.initialize_from / "tokenizer.json"
     shards = prepare(options.pretraining, tokenizer_file, options.output / "shards")
     masking = NgramMasking(word_starts=word_starts(tokenizer))
     num_rows = max(1, options.batch_tokens // options.length)
-    return PretrainFeed(
+    return PlannedFeed(
         plan=Plan(shards=shards, settings=_example_settings(options), seed=options.seed),
         collate=Collator(shards=shards, masking=masking, length=options.length, seed=options.seed),
         slicing=Slicing(num_rows=num_rows, rows_a_batch=num_rows),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -12,19 +13,20 @@ import torch
 
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
-from training.data.collate import Collator, Slicing
+from training.data.batch import LossName
+from training.data.collate import Collate, Collator, Slicing
 from training.data.examples import ExampleSettings
+from training.data.feeds import Feed, PlannedFeed
 from training.data.masking import NgramMasking, word_starts
 from training.data.packing import Plan
 from training.data.shards import Shards
 from training.loop.distributed import Parallelism, World, share
 from training.loop.progress import Progress, RunError
 from training.loop.step import Run
+from training.losses import LOSS_OF, LossFunction, Objective, pretrain_scores, pretrain_sums
 from training.model.checkpoint import grow_depth, load_checkpoint
 from training.model.heads import AlbertForTasks, Task, head_sizes
 from training.model.initialization import start_local
-from training.objectives.feeds import Feed, Objective, PretrainFeed
-from training.objectives.losses import LossName, pretrain_sums
 from training.optim.optimizers import build_optimizers
 from training.recipes import Recipe
 
@@ -95,15 +97,6 @@ class Job:
             num_rows=rows, rows_a_batch=rows_a_batch, rank=self.world.rank, world_size=size
         )
 
-    def feed(self) -> PretrainFeed:
-        """Return the task stream of pretraining."""
-        return PretrainFeed(
-            plan=self.plan,
-            collate=self.collator,
-            slicing=self.slicing,
-            num_workers=self.num_loaders,
-        )
-
     @property
     def plan(self) -> Plan:
         """The plan of steps over the corpus."""
@@ -156,19 +149,35 @@ class Job:
             RunError: the batch is not divisible, or the optimizer cannot be sharded.
         """
         self.check()
-        feed = self.feed()
-        if self.compiles:
-            feed.sums = torch.compile(pretrain_sums)
-        return self.assemble(feed, {"sentence-order": self.recipe.sentence_weight})
+        feed = self.feed(self.collator)
+        sums = torch.compile(pretrain_sums) if self.compiles else pretrain_sums
+        return self.assemble(
+            self.model(feed.tasks),
+            feed,
+            {**LOSS_OF, "pretraining": partial(pretrain_scores, sums=sums)},
+            {"sentence-order": self.recipe.sentence_weight},
+        )
 
-    def assemble(self, feed: Feed, loss_weights: Mapping[LossName, float]) -> Run:
+    def feed(self, collate: Collate) -> PlannedFeed:
+        """Return the task stream over the corpus."""
+        return PlannedFeed(
+            plan=self.plan, collate=collate, slicing=self.slicing, num_workers=self.num_loaders
+        )
+
+    def assemble(
+        self,
+        model: AlbertForTasks,
+        feed: Feed,
+        loss_of: Mapping[str, LossFunction],
+        loss_weights: Mapping[LossName, float],
+    ) -> Run:
         """Assemble the run at step 0 of a new model on a task stream."""
-        model = self.model(feed.tasks).to(self.world.device)
+        model = model.to(self.world.device)
         model.albert.encoder.recomputes = self.recomputes
-        objective = share(Objective(model, self.world.device), model, self.world, self.parallelism)
+        objective = Objective(model, self.world.device, loss_of)
         return Run(
             model=model,
-            objective=objective,
+            objective=share(objective, model, self.world, self.parallelism),
             optimizers=build_optimizers(model, self.recipe.optimizer_settings),
             schedule=self.recipe.rate_schedule,
             feeds=[feed],

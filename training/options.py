@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import get_args
 
 import torch
@@ -85,60 +85,40 @@ def parse_count(text: str) -> int:
     Raises:
         argparse.ArgumentTypeError: the text is invalid.
     """
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
-    return int(text)
+    return _parse_whole(text, least=1)
 
 
 def parse_seed(text: str) -> int:
-    """Parse an integer from 0.
-
-    Raises:
-        argparse.ArgumentTypeError: the text is invalid.
-    """
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
-    return int(text)
+    """Parse an integer from 0; raises as `parse_count`."""
+    return _parse_whole(text, least=0)
 
 
 def parse_positive(text: str) -> float:
-    """Parse a number above 0.
-
-    Raises:
-        argparse.ArgumentTypeError: the text is invalid.
-    """
-    number = _number(text)
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
-    return number
+    """Parse a number above 0; raises as `parse_count`."""
+    return _parse_number(text, lambda number: 0 < number < math.inf, "above 0")
 
 
 def parse_weight(text: str) -> float:
-    """Parse a number from 0.
-
-    Raises:
-        argparse.ArgumentTypeError: the text is invalid.
-    """
-    number = _number(text)
-    if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0")
-    return number
+    """Parse a number from 0; raises as `parse_count`."""
+    return _parse_number(text, lambda number: 0 <= number < math.inf, "from 0")
 
 
 def parse_part(text: str) -> float:
-    """Parse a number from 0 to 1.
-
-    Raises:
-        argparse.ArgumentTypeError: the text is invalid.
-    """
-    number = _number(text)
-    if not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 1")
-    return number
+    """Parse a number from 0 to 1; raises as `parse_count`."""
+    return _parse_number(text, lambda number: 0 <= number <= 1, "from 0 to 1")
 
 
-def _number(text: str) -> float:
+def _parse_whole(text: str, *, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least}")
+    return int(text)
+
+
+def _parse_number(text: str, is_allowed: Callable[[float], bool], range_: str) -> float:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
-        return math.nan
+        number = math.nan
+    if not is_allowed(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number {range_}")
+    return number

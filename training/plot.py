@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from albert_serve.files import write_atomically
 from training.errors import report_errors
 from training.loop.recorded import (
     RecordedLayers,
@@ -27,7 +28,6 @@ from training.loop.recorded import (
     read_run,
     with_paths_for_names,
 )
-from training.model.checkpoint import write_atomically
 
 if TYPE_CHECKING:  # slow to import
     from matplotlib.axes import Axes

@@ -22,10 +22,12 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from tqdm import tqdm
 
+from albert_serve.files import sha256_of
+from albert_serve.settings import num_usable_cpus
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.corpus import CorpusError, Place, find_files, read_from
 from training.data.shard_writer import ShardWriter, claim
-from training.data.shards import SHARDS_FILE, Manifest, Part, ShardError, Shards, hash_file
+from training.data.shards import SHARDS_FILE, Manifest, Part, ShardError, Shards
 from training.data.tokenization import Tokenised, tokenise
 from training.errors import report_errors
 
@@ -80,7 +82,7 @@ def _prepare(
     """Prepare the corpus, and return it with the number of newly written tokens."""
     files = find_files(paths)
     vocab_size = AlbertTokenizer.from_file(tokenizer_file).vocab_size
-    tokenizer_sha256 = hash_file(tokenizer_file)
+    tokenizer_sha256 = sha256_of(tokenizer_file)
     fingerprint = _fingerprint(files, tokenizer_sha256, part_bytes)
     if _is_whole(folder, fingerprint):
         return Shards.open(folder), 0
@@ -275,7 +277,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--workers",
         type=_parse_workers,
-        default=_num_usable_cpus(),
+        default=num_usable_cpus(),
         help="worker processes (%(default)s, the number of usable CPUs)",
     )
     return parser
@@ -285,12 +287,6 @@ def _parse_workers(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
     return int(text)
-
-
-def _num_usable_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from training.loop.metrics import Metrics
 from training.loop.plateau import PlateauAlarm
 from training.loop.progress import Progress, RunError, is_known_run, record_run
 from training.loop.provenance import file_names
+from training.loop.step import Run
 from training.loop.trainer import Saver, Trainer
 from training.model.checkpoint import load_checkpoint
 from training.options import (
@@ -207,33 +208,45 @@ def _run(options: argparse.Namespace) -> int:
     }
     is_known_run(options.output, record)
     with join_world(options.device) as world:
-        job = Job(
-            config=config,
-            recipe=recipe,
-            progress=Progress(num_steps=steps, budget_s=options.budget),
-            shards=open_shards(options, world),
-            tokenizer=options.tokenizer,
-            world=world,
-            initialize_from=options.initialize_from,
-            micro_batch_size=options.micro_batch_size,
-            compiles=options.compile,
-            recomputes=options.recompute,
-            parallelism=options.parallel,
-            num_workers=options.workers,
-        )
-        return train_job(options, job, record, program="training.pretrain")
+        job = make_job(options, config, recipe, world, num_steps=steps)
+        return train_job(options, job, job.build(), record, program="training.pretrain")
+
+
+def make_job(
+    options: argparse.Namespace,
+    config: AlbertConfig,
+    recipe: Recipe,
+    world: World,
+    *,
+    num_steps: int | None,
+) -> Job:
+    """Return the job of the options, whose corpus is prepared if need be."""
+    return Job(
+        config=config,
+        recipe=recipe,
+        progress=Progress(num_steps=num_steps, budget_s=options.budget),
+        shards=open_shards(options, world),
+        tokenizer=options.tokenizer,
+        world=world,
+        initialize_from=options.initialize_from,
+        micro_batch_size=options.micro_batch_size,
+        compiles=options.compile,
+        recomputes=options.recompute,
+        parallelism=options.parallel,
+        num_workers=options.workers,
+    )
 
 
 def train_job(
-    options: argparse.Namespace, job: Job, record: dict[str, Any], *, program: str
+    options: argparse.Namespace, job: Job, run: Run, record: dict[str, Any], *, program: str
 ) -> int:
-    """Train a job to its end, or resume it; return the exit status.
+    """Train a job's run to its end, or resume it; return the exit status.
 
     Args:
         record: content of `run.json`: settings, config and corpus.
         program: module that trains, such as `training.pretrain`.
     """
-    run, world = job.build(), job.world
+    world = job.world
     saver = _saver(options, record, program)
     entropy = unigram_entropy(job.shards, job.config.vocab_size)
     if world.is_main and not is_known_run(options.output, record):

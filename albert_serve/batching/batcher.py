@@ -31,12 +31,12 @@ from albert_serve.errors import (
 from albert_serve.tasks.base import EncoderInput, Logits
 
 
-class Runner(Protocol):
-    """The interface of an engine."""
+class BatchRunner(Protocol):
+    """The interface of an engine that runs batches as the scheduler forms them."""
 
     max_batch_tokens: int
 
-    def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+    def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
         """Return the logits of each input, in order; any exception fails the whole call."""
         ...
 
@@ -82,7 +82,7 @@ class Batcher:
 
     def __init__(
         self,
-        engine: Runner,
+        engine: BatchRunner,
         *,
         max_queue_tokens: int,
         max_wait_s: float = 1.0,
@@ -282,7 +282,7 @@ class Batcher:
         if not members:
             return
         try:
-            answers = self._engine.run([call.inputs[index] for call, index in members])
+            answers = self._engine.run_batch([call.inputs[index] for call, index in members])
             if len(answers) != len(members):
                 raise EngineError(
                     f"the engine gave {len(answers)} results for {len(members)} inputs"

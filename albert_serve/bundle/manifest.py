@@ -26,6 +26,7 @@ from albert_serve.bundle.weights import TaskName, check_shapes, expected_shapes,
 from albert_serve.config import AlbertConfig
 from albert_serve.config import Precision as Precision
 from albert_serve.errors import BundleCorruptError, BundleError, BundleMissingError, ConfigError
+from albert_serve.files import sha256_of
 
 FORMAT_VERSION: Final = 2
 READABLE_VERSIONS: Final = (2,)
@@ -243,9 +244,7 @@ def file_entry(file: Path) -> FileEntry:
     Raises:
         OSError: the file cannot be read.
     """
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        return FileEntry(sha256=digest, size=stream.tell())
+    return FileEntry(sha256=sha256_of(file), size=file.stat().st_size)
 
 
 def _check_references(manifest: Manifest) -> None:

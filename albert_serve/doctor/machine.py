@@ -56,7 +56,7 @@ def read_machine() -> Machine:
     flags = cpu_flags()
     return Machine(
         system=f"{platform.system()} {platform.machine()}",
-        processor=_processor(),
+        processor=processor_name(),
         num_cpus=os.cpu_count() or 1,
         num_usable_cpus=num_usable_cpus(),
         cpu_quota=cpu_quota(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")),
@@ -109,7 +109,7 @@ def _read_quota(folder: Path) -> float:
     return int(quota_us) / int(period_us)
 
 
-def _processor() -> str:
+def processor_name() -> str:
     """Return the processor's name without the instruction sets of `cpu_name`."""
     if not cpu_flags():
         return platform.processor() or platform.machine()

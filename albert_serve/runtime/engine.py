@@ -33,6 +33,7 @@ from albert_serve.runtime.ort import (
 )
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks.base import EncoderInput, Logits
+from albert_serve.tasks.grouping import group_by_length
 
 # The overhead of an encoder call, as tokens of compute (docs/decisions.md).
 _CALL_COST_TOKENS: Final = {"cpu": 16, "cuda": 1024}
@@ -126,11 +127,23 @@ class Engine:
             self._check(item)
         logits: list[Logits | None] = [None] * len(inputs)
         lengths = [len(item.ids) for item in inputs]
-        groups = group_by_length(lengths, self.max_batch_tokens, self.call_cost_tokens)
+        groups = group_by_length(
+            lengths, self.max_batch_tokens, max_padding_tokens=self.call_cost_tokens
+        )
         for group, answers in zip(groups, self._run_groups(inputs, groups), strict=True):
             for index, rows in zip(group, answers, strict=True):
                 logits[index] = rows
         return [rows for rows in logits if rows is not None]
+
+    def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+        """Return the same as `run`, of inputs that are one batch already.
+
+        Raises:
+            NotFoundError, InvalidInputError, EngineError: see `run`.
+        """
+        for item in inputs:
+            self._check(item)
+        return self._run_group(self._encoder.encoder, inputs)
 
     def warm_up(self) -> None:
         """Run every task once, so that the first request does not pay for lazy initialisation.
@@ -192,26 +205,6 @@ class Engine:
         _check_range("id", item.ids, self.config.vocab_size)
         _check_range("token type", item.types, self.config.num_token_types)
         _check_range("row", item.rows or [], num_tokens)
-
-
-def group_by_length(
-    lengths: Sequence[int], max_tokens: int, call_cost_tokens: int = _CALL_COST_TOKENS["cpu"]
-) -> list[list[int]]:
-    """Return indices in groups to run together, longest first; each index is in one group.
-
-    A group is closed when it would exceed `max_tokens` (its size times its longest length), or
-    when its padding would cost more than another call.
-    """
-    groups: list[list[int]] = []
-    longest = padding = 0
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        padding += longest - lengths[index]
-        full = bool(groups) and (len(groups[-1]) + 1) * longest > max_tokens
-        if not groups or full or padding > call_cost_tokens:
-            groups.append([])
-            longest, padding = lengths[index], 0
-        groups[-1].append(index)
-    return groups
 
 
 def _encode(encoder: Encoder, batch: PaddedBatch) -> ort.OrtValue:

@@ -11,16 +11,14 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import shutil
-import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import onnxruntime as ort
+from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from albert_serve.bundle.manifest import ENCODER_FILE, WEIGHTS_FILE, Bundle, FileEntry, file_entry
@@ -28,9 +26,6 @@ from albert_serve.bundle.weights import WORDS, read_header, stored_name
 from albert_serve.errors import BundleCorruptError
 from albert_serve.runtime.ort import cpu_name, encoder_options, open_session
 from albert_serve.settings import RuntimeOptions
-
-if sys.platform != "win32":
-    import fcntl
 
 _GRAPH: Final = "encoder.onnx"
 PACKED_FILE: Final = "encoder.data"
@@ -70,7 +65,9 @@ def packed_encoder(bundle: Bundle, options: RuntimeOptions) -> Path | None:
     try:
         if _is_whole(folder, entry):
             return folder / _GRAPH
-        with _lock_cache(options.cache_folder):
+        options.cache_folder.mkdir(parents=True, exist_ok=True)
+        # Of workers that start together, one packs and the others wait.
+        with FileLock(options.cache_folder / ".lock"):
             if not _is_whole(folder, entry):
                 _make(bundle, options, entry, folder)
     except OSError as error:
@@ -159,16 +156,3 @@ def _remove_stale_entries(folder: Path, entry: _Entry) -> None:
             other_entry = _Entry.model_validate_json(other.read_bytes())
             if other.parent != folder and other_entry.weights == entry.weights:
                 shutil.rmtree(other.parent)
-
-
-@contextlib.contextmanager
-def _lock_cache(cache: Path) -> Iterator[None]:
-    """Hold the cache's lock: of workers that start together, one packs and the others wait."""
-    cache.mkdir(parents=True, exist_ok=True)
-    lock = os.open(cache / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        if sys.platform != "win32":
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)

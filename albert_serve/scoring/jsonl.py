@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import lzma
-import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from albert_serve.errors import InvalidInputError
+from albert_serve.files import partial_path, put_in_place
 
 
 def read_lines(source: Path) -> Iterator[tuple[int, bytes]]:
@@ -37,12 +37,10 @@ def write_atomically(output: Path) -> Iterator[TextIO]:
     Raises:
         OSError: the file cannot be written.
     """
-    partial = output.with_name(output.name + ".partial")
+    partial = partial_path(output)
     with _open_to_write(partial, output.suffix) as stream:
         yield stream
-    with partial.open("rb") as written:
-        os.fsync(written.fileno())
-    partial.replace(output)
+    put_in_place(partial, output)
 
 
 def _open_to_read(path: Path) -> gzip.GzipFile | lzma.LZMAFile | BinaryIO:

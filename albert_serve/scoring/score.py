@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
@@ -36,6 +36,8 @@ from albert_serve.tasks import (
     open_task,
     prepare_request,
 )
+from albert_serve.tasks.base import Runner
+from albert_serve.tasks.grouping import group_by_length
 
 # Enough for the engine's parallel sessions, and few enough for the memory of fill-mask's
 # vocabulary-wide logits.
@@ -47,19 +49,6 @@ _FIELDS: Final = {
     "question-answering": ("question", "context"),
     "sentence-order": ("text", "text_pair", "sentences"),
 }
-
-
-class Runner(Protocol):
-    """The interface of an engine."""
-
-    @property
-    def max_batch_tokens(self) -> int:
-        """The limit of tokens, padding included, that run together."""
-        ...
-
-    def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        """Return the logits (R, K) of each input's rows, in order."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,7 +240,9 @@ def _run_round(engine: Runner, items: Sequence[_Item]) -> list[_Item]:
         for part, encoder_input in enumerate(item.stage.inputs)
     ]
     further = []
-    for group in _group(places, _BATCHES_AT_ONCE * engine.max_batch_tokens):
+    lengths = [len(place.encoder_input.ids) for place in places]
+    for indices in group_by_length(lengths, _BATCHES_AT_ONCE * engine.max_batch_tokens):
+        group = [places[index] for index in indices]
         for place, outcome in zip(
             group, _run(engine, [place.encoder_input for place in group]), strict=True
         ):
@@ -279,18 +270,6 @@ def _finish(item: _Item) -> _Item | None:
         return _Item(row=item.row, number=item.number, stage=outcome)
     item.row.answers[item.number] = outcome
     return None
-
-
-def _group(places: Iterable[_Place], max_tokens: int) -> Iterator[list[_Place]]:
-    """Yield groups, longest input first, whose padded size is within the budget."""
-    group: list[_Place] = []
-    for place in sorted(places, key=lambda place: -len(place.encoder_input.ids)):
-        if group and (len(group) + 1) * len(group[0].encoder_input.ids) > max_tokens:
-            yield group
-            group = []
-        group.append(place)
-    if group:
-        yield group
 
 
 def _run(engine: Runner, inputs: Sequence[EncoderInput]) -> list[Logits | AlbertServeError]:

@@ -5,7 +5,7 @@ Shape legend: R gathered rows, K outputs of the task's head.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
@@ -74,6 +74,19 @@ class Prepared(Round[AnswerT_co]):
     num_wide_rows: int = 0
     num_held_bytes: int = 0
     warnings: list[str] = field(default_factory=list)
+
+
+class Runner(Protocol):
+    """The interface of an engine, which forms batches of the inputs itself."""
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """The limit of tokens, padding included, that run together."""
+        ...
+
+    def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+        """Return the logits (R, K) of each input's rows, in order."""
+        ...
 
 
 class Task(Protocol[ItemT_contra, ParametersT_contra, AnswerT_co]):

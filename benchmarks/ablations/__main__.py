@@ -19,6 +19,7 @@ from typing import Any, Final, get_args
 
 import torch
 
+from albert_serve.files import write_atomically
 from benchmarks.ablations.findings import Result
 from benchmarks.ablations.report import draw, render
 from benchmarks.ablations.runs import Runs, claim
@@ -26,7 +27,6 @@ from benchmarks.ablations.setup import Setup
 from benchmarks.ablations.tables import Base, Table, TableName, Variant, distinct_variants
 from training.errors import report_errors
 from training.loop.progress import is_known_run, record_run
-from training.model.checkpoint import write_atomically
 from training.options import default_device, parse_count, parse_part
 from training.plot import save_figure
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from training.data.collate import PretrainBatch
+from training.data.batch import PretrainBatch
 from training.data.examples import IGNORED, ExampleSettings, SentenceTask
 from training.data.masking import NgramMasking
 from training.data.shards import Shards

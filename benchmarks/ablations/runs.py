@@ -5,7 +5,6 @@ A run that was stopped goes on, and one that was measured is not repeated.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import multiprocessing
 import os
@@ -28,6 +27,7 @@ from benchmarks.ablations.findings import Result
 from benchmarks.ablations.setup import AblationError, Setup, is_done, make_run, read_result
 from benchmarks.ablations.tables import Variant
 from training.errors import report_errors
+from training.locking import locked_folder
 from training.signals import StopFlag
 
 _LOG: Final = "log.txt"
@@ -43,14 +43,10 @@ def claim(folder: Path) -> Iterator[None]:
         AblationError: another process is at it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with locked_folder(folder) as is_ours:
+        if not is_ours:
+            raise AblationError(f"{folder} is in use by another process; wait for it")
         yield
-    except BlockingIOError as error:
-        raise AblationError(f"{folder} is in use by another process; wait for it") from error
-    finally:
-        os.close(descriptor)
 
 
 def _work(setup: Setup, variant: Variant, folder: Path, num_threads: int) -> None:
@@ -63,7 +59,8 @@ def _work(setup: Setup, variant: Variant, folder: Path, num_threads: int) -> Non
         os.dup2(log.fileno(), sys.stderr.fileno())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(num_threads)
-    with _waiting_for(folder):
+    # A run whose parent was killed may be saving itself still.
+    with locked_folder(folder, waits=True):
         sys.exit(report_errors(lambda: make_run(setup, variant, folder)))
 
 
@@ -72,17 +69,6 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os.kill(os.getpid(), signal.SIGTERM)  # which saves the run
-
-
-@contextmanager
-def _waiting_for(folder: Path) -> Iterator[None]:
-    """A run whose parent was killed may be saving itself still."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(kw_only=True)

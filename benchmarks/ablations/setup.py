@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from albert_serve.files import write_atomically
 from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.ablations.findings import Result
 from benchmarks.ablations.measure import Texts, measure_variant
@@ -20,7 +21,7 @@ from training import pretrain
 from training.data.masking import NgramMasking, word_starts
 from training.data.shards import Shards
 from training.errors import TrainingError
-from training.model.checkpoint import load_checkpoint, write_atomically
+from training.model.checkpoint import load_checkpoint
 
 _FIGURES: Final = "figures.json"
 _PREDICTIONS: Final = "predictions.npz"

@@ -2,36 +2,134 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from tqdm import tqdm
 
-from benchmarks.engines.child import Child
-from benchmarks.engines.contestants import Contestant, Kind
 from benchmarks.engines.jobs import (
+    MEMORY,
+    PEAK,
     QUESTIONS,
     TEXTS,
+    Contestant,
     Job,
+    Kind,
     Memory,
     Opened,
     Peak,
     Request,
     Turn,
 )
-from benchmarks.engines.witness import Witness
 from benchmarks.harness.errors import BenchmarkError
+from benchmarks.harness.worker import Worker
 
+T = TypeVar("T")
+_STAT: Final = Path("/proc/stat")
+_IDLE_FIELDS: Final = (3, 4)  # idle, waiting for a disk
+_NUM_FIELDS: Final = 8  # those after them count a second time
+# Of a process' stat, after its name: time in user mode and in the kernel.
+_PROCESS_FIELDS: Final = (11, 12)
 # At which the ways of a contestant are compared; the best one then tries the others.
 _FIRST_SIZE: Final = 2
 # In turns, so that a moment's disturbance does not choose.
 _NUM_TRIALS: Final = 2
 # A larger batch is not tried where one is slower than this part of the best speed.
 _FALLS: Final = 0.95
+
+
+class Child(Worker):
+    """A process that holds a model ready.
+
+    Args:
+        log: file that takes what the process prints.
+
+    Raises:
+        BenchmarkError: it ended before its time.
+    """
+
+    def __init__(self, job: Job, log: Path) -> None:
+        super().__init__(
+            name=job.name,
+            module=f"benchmarks.engines.{job.variant.program}",
+            argument=job.to_json(),
+            environment=job.environment,
+            log=log,
+        )
+        self.job = job
+
+    @property
+    def opened(self) -> Opened:
+        """How it came up."""
+        return Opened(**self.first_message)
+
+    def turn(self, request: Request) -> Turn:
+        """Let it do what is asked for.
+
+        Raises:
+            BenchmarkError: it ended.
+        """
+        return Turn(**self.ask(asdict(request)))
+
+    def peak(self) -> Peak:
+        """What the machine can do now; of the process that measures it.
+
+        Raises:
+            BenchmarkError: it ended.
+        """
+        return Peak(**self.ask(asdict(Request(case=PEAK))))
+
+    def memory(self) -> Memory:
+        """What it takes now.
+
+        Raises:
+            BenchmarkError: it ended.
+        """
+        return Memory(**self.ask(asdict(Request(case=MEMORY))))
+
+
+class Witness:
+    """Counts the processors' time that other programs, or other machines on the host, took."""
+
+    def __init__(self) -> None:
+        self._others_s = 0.0
+        self._wall_s = 0.0
+
+    def watch(self, pid: int, action: Callable[[], T]) -> T:
+        """What the action gives, during which the process `pid` alone should work."""
+        if not _STAT.is_file():
+            return action()
+        began, busy, own = time.perf_counter(), _busy_s(), _process_s(pid)
+        result = action()
+        self._others_s += max(0.0, _busy_s() - busy - (_process_s(pid) - own))
+        self._wall_s += time.perf_counter() - began
+        return result
+
+    @property
+    def others(self) -> float | None:
+        """CPUs that others used on average; None where the system does not tell."""
+        return self._others_s / self._wall_s if self._wall_s else None
+
+
+def _busy_s() -> float:
+    """Of all processors since the machine's start."""
+    words = _STAT.read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
+    counts = [int(word) for word in words[:_NUM_FIELDS]]
+    busy = sum(count for place, count in enumerate(counts) if place not in _IDLE_FIELDS)
+    return busy / os.sysconf("SC_CLK_TCK")
+
+
+def _process_s(pid: int) -> float:
+    """Of a process and all its threads."""
+    content = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    words = content.rpartition(")")[2].split()
+    return sum(int(words[place]) for place in _PROCESS_FIELDS) / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""A process that runs `transformers`: eager or compiled, in fp32 or bf16."""
+"""A process that runs `transformers`: eager or compiled, in fp32 or bf16, or its pipeline."""
 
 from __future__ import annotations
 
@@ -12,8 +12,16 @@ import torch
 import transformers
 
 from benchmarks.engines.hf_questions import HfAnswerer
+from benchmarks.engines.inputs import (
+    Batch,
+    Encode,
+    Floats,
+    Outcome,
+    PaddedClassifier,
+    Tokens,
+    in_order,
+)
 from benchmarks.engines.jobs import Job
-from benchmarks.engines.padded import Batch, Encode, Floats, PaddedClassifier
 from benchmarks.engines.turns import Player, serve
 
 _CLASSES: Final[dict[str, Any]] = {
@@ -85,9 +93,54 @@ def _encoder(tokenizer: Any, max_tokens: int) -> Encode:
     return encode
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pipeline:
+    """Classifies with a pipeline."""
+
+    pipeline: Any
+    max_tokens: int
+
+    def process(self, items: Sequence[str], batch_size: int) -> Outcome:
+        """Probabilities of each text."""
+        labels = self.pipeline.model.config.label2id
+        answers = self.pipeline(
+            list(items),
+            batch_size=batch_size,
+            top_k=None,
+            function_to_apply="softmax" if len(labels) > 1 else "sigmoid",
+            truncation=True,
+            max_length=self.max_tokens,
+        )
+        outputs = [
+            [
+                score
+                for _, score in sorted((labels[each["label"]], each["score"]) for each in answer)
+            ]
+            for answer in answers
+        ]
+        return Outcome(outputs=outputs, count=lambda: self._count(items, batch_size))
+
+    def _count(self, items: Sequence[str], batch_size: int) -> Tokens:
+        encoded = self.pipeline.tokenizer(list(items), truncation=True, max_length=self.max_tokens)
+        lengths = [len(ids) for ids in encoded["input_ids"]]
+        return Tokens.of(lengths, in_order(len(items), batch_size))
+
+
+def _open_pipeline(job: Job) -> Player:
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(
+        job.model, dtype=torch.float32
+    )
+    pipeline = transformers.pipeline(
+        "text-classification", model=model, tokenizer=load_tokenizer(job), device="cpu"
+    )
+    return Pipeline(pipeline=pipeline, max_tokens=job.max_tokens)
+
+
 def open_player(job: Job) -> Player:
     """Either task, as the variant's settings want it."""
     torch.set_num_threads(job.num_threads)
+    if job.variant.settings.get("pipeline") == "yes":
+        return _open_pipeline(job)
     model, tokenizer = load_model(job), load_tokenizer(job)
     if job.task == "text-classification":
         return PaddedClassifier(encode=_encoder(tokenizer, job.max_tokens), run=model.logits)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.engines.padded import Batch, Floats, Outcome, Tokens, group, in_order, pad
+from benchmarks.engines.inputs import Batch, Floats, Outcome, Tokens, group, in_order, pad
 
 MAX_SEQUENCE: Final = 384
 MAX_ANSWER_TOKENS: Final = 30

@@ -168,9 +168,8 @@ def _make_openvino_int8(plan: Plan) -> None:
     import nncf
     import openvino
 
-    from benchmarks.engines.inputs import Inputs
+    from benchmarks.engines.inputs import Inputs, pad, plain_encoder
     from benchmarks.engines.openvino_ir import GRAPH_FILE
-    from benchmarks.engines.padded import pad, plain_encoder
 
     model, example = _load(plan)
     converted = openvino.convert_model(model, example_input=example)

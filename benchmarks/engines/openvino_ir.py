@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 import openvino
 
+from benchmarks.engines.inputs import Batch, Floats, PaddedClassifier, plain_encoder
 from benchmarks.engines.jobs import Job
-from benchmarks.engines.padded import Batch, Floats, PaddedClassifier, plain_encoder
 from benchmarks.engines.turns import Player, serve
 
 GRAPH_FILE: Final = "model.xml"

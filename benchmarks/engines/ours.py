@@ -17,13 +17,14 @@ from albert_serve.api.schemas import (
     TextClassificationParameters,
 )
 from albert_serve.bundle.manifest import Bundle
-from albert_serve.runtime.engine import Engine, group_by_length
+from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks import AnyTask, EncoderInput, Prepared
+from albert_serve.tasks.grouping import group_by_length
 from albert_serve.tasks.load import load_tasks
 from benchmarks.engines.hf_questions import MAX_ANSWER_TOKENS, Lengths
+from benchmarks.engines.inputs import Batch, Floats, Outcome, Tokens
 from benchmarks.engines.jobs import Job
-from benchmarks.engines.padded import Batch, Floats, Outcome, Tokens
 from benchmarks.engines.turns import Player, serve
 
 
@@ -36,7 +37,10 @@ def _run(engine: Engine, items: Sequence[Prepared[Any]]) -> tuple[list[Any], lis
 
 
 def _count(engine: Engine, lengths: Sequence[int]) -> Tokens:
-    return Tokens.of(lengths, group_by_length(lengths, engine.max_batch_tokens))
+    groups = group_by_length(
+        lengths, engine.max_batch_tokens, max_padding_tokens=engine.call_cost_tokens
+    )
+    return Tokens.of(lengths, groups)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
 from benchmarks.engines.jobs import Job, Opened, Peak
-from benchmarks.engines.memory import read_memory
+from benchmarks.engines.turns import read_memory
 from benchmarks.harness.channel import Channel
 from training.precision import cpu_has_bf16
 

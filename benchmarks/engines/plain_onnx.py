@@ -7,8 +7,8 @@ from typing import Final
 
 import onnxruntime as ort
 
+from benchmarks.engines.inputs import Batch, Floats, PaddedClassifier, plain_encoder
 from benchmarks.engines.jobs import Job
-from benchmarks.engines.padded import Batch, Floats, PaddedClassifier, plain_encoder
 from benchmarks.engines.turns import Player, serve
 
 GRAPH_FILE: Final = "model.onnx"

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.engines.contest import Process, Result
-from benchmarks.engines.contestants import BASELINE
-from benchmarks.engines.figures import (
+from benchmarks.engines.jobs import BASELINE, QUESTIONS, TEXTS, Turn
+from benchmarks.engines.report import (
+    Report,
     median_rate,
     median_seconds,
     part_of_peak,
@@ -19,8 +20,6 @@ from benchmarks.engines.figures import (
     speed_ratio,
     spread_of,
 )
-from benchmarks.engines.jobs import QUESTIONS, TEXTS, Turn
-from benchmarks.engines.report import Report
 from benchmarks.harness.tables import bullets, table
 
 _GIGA: Final = 1e9

@@ -44,8 +44,8 @@ from training.data.examples import SentenceTask
 from training.data.masking import NgramMasking, word_starts
 from training.data.shards import Shards
 from training.evaluation.validation import measure
+from training.losses import Objective
 from training.model.heads import AlbertForTasks, Task, head_sizes
-from training.objectives.feeds import Objective
 from training.prepare import prepare
 
 Capture = pytest.CaptureFixture[str]

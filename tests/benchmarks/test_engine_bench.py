@@ -25,30 +25,39 @@ from tqdm import tqdm
 
 from albert_serve.config import AlbertConfig
 from benchmarks import engine
-from benchmarks.engines import figures, hf, hf_pipeline, ours, setting
-from benchmarks.engines.child import Child
-from benchmarks.engines.contest import Contest, Result
-from benchmarks.engines.contestants import CONTESTANTS, KINDS, Variant
+from benchmarks.engines import hf, measurement, ours
+from benchmarks.engines import report as figures
+from benchmarks.engines.contest import Child, Contest, Result, Witness
 from benchmarks.engines.hf_questions import HfAnswerer
-from benchmarks.engines.inputs import Inputs, Wanted, choose
-from benchmarks.engines.jobs import Job, Peak, Request, Shape, TaskName, Turn
-from benchmarks.engines.measurement import merged
-from benchmarks.engines.memory import read_memory
-from benchmarks.engines.models import FORMS, Plan, make_checkpoint
-from benchmarks.engines.padded import (
+from benchmarks.engines.inputs import (
     Batch,
     Floats,
+    Inputs,
     Tokens,
+    Wanted,
+    choose,
     group,
     in_order,
     pad,
     plain_encoder,
     probabilities,
 )
+from benchmarks.engines.jobs import (
+    CONTESTANTS,
+    KINDS,
+    Job,
+    Peak,
+    Request,
+    Shape,
+    TaskName,
+    Turn,
+    Variant,
+)
+from benchmarks.engines.measurement import merged
+from benchmarks.engines.models import FORMS, Plan, make_checkpoint
 from benchmarks.engines.report import Report
 from benchmarks.engines.tables import markdown
-from benchmarks.engines.turns import Player, Referee, ShapePlayer
-from benchmarks.engines.witness import Witness
+from benchmarks.engines.turns import Player, Referee, ShapePlayer, read_memory
 from benchmarks.harness.errors import BenchmarkError
 from export.write import export_bundle
 from tests.training.support import REPOSITORY, SQUAD, WIKI
@@ -126,7 +135,7 @@ def make_job(folder: Path, key: str, task: TaskName = "text-classification", way
 
 OPENERS: dict[str, Callable[[Job], Player]] = {
     "transformers-fp32": hf.open_player,
-    "pipeline-8": hf_pipeline.open_player,
+    "pipeline-8": hf.open_player,
     "ours-fp32": ours.open_player,
 }
 
@@ -377,7 +386,7 @@ def vars_of(variant: Variant) -> dict[str, Any]:
 def test_who_is_not_installed_is_left_out_with_advice() -> None:
     absent = replace(CONTESTANTS["openvino-int8"], modules=("no_such_module",))
     here = CONTESTANTS["ours-fp32"]
-    note, there = setting.present([absent, here])
+    note, there = measurement.present([absent, here])
     assert there is here
     assert isinstance(note, str)
     assert "pip install openvino nncf" in note
@@ -557,7 +566,7 @@ def test_all_contestants_take_part_and_agree(tmp_path: Path) -> None:
     assert engine.main([*amounts, *where]) == 0
     content = json.loads((tmp_path / "results.json").read_text())
     present = {
-        one.name for one in setting.present([*CONTESTANTS.values()]) if not isinstance(one, str)
+        one.name for one in measurement.present([*CONTESTANTS.values()]) if not isinstance(one, str)
     }
     assert {one["name"] for one in content["contestants"]} == present
     for result in content["contestants"]:

@@ -18,15 +18,16 @@ from albert_serve.errors import BundleMissingError
 from albert_serve.runtime.engine import Engine
 from albert_serve.tasks.base import EncoderInput, Logits
 from albert_serve.tokenizer import AlbertTokenizer
-from export.draws import draw_samples
 from export.errors import ExportError
-from export.quality import RealData, check_quality, measure_quality
+from export.quality import check_quality, measure_quality
 from export.source import Source, read_source
 from export.write import export_bundle
 from tests.export.conftest import WIKI
 from training.data.datasets import read_squad
 from training.data.windows import span_examples
 from training.evaluate import evaluate_classification, evaluate_questions
+from training.evaluation.real_text import RealData
+from training.evaluation.samples import draw_samples
 from training.evaluation.torch_engine import TorchEngine
 from training.model.checkpoint import load_checkpoint
 
@@ -61,7 +62,9 @@ class Knowing(Chosen):
         super().__init__(self._answer)
         self.num_wrong = num_wrong
         self._outputs = source.num_outputs
-        samples = draw_samples(source, AlbertTokenizer.from_file(tokenizer_file), data)
+        samples = draw_samples(
+            source.config, source.tasks, AlbertTokenizer.from_file(tokenizer_file), data
+        )
         self._rights = {
             (task, tuple(item.inputs[0].ids)): item.rights or []
             for task, sample in samples.items()
@@ -161,7 +164,9 @@ def test_the_count_is_of_predictions(source: Source, tokenizer_file: Path, short
     source, data = only(source, "fill-mask"), RealData(text=(short,))
     engine = Chosen(lambda given: one_hot([8] * len(given.rows or ()), 600))
     quality = measure_quality(source, tokenizer_file, Chosen(choose), engine, data)["fill-mask"]
-    samples = draw_samples(source, AlbertTokenizer.from_file(tokenizer_file), data)
+    samples = draw_samples(
+        source.config, source.tasks, AlbertTokenizer.from_file(tokenizer_file), data
+    )
     rights = [right for item in samples["fill-mask"].items for right in item.rights or []]
     assert quality.count == num_rows == len(rights)
     assert quality.torch == pytest.approx(100 * rights.count(7) / num_rows)

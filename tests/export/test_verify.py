@@ -14,7 +14,7 @@ from albert_serve.bundle.weights import read_header
 from export.encoder import build_encoder
 from export.errors import ExportError
 from export.source import read_source
-from export.verify import check_parity, check_references, draw_samples, measure_parity
+from export.verify import check_parity, check_references, measure_parity, random_batches
 from export.write import export_bundle
 from tests.export.exporting import ALL_TASKS, TINY, write_checkpoint
 
@@ -71,7 +71,7 @@ def test_nan_is_no_parity() -> None:
 
 
 def test_samples_reach_from_one_token_to_all_positions() -> None:
-    samples = list(draw_samples(TINY))
+    samples = list(random_batches(TINY))
     lengths = np.concatenate([sample.lengths for sample in samples])
     assert lengths.min() == 1
     assert lengths.max() == TINY.max_positions

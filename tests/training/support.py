@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -236,6 +236,22 @@ def assert_close(
         assert (tensor - theirs[name]).abs().max() < limit, name
 
 
+def run_command(
+    main: Callable[[Sequence[str]], int], options: Sequence[str], folder: Path, *more: str
+) -> int:
+    """Run a command with an output folder in this process."""
+    return main([*options, "--output", str(folder), *more])
+
+
+def refusal(capsys: pytest.CaptureFixture[str], folder: Path) -> str:
+    """The one line with which a command refused to begin a run in a folder."""
+    error = capsys.readouterr().err
+    assert error.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in error
+    assert not (folder / "run.json").exists()
+    return error
+
+
 def read_metrics(folder: Path) -> list[dict[str, float]]:
     """The lines of a run's `metrics.jsonl`."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
@@ -280,5 +296,6 @@ def stop_at(patch: pytest.MonkeyPatch, num_steps: int, number: signal.Signals) -
 
 
 def pretend_bf16(patch: pytest.MonkeyPatch, has_bf16: bool) -> None:
-    """Have the CPU look as if it had instructions for bf16, or none."""
+    """Have the CPU look as if it had fast instructions for bf16, or none."""
     patch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_bf16})
+    patch.setattr("training.precision.cpu_is_faster_in_bf16", lambda: has_bf16)

@@ -1,6 +1,6 @@
 """Collation of pretraining batches: packed rows of masked tokens, prefetched by a data loader.
 
-Shape legend: B rows, S positions, R tokens to predict, C sequences.
+Shape legend: N tokens of a sequence.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -16,48 +16,33 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from training.data.batch import MicroBatch, PretrainBatch
 from training.data.examples import IGNORED, Example
 from training.data.masking import NgramMasking
-from training.data.packing import MAX_IN_ROW, Plan, Position
+from training.data.packing import MAX_IN_ROW, Plan, PlannedStep, Position
 from training.data.shards import Shards
 from training.errors import TrainingError
-from training.model.albert import Batch, Packing, move
+from training.model.albert import Batch, Packing
 from training.signals import STOPPING
 
-Made = TypeVar("Made")
+Rows: TypeAlias = Sequence[Sequence[Example]]
 # Collate function: from the examples of each row to a batch.
-Collate: TypeAlias = Callable[[Sequence[Sequence[Example]]], Made]
+Collate: TypeAlias = Callable[[Rows], MicroBatch]
 # Numbers of predictions are rounded up to a multiple, so that compiled code meets few shapes.
 _ROUNDING: Final = 64
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PretrainBatch:
-    """A micro-batch of pretraining.
+class ReadExample(NamedTuple):
+    """An example and its tokens, unmasked.
 
     Attributes:
-        tokens: ids (B, S), masked.
-        rows: (R,) positions of the tokens to predict, as indices into the flattened (B * S).
-        targets: (R,) the original ids; IGNORED where R was rounded up.
-        firsts: (C,) positions of each sequence's [CLS], as indices into the flattened (B * S).
-        labels: (C,) of the sentence task, or IGNORED.
-        num_tokens: real tokens.
-        num_masked: tokens to predict.
-        num_pairs: sequences with a label.
+        ids: (N,).
+        second: position of the second segment; N if there is none.
     """
 
-    tokens: Batch
-    rows: Tensor
-    targets: Tensor
-    firsts: Tensor
-    labels: Tensor
-    num_tokens: int
-    num_masked: int
-    num_pairs: int
-
-    def to(self, device: torch.device) -> PretrainBatch:
-        """Return the batch on another device."""
-        return move(self, device)
+    example: Example
+    ids: NDArray[np.int64]
+    second: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,16 +54,27 @@ class Collator:
     length: int
     seed: int
 
-    def __call__(self, rows: Sequence[Sequence[Example]]) -> PretrainBatch:
+    def __call__(self, rows: Rows) -> PretrainBatch:
         """Collate rows of examples into a batch."""
+        return self.batch(self.read(rows))
+
+    def read(self, rows: Rows) -> list[list[ReadExample]]:
+        """Read the tokens of rows of examples."""
+        parts = self.shards.parts
+        return [
+            [ReadExample(example, *example.tokens(parts[example.part])) for example in row]
+            for row in rows
+        ]
+
+    def batch(self, rows: Sequence[Sequence[ReadExample]]) -> PretrainBatch:
+        """Mask and pack rows of examples that were read."""
         shape = (len(rows), self.length)
         ids, types, positions = (np.zeros(shape, np.int64) for _ in range(3))
         sequences = np.full(shape, -1, np.int64)
         sequence_lists = _SequenceLists()
         for line, row in enumerate(rows):
             begin = 0
-            for number, example in enumerate(row):
-                whole, second = example.tokens(self.shards.parts[example.part])
+            for number, (example, whole, second) in enumerate(row):
                 masked, chosen = self.masking(whole, example.mask_rng(self.seed))
                 end = begin + len(whole)
                 ids[line, begin:end] = masked
@@ -140,8 +136,10 @@ class _SequenceLists:
             firsts=_rounded(np.array(self._firsts), 0),
             labels=_rounded(np.array(self._labels), IGNORED),
             num_tokens=self._num_tokens,
-            num_masked=len(rows),
-            num_pairs=sum(label != IGNORED for label in self._labels),
+            counts={
+                "fill-mask": len(rows),
+                "sentence-order": sum(label != IGNORED for label in self._labels),
+            },
         )
 
 
@@ -155,26 +153,14 @@ def _filled(values: NDArray[np.int64], size: int, filler: int) -> Tensor:
     return torch.from_numpy(whole)
 
 
-@dataclass(frozen=True, slots=True)
-class _PlannedBatch:
-    rows: list[list[Example]]
-    next: Position
-
-
-@dataclass(frozen=True, slots=True)
-class _MadeBatch(Generic[Made]):
-    batch: Made
-    next: Position
-
-
-class _Batches(Dataset[_MadeBatch[Made]]):
+class _Batches(Dataset[tuple[MicroBatch, Position]]):
     """Dataset that a data loader worker collates from a plan."""
 
-    def __init__(self, collate: Collate[Made]) -> None:
+    def __init__(self, collate: Collate) -> None:
         self._collate = collate
 
-    def __getitem__(self, planned: _PlannedBatch) -> _MadeBatch[Made]:
-        return _MadeBatch(self._collate(planned.rows), planned.next)
+    def __getitem__(self, planned: PlannedStep) -> tuple[MicroBatch, Position]:
+        return self._collate(planned.rows), planned.next
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,11 +194,12 @@ class Slicing:
         return self.num_rows // (self.rows_a_batch * self.world_size)
 
 
-def _planned(plan: Plan, slicing: Slicing, start: Position) -> Iterator[_PlannedBatch]:
+def _planned(plan: Plan, slicing: Slicing, start: Position) -> Iterator[PlannedStep]:
+    """Yield this process' micro-batches of each step, as parts of the step."""
     size = slicing.rows_a_batch
     for step in plan.steps(slicing.num_rows, start):
         for begin in range(slicing.rank * size, slicing.num_rows, slicing.world_size * size):
-            yield _PlannedBatch(step.rows[begin : begin + size], step.next)
+            yield PlannedStep(step.rows[begin : begin + size], step.next)
 
 
 def _ignore_stop_signals(worker: int) -> None:
@@ -222,14 +209,14 @@ def _ignore_stop_signals(worker: int) -> None:
 
 
 def load_steps(
-    plan: Plan, collate: Collate[Made], slicing: Slicing, start: Position, *, num_workers: int
-) -> Iterator[tuple[list[Made], Position]]:
+    plan: Plan, collate: Collate, slicing: Slicing, start: Position, *, num_workers: int
+) -> Iterator[tuple[list[MicroBatch], Position]]:
     """Yield this process' micro-batches of each step, and the position of the next step.
 
     Args:
         num_workers: number of data loader workers; with 0, batches are collated in this process.
     """
-    loader: DataLoader[_MadeBatch[Made]] = DataLoader(
+    loader: DataLoader[tuple[MicroBatch, Position]] = DataLoader(
         _Batches(collate),
         batch_size=None,
         sampler=_planned(plan, slicing, start),
@@ -242,4 +229,4 @@ def load_steps(
     batches = iter(loader)
     while True:
         step = [next(batches) for _ in range(slicing.num_batches)]
-        yield [made.batch for made in step], step[-1].next
+        yield [batch for batch, _ in step], step[-1][1]

@@ -7,11 +7,10 @@ corpus are removed when the first part of the new one is written; other files ne
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from albert_serve.files import put_in_place, sync
 from training.data.shards import (
     ARRAYS,
     PARTIAL_FILE,
@@ -31,6 +31,7 @@ from training.data.shards import (
     is_intact,
     part_name,
 )
+from training.locking import locked_folder
 
 _HALF: Final = ".half"
 _PART: Final = re.compile(rf"part-[0-9]{{5,}}({re.escape(_HALF)})?")
@@ -88,7 +89,7 @@ class ShardWriter:
         try:
             self._begin()
             os.replace(self._folder / PARTIAL_FILE, self._folder / SHARDS_FILE)
-            _sync(self._folder)
+            sync(self._folder)
         except OSError as error:
             raise self._error(error) from error
 
@@ -98,7 +99,7 @@ class ShardWriter:
             return
         self._record(self.manifest.parts)
         (self._folder / SHARDS_FILE).unlink(missing_ok=True)
-        _sync(self._folder)
+        sync(self._folder)
         kept = {part.name for part in self.manifest.parts}
         for path in sorted(self._folder.iterdir()):
             if path.is_dir() and _PART.fullmatch(path.name) and path.name not in kept:
@@ -109,9 +110,8 @@ class ShardWriter:
         manifest = replace(self.manifest, parts=parts)
         half = self._folder / (PARTIAL_FILE + _HALF)
         half.write_bytes(manifest.to_json())
-        _sync(half)
-        os.replace(half, self._folder / PARTIAL_FILE)
-        _sync(self._folder)
+        put_in_place(half, self._folder / PARTIAL_FILE)
+        sync(self._folder)
         self.manifest = manifest
 
     def _error(self, error: OSError) -> ShardError:
@@ -131,30 +131,21 @@ def claim(folder: Path) -> Iterator[None]:
         ShardError: it cannot be created, another process holds the lock, or it has other files.
     """
     was_there = folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise ShardError(f"{folder} cannot be written: {error.strerror}") from error
-    try:
-        _lock(folder, descriptor)
-        _refuse_others(folder)
-        yield
-    finally:
-        if not was_there:
-            with suppress(OSError):  # it is not empty
-                folder.rmdir()
-        os.close(descriptor)
-
-
-def _lock(folder: Path, descriptor: int) -> None:
-    """Lock the folder until the descriptor is closed or the process ends."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ShardError(f"{folder} is being prepared by another process; wait for it") from error
-    except OSError:
-        pass  # a file system without locks
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            is_ours = stack.enter_context(locked_folder(folder))
+        except OSError as error:
+            raise ShardError(f"{folder} cannot be written: {error.strerror}") from error
+        if not is_ours:
+            raise ShardError(f"{folder} is being prepared by another process; wait for it")
+        try:
+            _refuse_others(folder)
+            yield
+        finally:
+            if not was_there:
+                with suppress(OSError):  # it is not empty
+                    folder.rmdir()
 
 
 def _refuse_others(folder: Path) -> None:
@@ -186,7 +177,7 @@ def _write_part(folder: Path, part: Part) -> None:
     folder.mkdir(exist_ok=True)
     for name in ARRAYS:
         _save(folder / f"{name}.npy", getattr(part, name))
-    _sync(folder)
+    sync(folder)
 
 
 def _save(file: Path, array: NDArray[Any]) -> None:
@@ -197,14 +188,6 @@ def _save(file: Path, array: NDArray[Any]) -> None:
         stream.write(array.data)
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _clear_half(folder: Path) -> None:

@@ -14,7 +14,6 @@ needs numpy only, so that training needs no dependencies of `training.prepare`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from albert_serve.files import sha256_of
 from training.errors import TrainingError
 
 ARRAYS: Final = ("tokens", "sentences", "documents")
@@ -267,17 +267,7 @@ def hash_part(part: Path) -> dict[str, str]:
     Raises:
         OSError: one cannot be read.
     """
-    return {name: hash_file(part / f"{name}.npy") for name in ARRAYS}
-
-
-def hash_file(file: Path) -> str:
-    """Return the sha256 of a file's content, as hexadecimal digits.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return {name: sha256_of(part / f"{name}.npy") for name in ARRAYS}
 
 
 def _read_manifest(folder: Path) -> Manifest:
@@ -297,7 +287,7 @@ def _read_manifest(folder: Path) -> Manifest:
 
 def _check_tokenizer(folder: Path, manifest: Manifest, tokenizer_file: Path) -> None:
     try:
-        sha256 = hash_file(tokenizer_file)
+        sha256 = sha256_of(tokenizer_file)
     except OSError as error:
         raise ShardError(f"{tokenizer_file} cannot be read: {error.strerror}") from error
     if sha256 != manifest.tokenizer_sha256:

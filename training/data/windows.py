@@ -27,6 +27,11 @@ class SpanExample:
     start: int
     end: int
 
+    @property
+    def target(self) -> tuple[int, int]:
+        """Start and end."""
+        return self.start, self.end
+
 
 def span_examples(
     question: Question,

@@ -18,8 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer
-from training.data.examples import Example
-from training.data.shards import Part
 
 _UNK_ID, _CLS_ID, _SEP_ID = (SPECIAL_TOKENS.index(name) for name in ("<unk>", "[CLS]", "[SEP]"))
 _NO_SPAN: Final = -1
@@ -172,10 +170,6 @@ class Aligner:
         begins_word[1:] |= ids[:-1] < len(SPECIAL_TOKENS)
         begins = np.flatnonzero(begins_word).tolist()
         return pairwise([*begins, len(ids)])
-
-    def example(self, example: Example, part: Part) -> AlignedSequence:
-        """Align one example of pretraining, unmasked."""
-        return self.sequence(*example.tokens(part))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from training.data.collate import Collator, PretrainBatch
-from training.data.examples import Example
+from training.data.batch import PretrainBatch
+from training.data.collate import Collator, Rows
 from training.distillation.alignment import AlignedSequence, Aligner, SpanMeans, span_means
 from training.distillation.teacher import TeacherBatch
-from training.model.albert import move
 
 # The teacher's sequences are padded to a multiple of this.
 _ROUNDING = 8
@@ -68,22 +67,17 @@ class TeacherSpans:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DistilBatch:
-    """A micro-batch of distillation.
+class DistilBatch(PretrainBatch):
+    """A micro-batch of distillation: the student's masked rows, and the teacher's inputs."""
 
-    Attributes:
-        student: the masked rows.
-        num_spans: number of spans that both models have.
-    """
-
-    student: PretrainBatch
+    task: str = "distillation"
     student_spans: StudentSpans
     teacher: TeacherSpans
-    num_spans: int
 
-    def to(self, device: torch.device) -> DistilBatch:
-        """Return the batch on another device."""
-        return move(self, device)
+    @property
+    def num_spans(self) -> int:
+        """Spans that both models have."""
+        return self.counts["hidden-states"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,21 +93,30 @@ class DistilCollator:
     pad_id: int
     max_teacher: int
 
-    def __call__(self, rows: Sequence[Sequence[Example]]) -> DistilBatch:
+    def __call__(self, rows: Rows) -> DistilBatch:
         """Collate rows of examples into a batch."""
-        spans = _SpanLists(num_tokens=len(rows) * self.student.length)
-        parts = self.student.shards.parts
-        for line, row in enumerate(rows):
+        read = self.student.read(rows)
+        spans = _SpanLists(num_tokens=len(read) * self.student.length)
+        for line, row in enumerate(read):
             begin = line * self.student.length
-            for example in row:
-                aligned = self.aligner.example(example, parts[example.part])
-                spans.add(begin, aligned, self.max_teacher)
-                begin += len(aligned.student_spans)
+            for _, ids, second in row:
+                spans.add(begin, self.aligner.sequence(ids, second), self.max_teacher)
+                begin += len(ids)
+        student, num_spans = self.student.batch(read), int(spans.is_span.sum())
         return DistilBatch(
-            student=self.student(rows),
+            tokens=student.tokens,
+            rows=student.rows,
+            targets=student.targets,
+            firsts=student.firsts,
+            labels=student.labels,
+            num_tokens=student.num_tokens,
+            counts={
+                **student.counts,
+                "hidden-states": num_spans,
+                "attention-relations": num_spans,
+            },
             student_spans=spans.student_spans(),
             teacher=spans.teacher_spans(self.pad_id),
-            num_spans=int(spans.is_span.sum()),
         )
 
 

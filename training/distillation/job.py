@@ -1,8 +1,8 @@
-"""Distillation job: builds the run from a teacher and a recipe."""
+"""Distillation: builds the run of a job with a teacher."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -10,17 +10,17 @@ import torch
 
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
+from training.data.batch import LossName
 from training.data.shards import Shards
 from training.distillation.alignment import Aligner
 from training.distillation.batches import DistilCollator
-from training.distillation.feed import DistilFeed
-from training.distillation.losses import Objectives, student_states
+from training.distillation.losses import DistillationLoss, Objectives, student_states
 from training.distillation.start import shared_pieces, start_from_teacher
 from training.distillation.teacher import Teacher, TeacherError
 from training.job import Job
 from training.loop.step import Run
+from training.losses import LOSS_OF
 from training.model.heads import AlbertForTasks, Task, head_sizes
-from training.objectives.losses import LossName
 
 # Minimum fraction of the corpus' tokens that are one piece of the teacher's vocabulary. The
 # official vocabularies of English encoders share over 80 % on Wikipedia.
@@ -46,8 +46,8 @@ class LossWeights:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DistilJob(Job):
-    """The settings of one distillation run.
+class Distillation:
+    """A distillation: the teacher, and how it teaches the student of a job.
 
     Attributes:
         start_layers: the teacher's layers, from 1, that initialise the student's.
@@ -58,49 +58,50 @@ class DistilJob(Job):
     weights: LossWeights
     start_layers: tuple[int, ...]
 
-    def build(self) -> Run:
-        """Build the run at step 0.
+    def build(self, job: Job) -> Run:
+        """Build the run of a job at step 0, with the teacher's losses.
 
         Raises:
             RunError: the batch is not divisible, or the optimizer cannot be sharded.
             TeacherError: the teacher cannot teach this student.
         """
-        self.check()
-        check_objectives(self.objectives, self.config, self.teacher)
-        tokenizer = self._tokenizer
-        check_vocabulary(self.teacher, tokenizer, self.shards)
-        feed = DistilFeed(
-            plan=self.plan,
-            collate=DistilCollator(
-                student=self.collator,
-                aligner=Aligner(tokenizer, self.teacher.tokenizer),
-                pad_id=self.teacher.tokenizer.pad_id,
-                max_teacher=self.teacher.max_positions,
-            ),
-            slicing=self.slicing,
-            num_workers=self.num_loaders,
+        job.check()
+        check_objectives(self.objectives, job.config, self.teacher)
+        tokenizer = AlbertTokenizer.from_file(job.tokenizer / "tokenizer.json")
+        check_vocabulary(self.teacher, tokenizer, job.shards)
+        collate = DistilCollator(
+            student=job.collator,
+            aligner=Aligner(tokenizer, self.teacher.tokenizer),
+            pad_id=self.teacher.tokenizer.pad_id,
+            max_teacher=self.teacher.max_positions,
+        )
+        feed = replace(job.feed(collate), further_losses=self.objectives.names)
+        loss = DistillationLoss(
             teacher=self.teacher,
             objectives=self.objectives,
-            student=torch.compile(student_states) if self.compiles else student_states,
+            student=torch.compile(student_states) if job.compiles else student_states,
         )
-        return self.assemble(feed, self.weights.by_name(self.recipe.sentence_weight))
+        return job.assemble(
+            self._student(job, tokenizer, feed.tasks),
+            feed,
+            {**LOSS_OF, "distillation": loss},
+            self.weights.by_name(job.recipe.sentence_weight),
+        )
 
-    def model(self, tasks: tuple[Task, ...]) -> AlbertForTasks:
+    def _student(
+        self, job: Job, tokenizer: AlbertTokenizer, tasks: tuple[Task, ...]
+    ) -> AlbertForTasks:
         """Return the student with its initial weights."""
-        if self.initialize_from is not None or self.recipe.start != "teacher":
-            return Job.model(self, tasks)
-        torch.manual_seed(self.recipe.seed)
-        model = AlbertForTasks(self.config, head_sizes(self.config, tasks))
-        counts = self.shards.token_counts(self.config.vocab_size)
-        kept = start_from_teacher(model, self.teacher, self._tokenizer, counts, self.start_layers)
-        if self.world.is_main:
-            size = self.config.embedding_size
+        if job.initialize_from is not None or job.recipe.start != "teacher":
+            return job.model(tasks)
+        torch.manual_seed(job.recipe.seed)
+        model = AlbertForTasks(job.config, head_sizes(job.config, tasks))
+        counts = job.shards.token_counts(job.config.vocab_size)
+        kept = start_from_teacher(model, self.teacher, tokenizer, counts, self.start_layers)
+        if job.world.is_main:
+            size = job.config.embedding_size
             print(f"embeddings of {size} keep {kept:.1%} of the variance of the teacher's")
         return model
-
-    @property
-    def _tokenizer(self) -> AlbertTokenizer:
-        return AlbertTokenizer.from_file(self.tokenizer / "tokenizer.json")
 
 
 def check_objectives(objectives: Objectives, config: AlbertConfig, teacher: Teacher) -> None:

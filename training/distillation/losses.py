@@ -6,7 +6,7 @@ heads, D = H / N.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,18 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from training.data.batch import LossName
 from training.distillation.batches import DistilBatch, StudentSpans
 from training.distillation.teacher import Teacher
+from training.losses import PretrainSums, Score, head_sums, read_rows, scores_of
 from training.model.albert import Attention, Batch, Packing, project
 from training.model.heads import AlbertForTasks
-from training.objectives.losses import (
-    LossName,
-    PretrainSums,
-    Score,
-    head_sums,
-    read_rows,
-    scores_of,
-)
+from training.precision import precision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,15 +226,37 @@ def _relations(state_BSH: Tensor, mask_BSS: Tensor, num_heads: int) -> Tensor:
     return F.log_softmax(scores_BNSS.float().masked_fill(masked_BSS[:, None], -1e9), dim=-1)
 
 
-def distil_scores(
-    batch: DistilBatch, sums: DistilSums, losses: Sequence[LossName]
-) -> dict[LossName, Score]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DistillationLoss:
+    """Loss function of masked tokens, the sentence task, and the teacher's states or relations.
+
+    Attributes:
+        student: `student_states`, optionally compiled.
+    """
+
+    teacher: Teacher
+    objectives: Objectives
+    student: Callable[..., StudentStates] = student_states
+
+    def __call__(self, model: AlbertForTasks, batch: DistilBatch) -> dict[LossName, Score]:
+        """Return the scores of a batch by the loss' name."""
+        with precision(batch.rows.device):
+            targets = teacher_targets(self.teacher, batch, self.objectives)
+        packing = batch.tokens.packing
+        assert packing is not None
+        read = (batch.rows, batch.targets, batch.firsts, batch.labels)
+        states = self.student(self.objectives, model, batch.tokens, read)
+        sums = compare(self.objectives, states, targets, batch.student_spans, packing)
+        return distil_scores(batch, sums)
+
+
+def distil_scores(batch: DistilBatch, sums: DistilSums) -> dict[LossName, Score]:
     """Return the scores by the loss' name.
 
     The loss of hidden states is the unexplained fraction of the variance, and its accuracy the
     explained one; the loss of relations is their divergence, and its accuracy their agreement.
     """
-    scores = scores_of(batch.student, sums.heads)
+    scores = scores_of(batch, sums.heads)
     count = batch.num_spans
     if sums.unexplained is not None:
         error = sums.unexplained
@@ -250,4 +267,4 @@ def distil_scores(
         scores["attention-relations"] = Score(
             loss=sums.relations * count, right=sums.agreement * count, count=count
         )
-    return {name: scores[name] for name in losses}
+    return scores

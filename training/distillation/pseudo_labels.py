@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -20,19 +19,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from albert_serve.files import write_atomically
+from albert_serve.tasks.grouping import cut_batches
 from albert_serve.tokenizer import AlbertTokenizer
+from training.data.batch import ExampleBatch, LossName
 from training.distillation.teacher import TeacherError, describe_model, load_frozen, num_positions
-from training.model.checkpoint import write_atomically
+from training.losses import Score
 from training.model.heads import AlbertForTasks
-from training.objectives.feeds import (
-    BatchFeed,
-    MicroBatch,
-    bucketed_feed,
-    cut_batches,
-    example_micro_batch,
-    pad,
-)
-from training.objectives.losses import LossName, Score
 from training.precision import precision
 
 Problem: TypeAlias = Literal["single_label", "multi_label", "regression"]
@@ -115,7 +108,7 @@ def _classify(texts: Sequence[_Text], model: Any, tokenizer: Any, device: torch.
     sizes = np.array([len(encoding["input_ids"]) for encoding in encoded])
     limit = num_positions(model.config)
     order = np.argsort(sizes, kind="stable")
-    batches = cut_batches(order[sizes[order] <= limit], sizes, _TOKENS_A_BATCH)
+    batches = cut_batches(order[sizes[order] <= limit].tolist(), sizes, _TOKENS_A_BATCH)
     logits_NK = torch.full((len(texts), model.config.num_labels), torch.nan)
     for batch in tqdm(batches, desc="labelling texts", disable=None, delay=3):
         padded = tokenizer.pad([encoded[index] for index in batch], return_tensors="pt")
@@ -131,26 +124,19 @@ class PseudoLabelledExample:
 
     ids: list[int]
     types: list[int]
-    logits: Tensor
+    target: Tensor
 
 
-def pseudo_labelled_feed(
-    texts: Sequence[_Text],
-    labels: PseudoLabels,
-    tokenizer: AlbertTokenizer,
-    *,
-    length: int,
-    temperature: float,
-    tokens_a_batch: int,
-    seed: int,
-) -> BatchFeed:
-    """Return the task stream of texts and their teacher's logits, with `distillation_loss`.
+def pseudo_labelled_examples(
+    texts: Sequence[_Text], labels: PseudoLabels, tokenizer: AlbertTokenizer, *, length: int
+) -> list[PseudoLabelledExample]:
+    """Tokenise the texts that fit into `length` tokens, with their teacher's logits.
 
     Raises:
-        TeacherError: no text fits into `length` tokens.
+        TeacherError: no text fits.
     """
     examples = [
-        PseudoLabelledExample(ids=encoding.ids, types=encoding.types, logits=logits)
+        PseudoLabelledExample(ids=encoding.ids, types=encoding.types, target=logits)
         for (text, pair), logits in zip(texts, labels.logits, strict=True)
         if not bool(logits.isnan().any())
         for encoding in [tokenizer.encode(text, pair)]
@@ -160,24 +146,22 @@ def pseudo_labelled_feed(
         raise TeacherError(f"no text fits into {length} tokens; give a larger --length")
     if len(examples) < len(texts):
         print(f"{len(texts) - len(examples)} of {len(texts)} texts are too long: left out")
-    make = partial(_micro_batch, problem=labels.problem, temperature=temperature)
-    return bucketed_feed(
-        "text-classification", examples, make, tokens_a_batch=tokens_a_batch, seed=seed
-    )
+    return examples
 
 
-def _micro_batch(
-    examples: Sequence[PseudoLabelledExample], *, problem: Problem, temperature: float
-) -> MicroBatch:
-    def scores(model: AlbertForTasks, device: torch.device) -> Mapping[LossName, Score]:
-        hidden_BSH = model(pad([(e.ids, e.types) for e in examples]).to(device))
-        logits_BK = model.logits("text-classification", hidden_BSH[:, 0]).float()
-        targets_BK = torch.stack([e.logits for e in examples]).to(device)
-        loss = distillation_loss(logits_BK, targets_BK, problem, temperature)
-        right = agreement(logits_BK, targets_BK, problem)
-        return {"text-classification": Score(loss=loss, right=right, count=len(examples))}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PseudoLabelLoss:
+    """Loss function of text classification against a teacher's logits."""
 
-    return example_micro_batch("text-classification", examples, scores)
+    problem: Problem
+    temperature: float
+
+    def __call__(self, model: AlbertForTasks, batch: ExampleBatch) -> dict[LossName, Score]:
+        """Return the score of a batch, whose targets are logits (B, K)."""
+        logits_BK = model.logits("text-classification", model(batch.tokens)[:, 0]).float()
+        loss = distillation_loss(logits_BK, batch.targets, self.problem, self.temperature)
+        right = agreement(logits_BK, batch.targets, self.problem)
+        return {"text-classification": Score(loss=loss, right=right, count=len(logits_BK))}
 
 
 def distillation_loss(

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from albert_serve.tasks.base import EncoderInput, Logits
+from albert_serve.tasks.grouping import group_by_length
+from training.data.batch import pad
 from training.model.heads import AlbertForTasks, Task
-from training.objectives.feeds import pad
 
 
 class TorchEngine:
@@ -25,11 +26,8 @@ class TorchEngine:
     @torch.inference_mode()
     def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
         """Return the logits (R, K) of each input, in their order."""
-        order = sorted(range(len(inputs)), key=lambda index: len(inputs[index].ids))
         results: dict[int, Logits] = {}
-        while order:
-            size = max(1, self.max_batch_tokens // len(inputs[order[-1]].ids))
-            batch, order = order[-size:], order[:-size]
+        for batch in group_by_length([len(item.ids) for item in inputs], self.max_batch_tokens):
             results |= self._run_batch({index: inputs[index] for index in batch})
         return [results[index] for index in range(len(inputs))]
 

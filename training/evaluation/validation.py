@@ -13,14 +13,14 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from training.data.collate import Collator, PretrainBatch
+from training.data.batch import PretrainBatch
+from training.data.collate import Collator
 from training.data.examples import ExampleSettings
 from training.data.masking import NgramMasking
 from training.data.packing import Plan
 from training.data.shards import Shards
+from training.losses import Tally
 from training.model.heads import Task
-from training.objectives.feeds import pretrain_micro_batch
-from training.objectives.losses import Tally
 from training.precision import precision
 
 # Fixed, so that all models predict the same tokens.
@@ -72,7 +72,7 @@ def measure(
         for batch in bar:
             if should_stop():
                 return None
-            scores = objective(pretrain_micro_batch(batch, tasks))
+            scores = objective(batch)
             for task, tally in tallies.items():
                 tally.add(scores[task])
     return tallies

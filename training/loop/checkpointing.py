@@ -7,9 +7,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import hashlib
 import json
 import os
 import re
@@ -22,7 +19,9 @@ from typing import Any, Final
 
 import safetensors
 import torch
+from filelock import FileLock, Timeout
 
+from albert_serve.files import partial_path, sha256_of, sync
 from training.loop.progress import RunError
 
 _STEP: Final = re.compile(r"step-(\d{8,})")
@@ -72,7 +71,7 @@ class Checkpoints:
 
     def _save(self, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> None:
         final = self.at(step)
-        partial = final.with_name(final.name + _PARTIAL)
+        partial = partial_path(final)
         try:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
@@ -82,7 +81,7 @@ class Checkpoints:
                 torch.save(state, stream)
             _seal(partial)
             os.replace(partial, final)
-            _sync(self._all)
+            sync(self._all)
             self._link(final)
         except _UNWRITABLE as error:
             shutil.rmtree(partial, ignore_errors=True)
@@ -137,7 +136,7 @@ class Checkpoints:
     def _remove_old(self) -> None:
         for old in (*self._steps()[self.num_kept :], *self._all.glob("*" + _DAMAGED)):
             # Renamed first, so that a half-removed folder is never taken for a checkpoint.
-            partial = old.with_name(old.name + _PARTIAL)
+            partial = partial_path(old)
             os.replace(old, partial)
             shutil.rmtree(partial)
 
@@ -162,15 +161,16 @@ class Checkpoints:
         shutil.rmtree(partial)
 
     def _link(self, target: Path) -> None:
-        link, fresh = self.folder / "checkpoint", self.folder / ("checkpoint" + _PARTIAL)
+        link = self.folder / "checkpoint"
+        fresh = partial_path(link)
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(target.relative_to(self.folder), target_is_directory=True)
         os.replace(fresh, link)
-        _sync(self.folder)
+        sync(self.folder)
 
 
-class Claim:
-    """Exclusive lock on a run's folder, held until `release` or the end of this process.
+def claim(folder: Path) -> FileLock:
+    """Lock a run's folder until the lock's `release` or the end of this process.
 
     Two processes that train the same run, as after an early restart, would remove each other's
     partial checkpoints.
@@ -178,24 +178,18 @@ class Claim:
     Raises:
         RunError: another process holds the lock.
     """
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            # Not flock: data loader workers would inherit it, and may outlive this process.
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                return  # a file system without locks
-            self.release()
-            raise RunError(
-                f"another process trains the run in {folder}; end it first, or wait for its end"
-            ) from error
-
-    def release(self) -> None:
-        """Release the lock."""
-        os.close(self._descriptor)
+    folder.mkdir(parents=True, exist_ok=True)
+    # Forked data loader workers, which may outlive this process, do not inherit it.
+    lock = FileLock(folder / "run.lock", blocking=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise RunError(
+            f"another process trains the run in {folder}; end it first, or wait for its end"
+        ) from error
+    except OSError:
+        pass  # a file system without locks
+    return lock
 
 
 def step_of(checkpoint: Path) -> int:
@@ -222,7 +216,7 @@ def find_damage(checkpoint: Path) -> str | None:
     try:
         hashes: dict[str, str] = json.loads((checkpoint / _HASHES).read_bytes())
         for name, expected in hashes.items():
-            if _sha256(checkpoint / name) != expected:
+            if sha256_of(checkpoint / name) != expected:
                 return f"{name} has changed since it was written"
     except (OSError, ValueError, AttributeError) as error:
         return str(error)
@@ -238,23 +232,10 @@ def _set_aside(folder: Path) -> None:
 def _seal(folder: Path) -> None:
     """Write the hashes of a folder's files, and sync all of them to disk."""
     files = sorted(file for file in folder.iterdir() if file.is_file())
-    hashes = {file.name: _sha256(file) for file in files}
+    hashes = {file.name: sha256_of(file) for file in files}
     (folder / _HASHES).write_text(json.dumps(hashes, indent=2) + "\n")
     for file in (*files, folder / _HASHES, folder):
-        _sync(file)
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(file)
 
 
 def _reason(error: BaseException) -> str:

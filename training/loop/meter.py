@@ -8,10 +8,11 @@ from typing import Final
 
 import numpy as np
 
+from training.data.batch import LossName
 from training.loop.distributed import World
 from training.loop.flops import mfu
 from training.loop.step import Step
-from training.objectives.losses import LossName, Tally
+from training.losses import Tally
 
 _SHORT: Final[dict[str, str]] = {
     "fill-mask": "masked",

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from training.model.checkpoint import write_atomically
+from albert_serve.files import write_atomically
 from training.model.similarity import LayerSimilarity
 
 if TYPE_CHECKING:

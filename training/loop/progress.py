@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from albert_serve.files import write_atomically
 from training.errors import TrainingError
-from training.model.checkpoint import write_atomically
 
 
 class RunError(TrainingError):

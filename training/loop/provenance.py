@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from training.model.checkpoint import write_atomically
+from albert_serve.files import write_atomically
 
 _FILE = "training.json"
 

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from training.data.batch import LossName
+from training.data.feeds import Feed
 from training.loop.distributed import World, accumulating, shard_like, shard_states, whole
 from training.loop.progress import Progress, RunError, Stability
+from training.losses import Score, Tally
 from training.model.checkpoint import parameters
 from training.model.heads import AlbertForTasks
-from training.objectives.feeds import Feed
-from training.objectives.losses import LossName, Score, Tally
 from training.optim.optimizers import Optimizers, Schedule
 from training.precision import precision
 
@@ -79,16 +80,16 @@ class Run:
         A gradient that is not finite leaves the weights as they are.
         """
         feed = self._draw()
-        micro_batches = feed.step()
+        batches = feed.step()
         *counts, num_tokens = self.world.sum(
-            [sum(batch.counts[name] for batch in micro_batches) for name in feed.losses]
-            + [sum(batch.num_tokens for batch in micro_batches)]
+            [sum(batch.counts[name] for batch in batches) for name in feed.losses]
+            + [sum(batch.num_tokens for batch in batches)]
         )
         totals = dict(zip(feed.losses, counts, strict=True))
         tallies: dict[LossName, Tally] = {name: Tally() for name in feed.losses}
-        for number, batch in enumerate(micro_batches):
+        for number, batch in enumerate(batches):
             self._seed_dropout(number)
-            with accumulating(self.objective, is_last=number == len(micro_batches) - 1):
+            with accumulating(self.objective, is_last=number == len(batches) - 1):
                 with precision(self.world.device):
                     scores = self.objective(batch)
                 self._loss(scores, totals).backward()  # type: ignore[no-untyped-call]

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from filelock import FileLock
 from torch import Tensor
 from tqdm import tqdm
 
 from training.evaluation.validation import Validation, measure
-from training.loop.checkpointing import Checkpoints, Claim, load_state, step_of
+from training.loop.checkpointing import Checkpoints, claim, load_state, step_of
 from training.loop.distributed import World, reshard, whole
 from training.loop.memory import keep_freed_memory
 from training.loop.meter import Meter, describe
@@ -51,7 +52,7 @@ class Saver:
     initialized_from: Path | None = None
     extra_config: Mapping[str, Any] = field(default_factory=dict)
     _saved_at: float = field(default_factory=time.monotonic)
-    _claim: Claim | None = None
+    _claim: FileLock | None = None
 
     @property
     def is_due(self) -> bool:
@@ -106,7 +107,7 @@ class Saver:
         """Find the newest checkpoint in the main process, and share its step with the others."""
         newest: Path | None = None
         if world.is_main:
-            self._claim = self._claim or Claim(self.folder)
+            self._claim = self._claim or claim(self.folder)
             newest = self.checkpoints.newest()
         (step,) = world.sum([-1 if newest is None else step_of(newest)] if world.is_main else [0])
         if step < 0:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
@@ -19,10 +18,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from albert_serve.bundle.manifest import MANIFEST_FILE, read_manifest
+from albert_serve.bundle.weights import UNPOOLED_TASKS
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import BundleError, ConfigError
+from albert_serve.files import partial_path, put_in_place, write_atomically
 from training.errors import TrainingError
-from training.model.heads import POOLED_TASKS, AlbertForTasks, Task
+from training.model.heads import AlbertForTasks, Task
 
 # Our name <-> Hugging Face's, without `.weight` or `.bias`. {g} and {i} are the group and the layer
 # within it; {n} counts the distinct blocks: group * num_inner_layers + inner.
@@ -140,7 +141,7 @@ def save_checkpoint(
         **(extra_config or {}),
     }
     write_atomically(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
-    partial = folder / "model.safetensors.partial"
+    partial = partial_path(folder / "model.safetensors")
     save_file({k: v.contiguous() for k, v in tensors.items()}, partial, {"format": "pt"})
     # safetensors makes a file that only its owner may read; another user may serve it.
     partial.chmod(0o644)
@@ -264,7 +265,7 @@ def _load_weights(
 ) -> None:
     """Copy the weights of the backbone, of these heads, and of the pooler if there is one."""
     stems = tuple(f"heads.{task}." for task in heads)
-    has_pooler = bool(heads & set(POOLED_TASKS)) or "albert.pooler.weight" in weights
+    has_pooler = bool(heads - set(UNPOOLED_TASKS)) or "albert.pooler.weight" in weights
     for ours, parameter in model.named_parameters():
         if not ours.startswith(("albert.", *stems, *(["pooler."] if has_pooler else []))):
             continue
@@ -352,20 +353,6 @@ def expand_for_hf(source: Path, folder: Path) -> None:
         repeated.ffns[place].load_state_dict(shared.ffns[ffn].state_dict())
     extra = {k: v for k, v in read_config(source).items() if k not in config.to_hf()}
     save_checkpoint(expanded, folder, tokenizer_from=source, extra_config=extra)
-
-
-def write_atomically(file: Path, content: bytes) -> None:
-    """Write a file atomically: a reader sees the old content or the new, also after a crash."""
-    partial = file.with_name(file.name + ".partial")
-    partial.write_bytes(content)
-    put_in_place(partial, file)
-
-
-def put_in_place(partial: Path, file: Path) -> None:
-    """Sync a partial file to disk, then rename it to `file`."""
-    with partial.open("rb") as stream:
-        os.fsync(stream.fileno())
-    os.replace(partial, file)
 
 
 def _architectures(tasks: Mapping[Task, int]) -> list[str]:

@@ -10,20 +10,17 @@ R rows gathered from hidden states, K outputs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal, get_args
+from typing import Final, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 
+from albert_serve.bundle.weights import UNPOOLED_TASKS, TaskName
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import ConfigError
 from training.model.albert import Albert, Batch, Initializer, activation
 
-Task = Literal[
-    "fill-mask", "sentence-order", "text-classification", "question-answering", "multiple-choice"
-]
-# Tasks whose head reads the pooled [CLS] row.
-POOLED_TASKS: Final[tuple[Task, ...]] = ("sentence-order", "text-classification", "multiple-choice")
+Task: TypeAlias = TaskName
 # Outputs of a task's head; None where they depend on the vocabulary or the labels.
 NUM_OUTPUTS: Final[dict[Task, int | None]] = {
     "fill-mask": None,
@@ -107,7 +104,7 @@ class AlbertForTasks(nn.Module):
         self.config = config
         self.tasks = dict(tasks)
         self.albert = Albert(config)
-        pooled = [task for task in tasks if task in POOLED_TASKS]
+        pooled = [task for task in tasks if task not in UNPOOLED_TASKS]
         self.pooler = Pooler(config) if pooled else None
         self.heads = nn.ModuleDict({task: self._head(task, tasks[task]) for task in tasks})
         initialize = Initializer(config.initializer_range)

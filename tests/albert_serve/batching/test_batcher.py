@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
 import pytest
@@ -28,7 +29,18 @@ from albert_serve.errors import (
 )
 from albert_serve.tasks.base import EncoderInput, Logits
 
+P = ParamSpec("P")
 POISON = 666
+
+
+def on_event_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run a test that is a coroutine."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
 
 
 class FakeEngine:
@@ -40,7 +52,7 @@ class FakeEngine:
         self.open = threading.Event()
         self.open.set()
 
-    def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+    def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
         self.batches.append([given.ids for given in inputs])
         assert self.open.wait(timeout=10)
         if any(POISON in given.ids for given in inputs):
@@ -73,8 +85,8 @@ class TimedEngine(FakeEngine):
         super().__init__(max_batch_tokens=64)
         self._clock = clock
 
-    def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        answers = super().run(inputs)
+    def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+        answers = super().run_batch(inputs)
         self._clock.now_s += sum(len(given.ids) for given in inputs)
         return answers
 
@@ -154,18 +166,16 @@ def test_poison_fails_alone(callers: list[list[list[int]]], poisoned: set[int]) 
         assert isinstance(result, EngineError if index in poisoned else list)
 
 
-def test_the_oldest_is_in_the_next_batch_and_like_lengths_are_with_it() -> None:
-    async def check() -> None:
-        engine = FakeEngine(max_batch_tokens=40)
-        batcher = make_batcher(engine)
-        lengths = [20, 3, 19, 4, 5, 3]
-        await outcomes(batcher, [[[7] * length] for length in lengths])
-        assert [[len(ids) for ids in batch] for batch in engine.batches] == [
-            [20, 19],
-            [3, 3, 4, 5],
-        ]
-
-    asyncio.run(check())
+@on_event_loop
+async def test_the_oldest_is_in_the_next_batch_and_like_lengths_are_with_it() -> None:
+    engine = FakeEngine(max_batch_tokens=40)
+    batcher = make_batcher(engine)
+    lengths = [20, 3, 19, 4, 5, 3]
+    await outcomes(batcher, [[[7] * length] for length in lengths])
+    assert [[len(ids) for ids in batch] for batch in engine.batches] == [
+        [20, 19],
+        [3, 3, 4, 5],
+    ]
 
 
 async def nearly_filled(engine: FakeEngine) -> tuple[Batcher, asyncio.Future[Any]]:
@@ -177,267 +187,237 @@ async def nearly_filled(engine: FakeEngine) -> tuple[Batcher, asyncio.Future[Any
     return batcher, asyncio.gather(running, queued)
 
 
-def test_a_full_queue_refuses_with_a_time_and_takes_work_again_when_drained() -> None:
-    async def check() -> None:
-        engine = FakeEngine()
-        batcher, accepted = await nearly_filled(engine)
-        with pytest.raises(QueueFullError, match="90 tokens are waiting and 11 more") as caught:
-            await batcher.run([make_input([3] * 11)], 10.0)
-        assert caught.value.retry_after_s >= 1
-        assert batcher.num_queued_tokens == 90
-        assert caught.value.retry_after_s <= 60
-        engine.open.set()
-        await accepted
-        assert len(await batcher.run([make_input([3] * 11)], 10.0)) == 1
-        await batcher.close()
-
-    asyncio.run(check())
+@on_event_loop
+async def test_a_full_queue_refuses_with_a_time_and_takes_work_again_when_drained() -> None:
+    engine = FakeEngine()
+    batcher, accepted = await nearly_filled(engine)
+    with pytest.raises(QueueFullError, match="90 tokens are waiting and 11 more") as caught:
+        await batcher.run([make_input([3] * 11)], 10.0)
+    assert caught.value.retry_after_s >= 1
+    assert batcher.num_queued_tokens == 90
+    assert caught.value.retry_after_s <= 60
+    engine.open.set()
+    await accepted
+    assert len(await batcher.run([make_input([3] * 11)], 10.0)) == 1
+    await batcher.close()
 
 
-def test_what_has_begun_is_not_refused_by_a_full_queue() -> None:
-    async def check() -> None:
-        engine = FakeEngine()
-        batcher, accepted = await nearly_filled(engine)
-        second_round = asyncio.create_task(batcher.run([make_input([3] * 11)], 10.0, is_begun=True))
-        await asyncio.sleep(0)
-        assert batcher.num_queued_tokens == 90 + 11
-        engine.open.set()
-        await asyncio.gather(accepted, second_round)
-        await batcher.close()
-
-    asyncio.run(check())
+@on_event_loop
+async def test_what_has_begun_is_not_refused_by_a_full_queue() -> None:
+    engine = FakeEngine()
+    batcher, accepted = await nearly_filled(engine)
+    second_round = asyncio.create_task(batcher.run([make_input([3] * 11)], 10.0, is_begun=True))
+    await asyncio.sleep(0)
+    assert batcher.num_queued_tokens == 90 + 11
+    engine.open.set()
+    await asyncio.gather(accepted, second_round)
+    await batcher.close()
 
 
-def test_a_request_larger_than_the_queue_is_told_to_split() -> None:
-    async def check() -> None:
-        batcher = make_batcher(FakeEngine(), max_queue_tokens=100)
-        with pytest.raises(InvalidInputError, match=r"101 tokens.*split"):
-            await batcher.run([make_input([1] * 101)], 10.0)
-
-    asyncio.run(check())
+@on_event_loop
+async def test_a_request_larger_than_the_queue_is_told_to_split() -> None:
+    batcher = make_batcher(FakeEngine(), max_queue_tokens=100)
+    with pytest.raises(InvalidInputError, match=r"101 tokens.*split"):
+        await batcher.run([make_input([1] * 101)], 10.0)
 
 
 @pytest.mark.parametrize("how", ["cancelled", "expired"])
-def test_work_given_up_is_never_computed(how: str) -> None:
-    async def check() -> None:
-        engine = FakeEngine()
-        batcher = make_batcher(engine)
-        engine.open.clear()
-        running = await occupied(engine, batcher, [1])
-        late = await started(batcher, [2], deadline_s=0.02 if how == "expired" else 10.0)
-        if how == "cancelled":
-            late.cancel()
-        (outcome,) = await asyncio.gather(late, return_exceptions=True)
-        expected = DeadlineExceededError if how == "expired" else asyncio.CancelledError
-        assert isinstance(outcome, expected)
-        assert batcher.num_queued_tokens == 0
-        engine.open.set()
-        await running
-        await batcher.close()
-        assert engine.batches == [[[1]]]
-
-    asyncio.run(check())
+@on_event_loop
+async def test_work_given_up_is_never_computed(how: str) -> None:
+    engine = FakeEngine()
+    batcher = make_batcher(engine)
+    engine.open.clear()
+    running = await occupied(engine, batcher, [1])
+    late = await started(batcher, [2], deadline_s=0.02 if how == "expired" else 10.0)
+    if how == "cancelled":
+        late.cancel()
+    (outcome,) = await asyncio.gather(late, return_exceptions=True)
+    expected = DeadlineExceededError if how == "expired" else asyncio.CancelledError
+    assert isinstance(outcome, expected)
+    assert batcher.num_queued_tokens == 0
+    engine.open.set()
+    await running
+    await batcher.close()
+    assert engine.batches == [[[1]]]
 
 
-def test_draining_finishes_what_was_accepted_and_refuses_the_rest() -> None:
-    async def check() -> None:
-        engine = FakeEngine(max_batch_tokens=1)
-        batcher = make_batcher(engine)
-        engine.open.clear()
-        accepted = [await started(batcher, [number]) for number in range(5)]
-        draining = asyncio.create_task(batcher.drain())
-        await asyncio.sleep(0)
-        with pytest.raises(NotReadyError):
-            await batcher.run([make_input([9])], 10.0)
-        engine.open.set()
-        await draining
-        assert [task.result()[0].tolist() for task in accepted] == [[[n]] for n in range(5)]
-        await batcher.close()
-
-    asyncio.run(check())
+@on_event_loop
+async def test_draining_finishes_what_was_accepted_and_refuses_the_rest() -> None:
+    engine = FakeEngine(max_batch_tokens=1)
+    batcher = make_batcher(engine)
+    engine.open.clear()
+    accepted = [await started(batcher, [number]) for number in range(5)]
+    draining = asyncio.create_task(batcher.drain())
+    await asyncio.sleep(0)
+    with pytest.raises(NotReadyError):
+        await batcher.run([make_input([9])], 10.0)
+    engine.open.set()
+    await draining
+    assert [task.result()[0].tolist() for task in accepted] == [[[n]] for n in range(5)]
+    await batcher.close()
 
 
-def test_a_batch_job_waits_for_the_interactive_requests_that_come_after_it() -> None:
-    async def check() -> None:
-        engine = FakeEngine(max_batch_tokens=10)
-        batcher = make_batcher(engine)
-        engine.open.clear()
-        running = await occupied(engine, batcher, [0] * 10)
-        job = await started(batcher, [1] * 10, priority="batch")
-        person = await started(batcher, [2] * 10)
-        engine.open.set()
-        await asyncio.gather(running, job, person)
-        await batcher.close()
-        assert [batch[0][0] for batch in engine.batches] == [0, 2, 1]
-
-    asyncio.run(check())
+@on_event_loop
+async def test_a_batch_job_waits_for_the_interactive_requests_that_come_after_it() -> None:
+    engine = FakeEngine(max_batch_tokens=10)
+    batcher = make_batcher(engine)
+    engine.open.clear()
+    running = await occupied(engine, batcher, [0] * 10)
+    job = await started(batcher, [1] * 10, priority="batch")
+    person = await started(batcher, [2] * 10)
+    engine.open.set()
+    await asyncio.gather(running, job, person)
+    await batcher.close()
+    assert [batch[0][0] for batch in engine.batches] == [0, 2, 1]
 
 
-def test_batch_jobs_leave_half_of_the_queue_to_interactive_requests() -> None:
-    async def check() -> None:
-        engine = FakeEngine()
-        batcher = make_batcher(engine, max_queue_tokens=100)
-        engine.open.clear()
-        running = await occupied(engine, batcher, [0])
-        with pytest.raises(InvalidInputError, match="51 tokens; at most 50"):
-            await batcher.run([make_input([1] * 51)], 10.0, priority="batch")
-        job = await started(batcher, [1] * 50, priority="batch")
-        with pytest.raises(QueueFullError, match="batch requests may add 0"):
-            await batcher.run([make_input([1])], 10.0, priority="batch")
-        person = await started(batcher, [2] * 50)
-        with pytest.raises(QueueFullError, match="interactive requests may add 0"):
-            await batcher.run([make_input([2])], 10.0)
-        engine.open.set()
-        await asyncio.gather(running, job, person)
-        await batcher.close()
-
-    asyncio.run(check())
+@on_event_loop
+async def test_batch_jobs_leave_half_of_the_queue_to_interactive_requests() -> None:
+    engine = FakeEngine()
+    batcher = make_batcher(engine, max_queue_tokens=100)
+    engine.open.clear()
+    running = await occupied(engine, batcher, [0])
+    with pytest.raises(InvalidInputError, match="51 tokens; at most 50"):
+        await batcher.run([make_input([1] * 51)], 10.0, priority="batch")
+    job = await started(batcher, [1] * 50, priority="batch")
+    with pytest.raises(QueueFullError, match="batch requests may add 0"):
+        await batcher.run([make_input([1])], 10.0, priority="batch")
+    person = await started(batcher, [2] * 50)
+    with pytest.raises(QueueFullError, match="interactive requests may add 0"):
+        await batcher.run([make_input([2])], 10.0)
+    engine.open.set()
+    await asyncio.gather(running, job, person)
+    await batcher.close()
 
 
-def test_there_are_two_priorities() -> None:
-    async def check() -> None:
-        batcher = make_batcher(FakeEngine())
-        with pytest.raises(InvalidInputError, match="'urgent'; allowed are interactive and batch"):
-            await batcher.run([make_input([1])], 10.0, priority="urgent")  # type: ignore[arg-type]
-
-    asyncio.run(check())
+@on_event_loop
+async def test_there_are_two_priorities() -> None:
+    batcher = make_batcher(FakeEngine())
+    with pytest.raises(InvalidInputError, match="'urgent'; allowed are interactive and batch"):
+        await batcher.run([make_input([1])], 10.0, priority="urgent")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("nan")])
-def test_a_deadline_that_has_passed_is_told_at_once(deadline_s: float) -> None:
-    async def check() -> None:
-        engine = FakeEngine()
-        batcher = make_batcher(engine)
-        with pytest.raises(DeadlineExceededError):
-            await batcher.run([make_input([1])], deadline_s)
-        await batcher.close()
-        assert (engine.batches, batcher.num_queued_tokens) == ([], 0)
-
-    asyncio.run(check())
+@on_event_loop
+async def test_a_deadline_that_has_passed_is_told_at_once(deadline_s: float) -> None:
+    engine = FakeEngine()
+    batcher = make_batcher(engine)
+    with pytest.raises(DeadlineExceededError):
+        await batcher.run([make_input([1])], deadline_s)
+    await batcher.close()
+    assert (engine.batches, batcher.num_queued_tokens) == ([], 0)
 
 
-def test_what_is_late_by_the_clock_is_not_computed_even_if_no_timer_has_run() -> None:
-    async def check() -> None:
-        engine, clock = FakeEngine(), FakeClock()
-        batcher = Batcher(engine, max_queue_tokens=100, clock=clock)
-        engine.open.clear()
-        running = await occupied(engine, batcher, [1])
-        late = await started(batcher, [2], deadline_s=100.0)
-        clock.now_s += 100
-        engine.open.set()
-        with pytest.raises(DeadlineExceededError):
-            await late
-        await running
-        await batcher.close()
-        assert engine.batches == [[[1]]]
-
-    asyncio.run(check())
+@on_event_loop
+async def test_what_is_late_by_the_clock_is_not_computed_even_if_no_timer_has_run() -> None:
+    engine, clock = FakeEngine(), FakeClock()
+    batcher = Batcher(engine, max_queue_tokens=100, clock=clock)
+    engine.open.clear()
+    running = await occupied(engine, batcher, [1])
+    late = await started(batcher, [2], deadline_s=100.0)
+    clock.now_s += 100
+    engine.open.set()
+    with pytest.raises(DeadlineExceededError):
+        await late
+    await running
+    await batcher.close()
+    assert engine.batches == [[[1]]]
 
 
-def test_what_cannot_be_done_in_time_at_the_measured_rate_is_refused_while_others_wait() -> None:
-    async def check() -> None:
-        clock = FakeClock()
-        engine = TimedEngine(clock)
-        batcher = Batcher(engine, max_queue_tokens=1000, max_wait_s=1000, clock=clock)
-        await batcher.run([make_input([0] * 10)], 100.0)  # measured: one second a token
-        engine.open.clear()
-        running = await occupied(engine, batcher, [1])
-        waiting = await started(batcher, [2] * 5, deadline_s=100.0)
-        with pytest.raises(DeadlineExceededError):
-            await batcher.run([make_input([3] * 50)], 49.0)
-        with pytest.raises(QueueFullError, match="take 55 s of the 50 s"):
-            await batcher.run([make_input([4] * 50)], 50.5)  # it would be in time if it were alone
-        engine.open.set()
-        await asyncio.gather(running, waiting)
-        await batcher.close()
-        assert [batch[0][0] for batch in engine.batches] == [0, 1, 2]
-
-    asyncio.run(check())
-
-
-def test_a_request_that_has_become_hopeless_is_given_up_for_those_behind_it() -> None:
-    async def check() -> None:
-        clock = FakeClock()
-        engine = TimedEngine(clock)
-        batcher = Batcher(engine, max_queue_tokens=1000, max_wait_s=1000, clock=clock)
-        await batcher.run([make_input([0] * 10)], 100.0)
-        engine.open.clear()
-        running = await occupied(engine, batcher, [1] * 5)
-        hopeless = await started(batcher, [2] * 50, deadline_s=51.0)
-        behind = await started(batcher, [3] * 5, deadline_s=100.0)
-        engine.open.set()
-        await asyncio.gather(running, behind)
-        with pytest.raises(DeadlineExceededError):
-            await hopeless
-        await batcher.close()
-        assert [batch[0][0] for batch in engine.batches] == [0, 1, 3]
-        assert batcher.num_queued_tokens == 0
-
-    asyncio.run(check())
+@on_event_loop
+async def test_what_cannot_be_done_in_time_at_the_measured_rate_is_refused_while_others_wait() -> (
+    None
+):
+    clock = FakeClock()
+    engine = TimedEngine(clock)
+    batcher = Batcher(engine, max_queue_tokens=1000, max_wait_s=1000, clock=clock)
+    await batcher.run([make_input([0] * 10)], 100.0)  # measured: one second a token
+    engine.open.clear()
+    running = await occupied(engine, batcher, [1])
+    waiting = await started(batcher, [2] * 5, deadline_s=100.0)
+    with pytest.raises(DeadlineExceededError):
+        await batcher.run([make_input([3] * 50)], 49.0)
+    with pytest.raises(QueueFullError, match="take 55 s of the 50 s"):
+        await batcher.run([make_input([4] * 50)], 50.5)  # it would be in time if it were alone
+    engine.open.set()
+    await asyncio.gather(running, waiting)
+    await batcher.close()
+    assert [batch[0][0] for batch in engine.batches] == [0, 1, 2]
 
 
-def test_what_would_wait_too_long_is_refused_at_once() -> None:
-    async def check() -> None:
-        engine, batcher = await measured(max_wait_s=20)
-        running = await occupied(engine, batcher, [1])
-        calls = [await started(batcher, [2] * 20, 100.0), await started(batcher, [3], 100.0)]
-        assert batcher.wait_s() == pytest.approx(21)
-        with pytest.raises(QueueFullError, match="wait 21 s for its turn") as caught:
-            await batcher.run([make_input([4])], 100.0)
-        assert caught.value.retry_after_s == pytest.approx(21)
-        engine.open.set()
-        await asyncio.gather(running, *calls)
-        assert batcher.wait_s() == 0
-        await batcher.close()
-
-    asyncio.run(check())
-
-
-def test_no_request_waits_for_more_than_half_of_its_time() -> None:
-    async def check() -> None:
-        engine, batcher = await measured(max_wait_s=1000)
-        running = await occupied(engine, batcher, [1])
-        calls = [await started(batcher, [2] * 20, 100.0)]
-        with pytest.raises(QueueFullError, match="may wait 19 s"):
-            await batcher.run([make_input([3])], 38.0)
-        calls.append(await started(batcher, [4], 42.0))
-        engine.open.set()
-        await asyncio.gather(running, *calls)
-        await batcher.close()
-
-    asyncio.run(check())
+@on_event_loop
+async def test_a_request_that_has_become_hopeless_is_given_up_for_those_behind_it() -> None:
+    clock = FakeClock()
+    engine = TimedEngine(clock)
+    batcher = Batcher(engine, max_queue_tokens=1000, max_wait_s=1000, clock=clock)
+    await batcher.run([make_input([0] * 10)], 100.0)
+    engine.open.clear()
+    running = await occupied(engine, batcher, [1] * 5)
+    hopeless = await started(batcher, [2] * 50, deadline_s=51.0)
+    behind = await started(batcher, [3] * 5, deadline_s=100.0)
+    engine.open.set()
+    await asyncio.gather(running, behind)
+    with pytest.raises(DeadlineExceededError):
+        await hopeless
+    await batcher.close()
+    assert [batch[0][0] for batch in engine.batches] == [0, 1, 3]
+    assert batcher.num_queued_tokens == 0
 
 
-def test_a_large_request_lets_others_in_for_they_wait_for_one_turn_of_it() -> None:
-    async def check() -> None:
-        engine, batcher = await measured(max_wait_s=70)
-        running = await occupied(engine, batcher, [1])
-        large = asyncio.create_task(batcher.run([make_input([2] * 60)] * 50, 1e6))
-        await asyncio.sleep(0)
-        assert batcher.wait_s() == pytest.approx(engine.max_batch_tokens)
-        small = await started(batcher, [3] * 10, 200.0)
-        with pytest.raises(QueueFullError, match="wait 74 s"):
-            await batcher.run([make_input([4])], 200.0)
-        engine.open.set()
-        await asyncio.gather(running, large, small)
-        await batcher.close()
-
-    asyncio.run(check())
+@on_event_loop
+async def test_what_would_wait_too_long_is_refused_at_once() -> None:
+    engine, batcher = await measured(max_wait_s=20)
+    running = await occupied(engine, batcher, [1])
+    calls = [await started(batcher, [2] * 20, 100.0), await started(batcher, [3], 100.0)]
+    assert batcher.wait_s() == pytest.approx(21)
+    with pytest.raises(QueueFullError, match="wait 21 s for its turn") as caught:
+        await batcher.run([make_input([4])], 100.0)
+    assert caught.value.retry_after_s == pytest.approx(21)
+    engine.open.set()
+    await asyncio.gather(running, *calls)
+    assert batcher.wait_s() == 0
+    await batcher.close()
 
 
-def test_batch_jobs_wait_as_long_as_their_deadline_lets_them() -> None:
-    async def check() -> None:
-        engine, batcher = await measured(max_wait_s=10)
-        running = await occupied(engine, batcher, [1])
-        calls = [await started(batcher, [2] * 15, 1e4, priority="batch") for _ in range(9)]
-        assert batcher.wait_s() == 0
-        calls.append(await started(batcher, [3], 100.0))
-        assert batcher.wait_s("batch") == pytest.approx(9 * 15 / 0.2)
-        engine.open.set()
-        await asyncio.gather(running, *calls)
-        await batcher.close()
+@on_event_loop
+async def test_no_request_waits_for_more_than_half_of_its_time() -> None:
+    engine, batcher = await measured(max_wait_s=1000)
+    running = await occupied(engine, batcher, [1])
+    calls = [await started(batcher, [2] * 20, 100.0)]
+    with pytest.raises(QueueFullError, match="may wait 19 s"):
+        await batcher.run([make_input([3])], 38.0)
+    calls.append(await started(batcher, [4], 42.0))
+    engine.open.set()
+    await asyncio.gather(running, *calls)
+    await batcher.close()
 
-    asyncio.run(check())
+
+@on_event_loop
+async def test_a_large_request_lets_others_in_for_they_wait_for_one_turn_of_it() -> None:
+    engine, batcher = await measured(max_wait_s=70)
+    running = await occupied(engine, batcher, [1])
+    large = asyncio.create_task(batcher.run([make_input([2] * 60)] * 50, 1e6))
+    await asyncio.sleep(0)
+    assert batcher.wait_s() == pytest.approx(engine.max_batch_tokens)
+    small = await started(batcher, [3] * 10, 200.0)
+    with pytest.raises(QueueFullError, match="wait 74 s"):
+        await batcher.run([make_input([4])], 200.0)
+    engine.open.set()
+    await asyncio.gather(running, large, small)
+    await batcher.close()
+
+
+@on_event_loop
+async def test_batch_jobs_wait_as_long_as_their_deadline_lets_them() -> None:
+    engine, batcher = await measured(max_wait_s=10)
+    running = await occupied(engine, batcher, [1])
+    calls = [await started(batcher, [2] * 15, 1e4, priority="batch") for _ in range(9)]
+    assert batcher.wait_s() == 0
+    calls.append(await started(batcher, [3], 100.0))
+    assert batcher.wait_s("batch") == pytest.approx(9 * 15 / 0.2)
+    engine.open.set()
+    await asyncio.gather(running, *calls)
+    await batcher.close()
 
 
 @settings(max_examples=40, deadline=None)
@@ -446,24 +426,22 @@ def test_batch_jobs_wait_as_long_as_their_deadline_lets_them() -> None:
         st.tuples(st.integers(1, 64), st.sampled_from(["interactive", "batch"])), max_size=60
     )
 )
-def test_what_is_taken_in_is_answered_in_time_however_much_comes(
+@on_event_loop
+async def test_what_is_taken_in_is_answered_in_time_however_much_comes(
     arrivals: list[tuple[int, Priority]],
 ) -> None:
-    async def check() -> None:
-        engine, batcher = await measured(max_wait_s=100)
-        running = await occupied(engine, batcher, [1])
-        calls = []
-        for length, priority in arrivals:
-            has_room = batcher.wait_s(priority) <= (100 if priority == "interactive" else 500)
-            call = await started(batcher, [2] * length, 1000.0, priority=priority)
-            assert call.done() != has_room
-            calls.append(call)
-        engine.open.set()
-        results = await asyncio.gather(running, *calls, return_exceptions=True)
-        await batcher.close()
-        assert {type(result) for result in results} <= {list, QueueFullError}
-
-    asyncio.run(check())
+    engine, batcher = await measured(max_wait_s=100)
+    running = await occupied(engine, batcher, [1])
+    calls = []
+    for length, priority in arrivals:
+        has_room = batcher.wait_s(priority) <= (100 if priority == "interactive" else 500)
+        call = await started(batcher, [2] * length, 1000.0, priority=priority)
+        assert call.done() != has_room
+        calls.append(call)
+    engine.open.set()
+    results = await asyncio.gather(running, *calls, return_exceptions=True)
+    await batcher.close()
+    assert {type(result) for result in results} <= {list, QueueFullError}
 
 
 async def measured(*, max_wait_s: float) -> tuple[TimedEngine, Batcher]:
@@ -496,24 +474,22 @@ def test_the_time_to_wait_is_what_the_queue_takes_at_the_measured_rate() -> None
     assert asyncio.run(check(400)) == 60
 
 
-def test_what_is_left_of_a_failed_request_is_not_computed() -> None:
-    async def check() -> None:
-        engine = FakeEngine(max_batch_tokens=4)
-        batcher = make_batcher(engine)
-        engine.open.clear()
-        running = await occupied(engine, batcher, [1])
-        failing = asyncio.create_task(
-            batcher.run([make_input([POISON, 0, 0, 0]), *[make_input([7])] * 50], 10.0)
-        )
-        await asyncio.sleep(0)
-        engine.open.set()
-        with pytest.raises(EngineError, match="poison"):
-            await failing
-        await running
-        await batcher.close()
-        assert engine.batches == [[[1]], [[POISON, 0, 0, 0]]]
-
-    asyncio.run(check())
+@on_event_loop
+async def test_what_is_left_of_a_failed_request_is_not_computed() -> None:
+    engine = FakeEngine(max_batch_tokens=4)
+    batcher = make_batcher(engine)
+    engine.open.clear()
+    running = await occupied(engine, batcher, [1])
+    failing = asyncio.create_task(
+        batcher.run([make_input([POISON, 0, 0, 0]), *[make_input([7])] * 50], 10.0)
+    )
+    await asyncio.sleep(0)
+    engine.open.set()
+    with pytest.raises(EngineError, match="poison"):
+        await failing
+    await running
+    await batcher.close()
+    assert engine.batches == [[[1]], [[POISON, 0, 0, 0]]]
 
 
 class LosingEngine(FakeEngine):
@@ -524,81 +500,71 @@ class LosingEngine(FakeEngine):
         self._leave = leave
         self._loop = asyncio.get_running_loop()
 
-    def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+    def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
         if not self.batches:
             asyncio.run_coroutine_threadsafe(self._leave(), self._loop).result(timeout=10)
-        return super().run(inputs)
+        return super().run_batch(inputs)
 
 
-def test_what_is_given_up_while_its_batch_is_halved_is_not_computed_again() -> None:
-    async def check() -> None:
-        async def leave() -> None:
-            calls[1].cancel()
-            await asyncio.wait({calls[1]})
+@on_event_loop
+async def test_what_is_given_up_while_its_batch_is_halved_is_not_computed_again() -> None:
+    async def leave() -> None:
+        calls[1].cancel()
+        await asyncio.wait({calls[1]})
 
-        engine = LosingEngine(leave)
-        batcher = make_batcher(engine)
-        calls = [
-            asyncio.create_task(batcher.run([make_input(ids)], 10.0)) for ids in ([POISON], [2])
-        ]
-        poisoned, gone = await asyncio.gather(*calls, return_exceptions=True)
-        await batcher.close()
-        assert isinstance(poisoned, EngineError)
-        assert isinstance(gone, asyncio.CancelledError)
-        assert engine.batches == [[[POISON], [2]], [[POISON]]]
-
-    asyncio.run(check())
+    engine = LosingEngine(leave)
+    batcher = make_batcher(engine)
+    calls = [asyncio.create_task(batcher.run([make_input(ids)], 10.0)) for ids in ([POISON], [2])]
+    poisoned, gone = await asyncio.gather(*calls, return_exceptions=True)
+    await batcher.close()
+    assert isinstance(poisoned, EngineError)
+    assert isinstance(gone, asyncio.CancelledError)
+    assert engine.batches == [[[POISON], [2]], [[POISON]]]
 
 
-def test_what_is_late_when_its_batch_is_halved_is_not_computed_again() -> None:
-    async def check() -> None:
-        async def leave() -> None:
-            clock.now_s += 1
+@on_event_loop
+async def test_what_is_late_when_its_batch_is_halved_is_not_computed_again() -> None:
+    async def leave() -> None:
+        clock.now_s += 1
 
-        clock = FakeClock()
-        engine = LosingEngine(leave)
-        batcher = Batcher(engine, max_queue_tokens=100, clock=clock)
-        poisoned = asyncio.create_task(batcher.run([make_input([POISON])], 10.0))
-        late = asyncio.create_task(batcher.run([make_input([2])], 0.1))
-        with pytest.raises(EngineError):
-            await poisoned
-        with pytest.raises(DeadlineExceededError):
-            await late
-        await batcher.close()
-        assert engine.batches == [[[POISON], [2]], [[POISON]]]
-
-    asyncio.run(check())
+    clock = FakeClock()
+    engine = LosingEngine(leave)
+    batcher = Batcher(engine, max_queue_tokens=100, clock=clock)
+    poisoned = asyncio.create_task(batcher.run([make_input([POISON])], 10.0))
+    late = asyncio.create_task(batcher.run([make_input([2])], 0.1))
+    with pytest.raises(EngineError):
+        await poisoned
+    with pytest.raises(DeadlineExceededError):
+        await late
+    await batcher.close()
+    assert engine.batches == [[[POISON], [2]], [[POISON]]]
 
 
-def test_an_engine_that_loses_an_answer_fails_the_request() -> None:
+@on_event_loop
+async def test_an_engine_that_loses_an_answer_fails_the_request() -> None:
     class Forgetful(FakeEngine):
-        def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-            return super().run(inputs)[1:]
+        def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+            return super().run_batch(inputs)[1:]
 
-    async def check() -> None:
-        batcher = make_batcher(Forgetful())
-        with pytest.raises(EngineError, match="0 results for 1"):
-            await batcher.run([make_input([1])], 10.0)
-        await batcher.close()
-
-    asyncio.run(check())
+    batcher = make_batcher(Forgetful())
+    with pytest.raises(EngineError, match="0 results for 1"):
+        await batcher.run([make_input([1])], 10.0)
+    await batcher.close()
 
 
-def test_closing_waits_for_what_still_runs_for_a_caller_who_has_gone() -> None:
-    async def check() -> None:
-        engine = FakeEngine()
-        batcher = make_batcher(engine)
-        engine.open.clear()
-        gone = await occupied(engine, batcher, [1])
-        gone.cancel()
-        await asyncio.wait({gone})
-        closing = asyncio.create_task(batcher.close())
-        await asyncio.sleep(0.01)
-        assert not closing.done()
-        engine.open.set()
-        await closing
-
-    asyncio.run(check())
+@on_event_loop
+async def test_closing_waits_for_what_still_runs_for_a_caller_who_has_gone() -> None:
+    engine = FakeEngine()
+    batcher = make_batcher(engine)
+    engine.open.clear()
+    gone = await occupied(engine, batcher, [1])
+    gone.cancel()
+    await asyncio.wait({gone})
+    closing = asyncio.create_task(batcher.close())
+    await asyncio.sleep(0.01)
+    assert not closing.done()
+    engine.open.set()
+    await closing
 
 
 def test_a_loop_that_ends_while_the_engine_runs_leaves_nothing_behind() -> None:
@@ -619,13 +585,11 @@ def test_no_inputs_have_no_logits() -> None:
     assert asyncio.run(make_batcher(FakeEngine()).run([], 10.0)) == []
 
 
-def test_inputs_without_tokens_are_the_engines_to_judge() -> None:
-    async def check() -> None:
-        engine = FakeEngine(max_batch_tokens=4)
-        assert len(await make_batcher(engine).run([make_input([])] * 9, 10.0)) == 9
-        assert [len(batch) for batch in engine.batches] == [4, 4, 1]
-
-    asyncio.run(check())
+@on_event_loop
+async def test_inputs_without_tokens_are_the_engines_to_judge() -> None:
+    engine = FakeEngine(max_batch_tokens=4)
+    assert len(await make_batcher(engine).run([make_input([])] * 9, 10.0)) == 9
+    assert [len(batch) for batch in engine.batches] == [4, 4, 1]
 
 
 @pytest.mark.parametrize(
@@ -699,8 +663,8 @@ def test_an_observer_is_told_of_everything() -> None:
 class RestlessEngine(FakeEngine):
     """Now and then gives up the thread in the middle of a batch, so that everything interleaves."""
 
-    def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        answers = super().run(inputs)
+    def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+        answers = super().run_batch(inputs)
         threading.Event().wait(0.0005 * (len(self.batches) % 2))
         return answers
 
@@ -760,24 +724,22 @@ def test_in_any_turmoil_each_caller_has_one_outcome_and_it_is_the_right_one(seed
         assert len(batch) == 1 or len(batch) * max(map(len, batch)) <= engine.max_batch_tokens
 
 
-def test_draining_waits_for_the_last_request() -> None:
-    async def check() -> None:
-        engine = FakeEngine()
-        batcher = make_batcher(engine)
-        engine.open.clear()
-        last = await occupied(engine, batcher, [1])
-        other = await started(batcher, [2])
-        draining = asyncio.create_task(batcher.drain())
-        other.cancel()
-        await asyncio.wait({other})
-        await asyncio.sleep(0.001)
-        assert not draining.done()
-        engine.open.set()
-        await draining
-        assert last.done()
-        await batcher.close()
-
-    asyncio.run(check())
+@on_event_loop
+async def test_draining_waits_for_the_last_request() -> None:
+    engine = FakeEngine()
+    batcher = make_batcher(engine)
+    engine.open.clear()
+    last = await occupied(engine, batcher, [1])
+    other = await started(batcher, [2])
+    draining = asyncio.create_task(batcher.drain())
+    other.cancel()
+    await asyncio.wait({other})
+    await asyncio.sleep(0.001)
+    assert not draining.done()
+    engine.open.set()
+    await draining
+    assert last.done()
+    await batcher.close()
 
 
 async def occupied(

@@ -30,11 +30,12 @@ from albert_serve.doctor.findings import findings_text
 from albert_serve.doctor.footprint import Footprint, _started, measure_footprint
 from albert_serve.doctor.machine import cpu_quota, read_machine
 from albert_serve.doctor.memory import read_memory
-from albert_serve.doctor.products import Products, product_model
+from albert_serve.doctor.products import Product, Products
 from albert_serve.doctor.speed import Speed, encoder_flops, linear_flops
 from albert_serve.doctor.timing import time_runs
 from albert_serve.errors import EngineError
 from albert_serve.settings import RuntimeOptions
+from scripts.product_graphs import FOLDER, product_graph
 from training.model.albert import Batch
 from training.model.checkpoint import load_checkpoint
 
@@ -150,25 +151,25 @@ def test_flops_are_those_that_torch_counts(checkpoint_dir: Path) -> None:
     num_out=st.integers(1, 20),
     seed=st.integers(0),
 )
-def test_a_product_model_is_onnx_and_multiplies(
-    rows: int, num_in: int, num_out: int, seed: int
-) -> None:
+def test_a_product_multiplies(rows: int, num_in: int, num_out: int, seed: int) -> None:
     generator = np.random.default_rng(seed)
     given_rows = generator.integers(0, 256, (rows, num_in), np.uint8)
     weight = generator.integers(-64, 65, (num_in, num_out), np.int8)
     expected = given_rows.astype(np.int64) @ weight.astype(np.int64)
     for kind, dtype, x in (("int8", np.int8, given_rows), ("fp32", np.float32, given_rows / 255)):
-        model = product_model(kind, weight.astype(dtype))  # type: ignore[arg-type]
-        onnx.checker.check_model(onnx.load_from_string(model), full_check=True)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        session = onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
-        fed = x if kind == "int8" else x.astype(np.float32)
-        (y,) = session.run(None, {"x": fed})
+        product = Product(kind, weight.astype(dtype), RuntimeOptions(num_threads=1))  # type: ignore[arg-type]
+        y = product.run(x if kind == "int8" else x.astype(np.float32))
         if kind == "int8":
             np.testing.assert_array_equal(y, expected)
         else:
             np.testing.assert_allclose(y * 255, expected, atol=0.5 + 1e-3 * num_in)
+
+
+@pytest.mark.parametrize("kind", ["fp32", "int8"])
+def test_the_stored_graph_of_a_product_is_what_its_script_writes(kind: str) -> None:
+    graph = product_graph(kind)
+    onnx.checker.check_model(graph, full_check=True)
+    assert (FOLDER / f"product-{kind}.onnx").read_bytes() == graph.SerializeToString()
 
 
 @NEEDS_LINUX

@@ -45,12 +45,12 @@ class SlowEngine:
         self.num_inputs = 0
         self._engine = engine
 
-    def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+    def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
         self.num_inputs += len(inputs)
         assert self.gate.wait(timeout=20)
         if self.failure is not None:
             raise self.failure
-        return self._engine.run(inputs)
+        return self._engine.run_batch(inputs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

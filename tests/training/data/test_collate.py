@@ -16,7 +16,8 @@ from torch import Tensor
 
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import make_part, make_shards
-from training.data.collate import Collator, PretrainBatch, Slicing, load_steps
+from training.data.batch import MicroBatch, PretrainBatch
+from training.data.collate import Collator, Slicing, load_steps
 from training.data.examples import IGNORED, Example, ExampleSettings, SentenceTask
 from training.data.masking import NgramMasking, word_starts
 from training.data.packing import MAX_IN_ROW, Plan, PlannedStep, Position
@@ -271,7 +272,7 @@ def test_a_batch_moves_whole(collator: Collator, plan: Plan) -> None:
 
 def taken(
     plan: Plan, collator: Collator, slicing: Slicing, num_steps: int, *, workers: int = 0
-) -> list[tuple[list[PretrainBatch], Position]]:
+) -> list[tuple[list[MicroBatch], Position]]:
     steps = load_steps(plan, collator, slicing, Position(), num_workers=workers)
     return list(islice(steps, num_steps))
 

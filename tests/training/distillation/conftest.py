@@ -50,17 +50,8 @@ def distil_options(teacher_dir: Path, easy_corpus: Path, vocab_dir: Path) -> lis
         *("--teacher", str(teacher_dir)),
         *("--corpus", str(easy_corpus), "--tokenizer", str(vocab_dir)),
         *("--embedding-size", "32", "--length", "32", "--batch-size", "8", "--steps", "60"),
-        *(
-            "--lr",
-            "1e-2",
-            "--adamw-lr",
-            "1e-2",
-            "--no-compile",
-            "--device",
-            "cpu",
-            "--report-every",
-            "5",
-        ),
+        *("--lr", "1e-2", "--adamw-lr", "1e-2", "--no-compile", "--device", "cpu"),
+        *("--report-every", "5"),
     ]
 
 

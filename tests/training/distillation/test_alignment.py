@@ -213,7 +213,7 @@ def test_examples_are_aligned_with_the_second_segment_told_apart(
 ) -> None:
     part = shards.parts[0]
     example = Example(part=0, epoch=0, number=0, bounds=(0, 9, 9, 20), label=0)
-    sequence = Aligner(tokenizer, teacher.tokenizer).example(example, part)
+    sequence = Aligner(tokenizer, teacher.tokenizer).sequence(*example.tokens(part))
     assert_aligned(sequence, 9 + 11 + 3)
     ends = np.flatnonzero(sequence.teacher_ids == teacher.tokenizer.sep_id)
     assert len(ends) == 2

@@ -30,7 +30,6 @@ from training.distillation.losses import (
 from training.distillation.start import sizes_of
 from training.distillation.teacher import Teacher, TeacherBatch
 from training.model.heads import AlbertForTasks
-from training.objectives.losses import LossName
 
 LENGTH = 48
 BOTH = Objectives(layers=((1, 1), (2, 3)), num_relation_heads=4)
@@ -76,10 +75,8 @@ def student(teacher: Teacher) -> AlbertForTasks:
 
 
 def states_of(student: AlbertForTasks, batch: DistilBatch, objectives: Objectives) -> StudentStates:
-    read = batch.student
-    return student_states(
-        objectives, student, read.tokens, (read.rows, read.targets, read.firsts, read.labels)
-    )
+    read = (batch.rows, batch.targets, batch.firsts, batch.labels)
+    return student_states(objectives, student, batch.tokens, read)
 
 
 def test_nothing_is_unexplained_of_what_is_equal() -> None:
@@ -203,7 +200,7 @@ def test_the_teacher_reads_each_sequence_alone_and_unmasked(
 ) -> None:
     spans, hf = batch.teacher, teacher.tokenizer.hf
     assert len(spans.ids) == 4
-    assert (batch.student.tokens.ids == 4).any()
+    assert (batch.tokens.ids == 4).any()
     assert not (spans.ids == hf.mask_token_id).any()
     assert (spans.ids[:, 0] == teacher.tokenizer.cls_id).all()
     assert ((spans.ids == teacher.tokenizer.sep_id).sum(1) == torch.tensor([1, 1, 1, 2])).all()
@@ -239,7 +236,7 @@ def test_a_students_own_states_are_explained_whole(
         return span_sums(state.flatten(0, 1), spans.spans, spans.weights, num_tokens)
 
     own = TeacherTargets(tuple(map(pooled, states.hidden)), tuple(map(pooled, states.attention)))
-    packing = batch.student.tokens.packing
+    packing = batch.tokens.packing
     assert packing is not None
     sums = compare(BOTH, states, own, spans, packing)
     assert sums.unexplained == pytest.approx(0.0, abs=1e-6)
@@ -251,12 +248,11 @@ def test_losses_give_gradients_to_the_student_alone(
     batch: DistilBatch, student: AlbertForTasks, teacher: Teacher
 ) -> None:
     targets = teacher_targets(teacher, batch, BOTH)
-    packing = batch.student.tokens.packing
+    packing = batch.tokens.packing
     assert packing is not None
     sums = compare(BOTH, states_of(student, batch, BOTH), targets, batch.student_spans, packing)
-    names: list[LossName] = ["fill-mask", "hidden-states", "attention-relations"]
-    scores = distil_scores(batch, sums, names)
-    assert list(scores) == names
+    scores = distil_scores(batch, sums)
+    assert list(scores) == ["fill-mask", "hidden-states", "attention-relations"]
     assert scores["hidden-states"].count == batch.num_spans
     for name in ("hidden-states", "attention-relations"):
         student.zero_grad()

@@ -16,6 +16,7 @@ from albert_serve.tasks.base import EncoderInput
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import SQUAD, TINY, our_model
 from training import pretrain
+from training.data.batch import pad
 from training.data.datasets import read_labelled, read_squad
 from training.data.examples import ExampleSettings, SentenceTask
 from training.data.masking import NgramMasking
@@ -23,9 +24,9 @@ from training.data.shards import Shards
 from training.evaluate import evaluate_pretraining, evaluate_questions, main
 from training.evaluation.torch_engine import TorchEngine
 from training.evaluation.validation import held_out, measure, unigram_entropy
+from training.losses import Objective
 from training.model.checkpoint import load_checkpoint, save_checkpoint
 from training.model.heads import AlbertForTasks, Task, head_sizes
-from training.objectives.feeds import Objective, pad
 
 Capture = pytest.CaptureFixture[str]
 

@@ -14,15 +14,14 @@ import torch
 from torch import nn
 
 from tests.training.support import TINY, make_part, make_shards, our_model
-from training.data.collate import PretrainBatch
+from training.data.batch import PretrainBatch
 from training.data.examples import IGNORED, ExampleSettings, build_examples
 from training.data.masking import NgramMasking
 from training.data.shards import Shards
 from training.errors import TrainingError
 from training.evaluation.validation import evaluating, held_out, measure, unigram_entropy
+from training.losses import Objective, pretrain_scores
 from training.model.heads import AlbertForTasks, Task
-from training.objectives.feeds import Objective
-from training.objectives.losses import pretrain_scores
 
 CPU = torch.device("cpu")
 BOTH: tuple[Task, ...] = ("fill-mask", "sentence-order")

@@ -30,7 +30,7 @@ from tests.training.processes import (
     write_no_file_over,
 )
 from tests.training.support import checkpoint_state, read_metrics, same_weights
-from training.loop.checkpointing import Checkpoints, Claim, find_damage, load_state, step_of
+from training.loop.checkpointing import Checkpoints, claim, find_damage, load_state, step_of
 from training.loop.progress import RunError
 
 Capture = pytest.CaptureFixture[str]
@@ -274,9 +274,8 @@ def test_the_newest_whole_one_is_found_after_anything(
 
 
 def test_a_claim_is_released(tmp_path: Path) -> None:
-    claim = Claim(tmp_path / "new")
-    claim.release()
-    Claim(tmp_path / "new").release()
+    claim(tmp_path / "new").release()
+    claim(tmp_path / "new").release()
 
 
 def test_a_run_is_trained_by_one_command_at_a_time(

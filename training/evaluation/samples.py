@@ -1,42 +1,48 @@
 """Evaluation samples of each task from real text, and the predictions from its logits.
 
-Predictions are marked by labels where the data has them, elsewhere by those of torch.
+Predictions are marked by labels where the data has them, elsewhere by those of a reference. Draws
+have a fixed seed, so that every model of a vocabulary is asked the same.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice, pairwise
-from typing import Final, NamedTuple
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
-from pydantic import ValidationError
 
-from albert_serve.api.schemas import (
-    Answer,
-    QuestionAnsweringAnswer,
-    QuestionAnsweringParameters,
-    QuestionContext,
-    Truncation,
-)
+from albert_serve.api.schemas import Truncation
 from albert_serve.bundle.manifest import TaskEntry
 from albert_serve.bundle.weights import TaskName
-from albert_serve.errors import InvalidInputError, TextTooLongError
-from albert_serve.tasks.base import EncoderInput, Logits, Prepared
+from albert_serve.config import AlbertConfig
+from albert_serve.errors import TextTooLongError
+from albert_serve.tasks.base import EncoderInput, Logits
 from albert_serve.tasks.fitting import fit
 from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tokenizer import AlbertTokenizer
-from export.errors import ExportError
-from export.real_text import RealData
-from export.samples import AGREEMENT, SEED, Drawing, Item, Sample, shuffled
-from export.source import Source
 from training.data.datasets import LabelledText, Question, read_labelled, read_squad
-from training.data.examples import IGNORED, Example
+from training.data.examples import IGNORED, MIN_LENGTH, Example, ExampleSettings, build_examples
 from training.data.masking import NgramMasking, word_starts
+from training.data.shards import Part
+from training.evaluation.predictions import EvaluationError, Item, PredictedAnswer, question_items
+from training.evaluation.real_text import RealData, RealText, read_real_text
 from training.evaluation.squad import evaluate_answers
 
+AGREEMENT: Final = "agreement"
+SEED: Final = 12345
+
+_LENGTH: Final = 128  # to which `training.evaluate` cuts held-out text, too
+_MOST_EPOCHS: Final = 8
+# Of one task, in torch and from the bundle each: some ten minutes of two CPU cores, which is
+# 20,000 tokens of xxlarge.
+_MOST_FLOPS: Final = 6e13
+_MOST_TOKENS: Final = 1 << 17
+_CHARACTERS_A_TOKEN: Final = 6
 # A short text is repeated until there are this many predictions.
 _ENOUGH_MASKS: Final = 1500
 _ENOUGH_PAIRS: Final = 1000
@@ -44,38 +50,124 @@ _NUM_CHOICES: Final = 4
 
 _logger = logging.getLogger(__name__)
 
-
-class _Asked(NamedTuple):
-    """A question on a context, and its labelled answers if there are any."""
-
-    question: str
-    context: str
-    rights: list[Question] | None = None
+T = TypeVar("T")
+Mark: TypeAlias = Callable[[Sequence[Any], Sequence[Any]], float]
 
 
-class _Found(NamedTuple):
-    """An answer's position in the context, and its text."""
+def share_equal(predictions: Sequence[Any], rights: Sequence[Any]) -> float:
+    """Return the fraction of right predictions, in percent."""
+    pairs = zip(predictions, rights, strict=True)
+    return 100 * sum(bool(prediction == right) for prediction, right in pairs) / len(rights)
 
-    start: int
-    end: int
-    text: str
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """The sample of one task.
+
+    Attributes:
+        metric: its name; with `AGREEMENT`, predictions are marked by those of torch.
+        files: the names of those that it was drawn from.
+        mark: the figure of predictions, in percent, by what they are marked by.
+    """
+
+    metric: str
+    items: list[Item]
+    files: list[str]
+    mark: Mark = share_equal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """The source of samples.
+
+    Attributes:
+        left_out: texts that were drawn and do not fit the model, by task.
+    """
+
+    config: AlbertConfig
+    tasks: Mapping[TaskName, TaskEntry]
+    tokenizer: AlbertTokenizer
+    data: RealData
+    left_out: Counter[TaskName] = field(default_factory=Counter)
+
+    @property
+    def max_positions(self) -> int:
+        """The maximum tokens of an input."""
+        return self.config.max_positions
+
+    @property
+    def num_tokens(self) -> int:
+        """The maximum tokens of a sample; fewer for a larger model."""
+        num_flops_a_token = 2 * self.config.num_compute_weights
+        return int(min(_MOST_TOKENS, _MOST_FLOPS / num_flops_a_token))
+
+    @cached_property
+    def text(self) -> RealText:
+        """The text, cut to the amount that samples can need."""
+        return read_real_text(self.data.text, _CHARACTERS_A_TOKEN * self.num_tokens)
+
+    @cached_property
+    def part(self) -> Part:
+        """The text's tokens."""
+        return self.text.tokenize(self.tokenizer)
+
+    def epochs(self) -> Iterator[list[Example]]:
+        """Yield the text as pretraining sequences, with different cuts in each epoch."""
+        length = min(_LENGTH, self.max_positions)
+        if length < MIN_LENGTH:
+            raise EvaluationError(
+                f"the model has {length} positions; to be measured on text it needs {MIN_LENGTH}"
+            )
+        has_pairs = "sentence-order" in self.tasks
+        settings = ExampleSettings(length=length, sentence_task="sop" if has_pairs else "none")
+        for epoch in range(_MOST_EPOCHS):
+            examples = build_examples(self.part, settings, seed=SEED, epoch=epoch)
+            rows = zip(examples.bounds.tolist(), examples.labels.tolist(), strict=True)
+            yield shuffled(
+                Example(0, epoch, number, tuple(bounds), label)
+                for number, (bounds, label) in enumerate(rows)
+            )
+
+    def gather(self, epochs: Iterable[Iterable[Item]], *, enough: int = 0) -> list[Item]:
+        """Gather items of epochs until there are enough predictions or the maximum of tokens."""
+        items: list[Item] = []
+        num_left, num_predictions = self.num_tokens, 0
+        for epoch in epochs:
+            for item in epoch:
+                if item.num_tokens > num_left:
+                    return items
+                items.append(item)
+                num_left -= item.num_tokens
+                num_predictions += len(item.rights or ())
+            if num_predictions >= enough:
+                break
+        return items
+
+
+def shuffled(values: Iterable[T]) -> list[T]:
+    """Shuffle the values with a fixed seed."""
+    ordered = list(values)
+    return [ordered[index] for index in np.random.default_rng(SEED).permutation(len(ordered))]
 
 
 def draw_samples(
-    source: Source, tokenizer: AlbertTokenizer, data: RealData
+    config: AlbertConfig,
+    tasks: Mapping[TaskName, TaskEntry],
+    tokenizer: AlbertTokenizer,
+    data: RealData,
 ) -> dict[TaskName, Sample]:
     """Draw a sample for each task of a checkpoint; smaller for a larger model.
 
     Texts that do not fit the model are left out; how many is logged.
 
     Raises:
-        ExportError: the data has nothing for a task, or something for one that is not there.
+        EvaluationError: the data has nothing for a task, or something for one that is not there.
         CorpusError: a file cannot be read, or a label is not one of the model's.
     """
-    _check_tasks(source, data)
-    drawing = Drawing(source=source, tokenizer=tokenizer, data=data)
+    _check_tasks(tasks, data)
+    drawing = Drawing(config=config, tasks=tasks, tokenizer=tokenizer, data=data)
     samples: dict[TaskName, Sample] = {}
-    for task in source.tasks:
+    for task in tasks:
         draw, needs = _DRAWS[task]
         sample = draw(drawing)
         if drawing.left_out[task]:
@@ -85,20 +177,20 @@ def draw_samples(
             )
         if not sample.items:
             files = ", ".join(sample.files) or "no file"
-            raise ExportError(f"{files}: nothing to ask {task}; that takes {needs}")
+            raise EvaluationError(f"{files}: nothing to ask {task}; that takes {needs}")
         samples[task] = sample
     return samples
 
 
-def _check_tasks(source: Source, data: RealData) -> None:
+def _check_tasks(tasks: Mapping[TaskName, TaskEntry], data: RealData) -> None:
     for task, files in (
         ("text-classification", data.labelled),
         ("question-answering", data.questions),
     ):
-        if files and task not in source.tasks:
-            raise ExportError(
+        if files and task not in tasks:
+            raise EvaluationError(
                 f"{files[0]}: the checkpoint has no head for {task}, only for "
-                f"{', '.join(source.tasks)}; leave the file out"
+                f"{', '.join(tasks)}; leave the file out"
             )
 
 
@@ -142,7 +234,7 @@ def _input(task: TaskName, ids: list[int], second: int, rows: list[int]) -> Enco
 
 def _draw_texts(drawing: Drawing) -> Sample:
     """Draw labelled texts or, without any, sentences."""
-    entry = drawing.source.tasks["text-classification"]
+    entry = drawing.tasks["text-classification"]
     has_one_label = entry.problem_type == "single_label_classification" and entry.num_outputs > 1
     files = drawing.data.labelled
     if files:
@@ -194,40 +286,35 @@ def _draw_questions(drawing: Drawing) -> Sample:
     """Draw questions or, without any, the first sentences of paragraphs."""
     files = drawing.data.questions
     if not files:
-        paragraphs = [each for each in drawing.text.paragraphs if len(each.sentences) > 1]
-        made = [_Asked(each.sentences[0], each.text) for each in shuffled(paragraphs)]
-        items = _questions(drawing, made, QuestionAnsweringParameters(truncation="truncate"))
+        made = [
+            Question(id="", question=each.sentences[0], context=each.text, answers=(), start=None)
+            for each in drawing.text.paragraphs
+            if len(each.sentences) > 1
+        ]
+        items = (replace(item, rights=None) for item in _questions(drawing, made, False))
         return Sample(metric=AGREEMENT, items=drawing.gather([items]), files=drawing.text.files)
     questions = read_squad(files)
-    parameters = QuestionAnsweringParameters(
-        handle_impossible_answer=any(question.start is None for question in questions),
-        truncation="truncate",
-    )
-    asked = [_Asked(each.question, each.context, [each]) for each in shuffled(questions)]
+    some_have_none = any(question.start is None for question in questions)
     return Sample(
         metric="F1",
-        items=drawing.gather([_questions(drawing, asked, parameters)]),
+        items=drawing.gather([_questions(drawing, questions, some_have_none)]),
         files=[file.name for file in files],
         mark=_mean_f1,
     )
 
 
 def _questions(
-    drawing: Drawing, asked: Iterable[_Asked], parameters: QuestionAnsweringParameters
+    drawing: Drawing, questions: Sequence[Question], may_be_empty: bool
 ) -> Iterator[Item]:
     task = QuestionAnswering(tokenizer=drawing.tokenizer, max_positions=drawing.max_positions)
-    for question, context, rights in asked:
-        try:
-            item = QuestionContext(question=question, context=context)
-            prepared = task.prepare(item, parameters)
-        except (InvalidInputError, ValidationError):
+    for item in question_items(task, shuffled(questions), may_be_empty=may_be_empty):
+        if item is None:
             drawing.left_out["question-answering"] += 1
         else:
-            read = partial(_read_answer, prepared)
-            yield Item(inputs=prepared.inputs, read=read, rights=rights)
+            yield item
 
 
-def _mean_f1(answers: Sequence[_Found], questions: Sequence[Question]) -> float:
+def _mean_f1(answers: Sequence[PredictedAnswer], questions: Sequence[Question]) -> float:
     figures = [
         evaluate_answers([question], {question.id: answer.text})[1]
         for answer, question in zip(answers, questions, strict=True)
@@ -272,12 +359,6 @@ def _read_positive(logits: list[Logits]) -> list[tuple[int, ...]]:
 
 def _read_highest(logits: list[Logits]) -> list[int]:
     return [int(np.argmax([each[0, 0] for each in logits]))]
-
-
-def _read_answer(prepared: Prepared[QuestionAnsweringAnswer], logits: list[Logits]) -> list[_Found]:
-    answer = prepared.finish(logits)
-    assert isinstance(answer, Answer)
-    return [_Found(answer.start, answer.end, answer.answer)]
 
 
 # The function that draws each task's sample.

@@ -1,4 +1,4 @@
-"""Loss and accuracy of each task.
+"""Loss functions: loss and accuracy of a model on a micro-batch of each task.
 
 Shape legend: B rows, S positions, H hidden size, R rows gathered, C sequences, K outputs.
 """
@@ -6,21 +6,19 @@ Shape legend: B rows, S positions, H hidden size, R rows gathered, C sequences, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from training.data.collate import PretrainBatch
+from training.data.batch import ExampleBatch, LossName, MicroBatch, PretrainBatch
 from training.data.examples import IGNORED
 from training.model.albert import Batch
-from training.model.heads import AlbertForTasks, Task
-
-# A task's own loss has the task's name; the others are distillation's (training.distil).
-LossName = Literal[Task, "hidden-states", "attention-relations"]
+from training.model.heads import AlbertForTasks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,3 +143,50 @@ def scores_of(batch: PretrainBatch, sums: PretrainSums) -> dict[LossName, Score]
             loss=sums.order_loss, right=sums.order_right, count=batch.num_pairs
         )
     return scores
+
+
+def classification_scores(model: AlbertForTasks, batch: ExampleBatch) -> dict[LossName, Score]:
+    """Return the score of text classification: cross-entropy over the pooled [CLS] row."""
+    logits_BK = model.logits("text-classification", model(batch.tokens)[:, 0])
+    return {"text-classification": score(logits_BK, batch.targets, len(batch.targets))}
+
+
+def span_scores(model: AlbertForTasks, batch: ExampleBatch) -> dict[LossName, Score]:
+    """Return the score of question answering: cross-entropy of start and end positions."""
+    logits_BS2 = model.logits("question-answering", model(batch.tokens)).float()
+    masked_BS2 = logits_BS2.masked_fill(~batch.tokens.real_BS[..., None], -torch.inf)
+    count = len(batch.targets)
+    start, end = (score(masked_BS2[..., side], batch.targets[:, side], count) for side in (0, 1))
+    # Start and end are halves of one prediction (the original's run_squad).
+    loss, right = (start.loss + end.loss) / 2, (start.right + end.right) / 2
+    return {"question-answering": Score(loss=loss, right=right, count=count)}
+
+
+LossFunction: TypeAlias = Callable[[AlbertForTasks, Any], Mapping[LossName, Score]]
+# The loss function of each micro-batch's task.
+LOSS_OF: Final[Mapping[str, LossFunction]] = MappingProxyType(
+    {
+        "pretraining": pretrain_scores,
+        "text-classification": classification_scores,
+        "question-answering": span_scores,
+    }
+)
+
+
+class Objective(nn.Module):
+    """A model and its loss functions as one module, which DDP and FSDP wrap."""
+
+    def __init__(
+        self,
+        model: AlbertForTasks,
+        device: torch.device,
+        loss_of: Mapping[str, LossFunction] = LOSS_OF,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.device = device
+        self.loss_of = loss_of
+
+    def forward(self, batch: MicroBatch) -> Mapping[LossName, Score]:
+        """Return the scores of one micro-batch."""
+        return self.loss_of[batch.task](self.model, batch.to(self.device))

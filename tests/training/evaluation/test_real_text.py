@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from albert_serve.tokenizer import AlbertTokenizer
-from export.errors import ExportError
-from export.real_text import RealText, read_real_text
 from tests.export.conftest import WIKI
+from training.evaluation.predictions import EvaluationError
+from training.evaluation.real_text import RealText, read_real_text
 from training.prepare import prepare
 
 ALL = 1 << 30
@@ -93,6 +93,6 @@ def test_sentences_are_each_there_once(tmp_path: Path) -> None:
 def test_files_without_text_are_told(tmp_path: Path) -> None:
     file = tmp_path / "empty.txt"
     file.write_text("\n\n")
-    with pytest.raises(ExportError, match=r"no text in .*empty\.txt"):
+    with pytest.raises(EvaluationError, match=r"no text in .*empty\.txt"):
         read_real_text([file], ALL)
     assert read_real_text([], ALL).documents == []

@@ -14,27 +14,24 @@ from hypothesis import strategies as st
 
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import TINY, make_part, make_shards, our_model
+from training.data.batch import MicroBatch, pad
 from training.data.collate import Collator, Slicing
 from training.data.datasets import LabelledText
 from training.data.examples import ExampleSettings, SentenceTask
+from training.data.feeds import (
+    BatchFeed,
+    Feed,
+    LabelledExample,
+    PlannedFeed,
+    example_feed,
+    labelled_examples,
+    like_lengths,
+)
 from training.data.masking import NgramMasking
 from training.data.packing import Plan
 from training.data.windows import SpanExample
+from training.losses import Objective, score
 from training.model.heads import AlbertForTasks, Task
-from training.objectives.feeds import (
-    Feed,
-    LabelledExample,
-    MicroBatch,
-    Objective,
-    PretrainFeed,
-    classification_feed,
-    cut_batches,
-    labelled_examples,
-    like_lengths,
-    pad,
-    span_feed,
-)
-from training.objectives.losses import score
 
 CPU = torch.device("cpu")
 EXAMPLES = [
@@ -80,19 +77,20 @@ def test_epochs_differ_and_lengths_are_alike() -> None:
     assert np.mean(spread) < 10
 
 
-def test_batches_are_cut_by_their_longest() -> None:
-    sizes = np.array([1, 2, 3, 4, 50])
-    cut = cut_batches(np.arange(5), sizes, 8)
-    assert cut == [[0, 1], [2, 3], [4]]
-    assert cut_batches(np.arange(0), sizes, 8) == []
-
-
 def test_padding_is_on_the_right() -> None:
     batch = pad([([2, 9, 3], [0, 0, 1]), ([2, 3], [0, 1])])
     assert batch.ids.tolist() == [[2, 9, 3], [2, 3, 0]]
     assert batch.types.tolist() == [[0, 0, 1], [0, 1, 0]]
     assert batch.lengths is not None
     assert batch.lengths.tolist() == [3, 2]
+
+
+def texts_feed(*, tokens_a_batch: int, seed: int) -> BatchFeed:
+    return example_feed("text-classification", EXAMPLES, tokens_a_batch=tokens_a_batch, seed=seed)
+
+
+def spans_feed(spans: list[SpanExample]) -> BatchFeed:
+    return example_feed("question-answering", spans, tokens_a_batch=1000, seed=0)
 
 
 def next_micro_batch(feed: Feed) -> MicroBatch:
@@ -103,12 +101,12 @@ def next_micro_batch(feed: Feed) -> MicroBatch:
 
 def test_classification_reads_the_cls_row() -> None:
     model = our_model(TINY, ("text-classification",))
-    feed = classification_feed(EXAMPLES, tokens_a_batch=40, seed=0)
+    feed = texts_feed(tokens_a_batch=40, seed=0)
     assert feed.tasks == (feed.name,) == ("text-classification",)
     total, count, num_tokens = 0.0, 0, 0
     while count < len(EXAMPLES):
         one = next_micro_batch(feed)
-        got = one.scores(model, CPU)["text-classification"]
+        got = Objective(model, CPU)(one)["text-classification"]
         assert got.count == one.counts["text-classification"]
         total, count = total + got.loss.item(), count + got.count
         num_tokens += one.num_tokens
@@ -124,9 +122,9 @@ def test_classification_reads_the_cls_row() -> None:
 
 def test_spans_are_scored_over_real_positions_alone() -> None:
     model = our_model(TINY, ("question-answering",))
-    together = next_micro_batch(span_feed(SPANS, tokens_a_batch=1000, seed=0))
-    alone = [next_micro_batch(span_feed([span], tokens_a_batch=1000, seed=0)) for span in SPANS]
-    got, *parts = (one.scores(model, CPU)["question-answering"] for one in (together, *alone))
+    together = next_micro_batch(spans_feed(SPANS))
+    alone = [next_micro_batch(spans_feed([span])) for span in SPANS]
+    got, *parts = (Objective(model, CPU)(one)["question-answering"] for one in (together, *alone))
     assert got.count == together.counts["question-answering"] == 3
     assert got.loss.item() == pytest.approx(sum(part.loss.item() for part in parts), rel=1e-4)
     assert got.right.item() == sum(part.right.item() for part in parts)
@@ -139,14 +137,12 @@ def test_spans_are_scored_over_real_positions_alone() -> None:
     )
 
 
-def test_an_objective_is_the_scores_of_a_micro_batch() -> None:
+def test_an_objective_is_the_loss_of_a_micro_batch_s_task() -> None:
     """Its parameters are the model's, and gradients reach them through it."""
     model = our_model(TINY, ("text-classification",))
     objective = Objective(model, CPU)
-    one = next_micro_batch(classification_feed(EXAMPLES, tokens_a_batch=99, seed=0))
-    got, expected = objective(one), one.scores(model, CPU)
-    assert got.keys() == expected.keys() == {"text-classification"}
-    assert got["text-classification"].loss == expected["text-classification"].loss
+    got = objective(next_micro_batch(texts_feed(tokens_a_batch=99, seed=0)))
+    assert got.keys() == {"text-classification"}
     assert set(objective.parameters()) == set(model.parameters())
     got["text-classification"].loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
@@ -157,10 +153,10 @@ def test_a_feed_of_batches_goes_on_from_its_state(num_steps: int) -> None:
     model = our_model(TINY, ("text-classification",))
 
     def losses(feed: Feed, num: int) -> list[float]:
-        scores = (next_micro_batch(feed).scores(model, CPU) for _ in range(num))
+        scores = (Objective(model, CPU)(next_micro_batch(feed)) for _ in range(num))
         return [one["text-classification"].loss.item() for one in scores]
 
-    first, second = (classification_feed(EXAMPLES, tokens_a_batch=30, seed=1) for _ in range(2))
+    first, second = (texts_feed(tokens_a_batch=30, seed=1) for _ in range(2))
     losses(first, num_steps)
     state = first.state()
     rest = losses(first, 9)
@@ -192,22 +188,22 @@ DOCUMENTS = [[6, 7], [3, 2], [4, 9], [5, 5], [6, 1]] * 4
 
 def pretrain_feed(
     *, task: SentenceTask = "sop", seed: int = 0, slicing: Slicing | None = None
-) -> PretrainFeed:
+) -> PlannedFeed:
     """Rows of 16 tokens from two parts of the documents."""
     shards = make_shards(*[make_part(DOCUMENTS, TINY.vocab_size)] * 2)
     settings = ExampleSettings(length=16, sentence_task=task)
-    return PretrainFeed(
+    return PlannedFeed(
         plan=Plan(shards=shards, settings=settings, seed=seed),
         collate=Collator(shards=shards, masking=MASKING, length=16, seed=seed),
         slicing=slicing or Slicing(num_rows=4, rows_a_batch=4),
     )
 
 
-def figures(feed: PretrainFeed, model: AlbertForTasks, num_steps: int) -> list[dict[str, float]]:
+def figures(feed: PlannedFeed, model: AlbertForTasks, num_steps: int) -> list[dict[str, float]]:
     """Loss of each task and real tokens of each pass of the next steps."""
     passes = [one for _ in range(num_steps) for one in feed.step()]
     return [
-        {task: score.loss.item() for task, score in one.scores(model, CPU).items()}
+        {task: score.loss.item() for task, score in Objective(model, CPU)(one).items()}
         | {"tokens": one.num_tokens}
         for one in passes
     ]
@@ -227,10 +223,10 @@ def test_pretraining_trains_the_heads_of_its_tasks(
     feed, model = pretrain_feed(task=task), our_model(TINY, tasks)
     assert feed.tasks == tasks
     one = next_micro_batch(feed)
-    scores = one.scores(model, CPU)
-    assert tuple(scores) == tuple(one.counts) == tasks
-    assert {name: got.count for name, got in scores.items()} == dict(one.counts)
-    assert all(count >= 4 for count in one.counts.values())
+    scores = Objective(model, CPU)(one)
+    assert tuple(scores) == tasks
+    assert {name: got.count for name, got in scores.items()} == {t: one.counts[t] for t in tasks}
+    assert all(one.counts[name] >= 4 for name in tasks)
     assert 0 < one.num_tokens <= 64
 
 

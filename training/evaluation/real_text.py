@@ -1,4 +1,4 @@
-"""Real text for the comparison of a bundle with torch, as sentences."""
+"""Real text to evaluate models on, as sentences."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import numpy as np
 from tqdm import tqdm
 
 from albert_serve.tokenizer import AlbertTokenizer
-from export.errors import ExportError
 from training.data.corpus import find_files, read_documents, split_sentences
 from training.data.shards import Part
+from training.evaluation.predictions import EvaluationError
 
-DEFAULT_TEXT: Final = Path(__file__).parents[1] / "examples" / "verification.jsonl"
+DEFAULT_TEXT: Final = Path(__file__).parents[2] / "examples" / "verification.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RealData:
-    """Files for the comparison of a bundle with torch.
+    """Files to evaluate a model on.
 
     Attributes:
         text: a corpus, as pretraining takes it.
@@ -78,7 +78,7 @@ def read_real_text(paths: Sequence[Path], max_characters: int) -> RealText:
 
     Raises:
         CorpusError: a file cannot be read.
-        ExportError: there is no text in them.
+        EvaluationError: there is no text in them.
     """
     files = find_files(paths) if paths else []
     read: dict[str, list[str]] = {}
@@ -89,7 +89,7 @@ def read_real_text(paths: Sequence[Path], max_characters: int) -> RealText:
         read.setdefault(file.name, []).extend(_first(file, -(-left // (len(files) - number))))
     texts = list(chain.from_iterable(read.values()))
     if files and not any(text.strip() for text in texts):
-        raise ExportError(f"no text in {', '.join(map(str, paths))}")
+        raise EvaluationError(f"no text in {', '.join(map(str, paths))}")
     bar = tqdm(texts, desc="reading", disable=None, delay=3, leave=False)
     return RealText(documents=[_paragraphs(text) for text in bar], files=list(read))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,12 +11,13 @@ import torch
 from torch.nn import functional as F
 
 from tests.training.support import TINY, make_part, make_shards, our_model, pretend_bf16
-from training.data.collate import Collator, PretrainBatch
+from training.data.batch import PretrainBatch
+from training.data.collate import Collator
 from training.data.examples import IGNORED, Example
 from training.data.masking import NgramMasking
+from training.losses import Score, Tally, pretrain_scores, pretrain_sums, score
 from training.model.albert import Batch
 from training.model.heads import AlbertForTasks, FillMaskHead, Task
-from training.objectives.losses import Score, Tally, pretrain_scores, pretrain_sums, score
 from training.precision import precision
 
 BOTH: tuple[Task, ...] = ("fill-mask", "sentence-order")
@@ -172,16 +174,7 @@ def test_rounded_up_predictions_have_no_gradient() -> None:
     batch = make_batch(ROWS)
     for num_kept in (len(batch.rows), batch.num_masked):
         model = our_model(TINY, ("fill-mask",))
-        cut = PretrainBatch(
-            tokens=batch.tokens,
-            rows=batch.rows[:num_kept],
-            targets=batch.targets[:num_kept],
-            firsts=batch.firsts,
-            labels=batch.labels,
-            num_tokens=batch.num_tokens,
-            num_masked=batch.num_masked,
-            num_pairs=batch.num_pairs,
-        )
+        cut = replace(batch, rows=batch.rows[:num_kept], targets=batch.targets[:num_kept])
         pretrain_scores(model, cut)["fill-mask"].loss.backward()  # type: ignore[no-untyped-call]
         gradients.append(dict(model.named_parameters()))
     for name, parameter in gradients[0].items():

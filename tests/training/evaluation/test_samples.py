@@ -17,13 +17,13 @@ from albert_serve.bundle.manifest import TaskEntry
 from albert_serve.bundle.weights import TaskName
 from albert_serve.config import preset
 from albert_serve.tokenizer import AlbertTokenizer
-from export.draws import draw_samples
-from export.errors import ExportError
-from export.real_text import DEFAULT_TEXT, RealData
-from export.samples import Sample
 from export.source import Source, read_source
 from tests.export.conftest import WIKI
 from training.data.corpus import CorpusError, read_documents, split_sentences
+from training.evaluation import samples as samples_module
+from training.evaluation.predictions import EvaluationError
+from training.evaluation.real_text import DEFAULT_TEXT, RealData
+from training.evaluation.samples import Sample
 
 SQUAD = WIKI.with_name("squad.json")
 CLS, SEP, MASK = 2, 3, 4
@@ -37,6 +37,12 @@ def source(real_checkpoint: Path) -> Source:
 @pytest.fixture
 def tokenizer(real_checkpoint: Path) -> AlbertTokenizer:
     return AlbertTokenizer.from_file(real_checkpoint / "tokenizer.json")
+
+
+def draw_samples(
+    source: Source, tokenizer: AlbertTokenizer, data: RealData
+) -> dict[TaskName, Sample]:
+    return samples_module.draw_samples(source.config, source.tasks, tokenizer, data)
 
 
 def only(source: Source, task: TaskName, entry: TaskEntry | None = None) -> Source:
@@ -199,7 +205,7 @@ def test_a_text_that_gives_a_task_nothing(
 ) -> None:
     file = tmp_path / "short.txt"
     file.write_text("One sentence.\n\nAnd another.")
-    with pytest.raises(ExportError, match=f"short.txt: {message}"):
+    with pytest.raises(EvaluationError, match=f"short.txt: {message}"):
         draw(source, tokenizer, task, text(file))
 
 
@@ -207,12 +213,12 @@ def test_a_text_that_gives_a_task_nothing(
 def test_no_text(source: Source, tokenizer: AlbertTokenizer, tmp_path: Path, content: str) -> None:
     file = tmp_path / ("empty.jsonl" if "{" in content else "empty.txt")
     file.write_text(content)
-    with pytest.raises(ExportError, match=f"no text in .*{file.name}"):
+    with pytest.raises(EvaluationError, match=f"no text in .*{file.name}"):
         draw_samples(source, tokenizer, text(file))
 
 
 def test_no_file(source: Source, tokenizer: AlbertTokenizer) -> None:
-    with pytest.raises(ExportError, match="no file: nothing to ask fill-mask"):
+    with pytest.raises(EvaluationError, match="no file: nothing to ask fill-mask"):
         draw_samples(source, tokenizer, text())
 
 
@@ -228,7 +234,7 @@ def test_files_that_cannot_be_read(
 
 def test_a_model_too_short_for_text(source: Source, tokenizer: AlbertTokenizer) -> None:
     short = replace(source, config=replace(source.config, max_positions=7))
-    with pytest.raises(ExportError, match=r"the model has 7 positions; .* it needs 8"):
+    with pytest.raises(EvaluationError, match=r"the model has 7 positions; .* it needs 8"):
         draw(short, tokenizer, "fill-mask", text(WIKI))
 
 
@@ -268,7 +274,7 @@ def test_texts_too_long_are_left_out_and_counted(
     [message] = caplog.messages
     assert message.endswith("left out, as a model of 64 positions cannot be asked: 2")
     rows(file, f"{'good ' * 90}\t1")
-    with pytest.raises(ExportError, match=r"dev\.tsv: nothing to ask text-classification"):
+    with pytest.raises(EvaluationError, match=r"dev\.tsv: nothing to ask text-classification"):
         draw(source, tokenizer, "text-classification", data)
 
 
@@ -320,7 +326,7 @@ def test_no_answer_is_one_where_a_question_has_none(
 def test_data_for_a_head_that_is_not_there(
     source: Source, tokenizer: AlbertTokenizer, data: RealData, message: str
 ) -> None:
-    with pytest.raises(ExportError, match=f"{message}, only for fill-mask; leave the file out"):
+    with pytest.raises(EvaluationError, match=f"{message}, only for fill-mask; leave the file out"):
         draw(source, tokenizer, "fill-mask", data)
 
 

@@ -1,0 +1,36 @@
+"""Files are replaced whole, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from albert_serve.files import put_in_place, write_atomically
+
+
+def test_a_file_that_cannot_be_synced_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError("no space left")
+
+    file = tmp_path / "a"
+    file.write_bytes(b"old")
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="no space left"):
+        write_atomically(file, b"new")
+    assert file.read_bytes() == b"old"
+
+
+def test_files_are_replaced_whole(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    file.write_bytes(b"old")
+    with file.open("rb") as reader:
+        write_atomically(file, b"new content")
+        assert reader.read() == b"old"
+    assert file.read_bytes() == b"new content"
+    (tmp_path / "b").write_bytes(b"third")
+    put_in_place(tmp_path / "b", file)
+    assert [f.name for f in tmp_path.iterdir()] == ["a"]
+    assert file.read_bytes() == b"third"

@@ -1,0 +1,117 @@
+"""Micro-batches: the tokens of one forward pass, and what its loss is computed from.
+
+Shape legend: B rows, S positions, R tokens to predict, C sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from training.model.albert import Batch, move
+from training.model.heads import Task
+
+# A task's own loss has the task's name; the others are distillation's (training.distil).
+LossName = Literal[Task, "hidden-states", "attention-relations"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatch:
+    """A batch that goes through the model in one forward pass.
+
+    Attributes:
+        task: the name of its loss function.
+        tokens: ids (B, S), padded or packed.
+        num_tokens: real tokens.
+        counts: number of predictions of each loss.
+    """
+
+    task: str
+    tokens: Batch
+    num_tokens: int
+    counts: Mapping[LossName, int]
+
+    def to(self, device: torch.device) -> Self:
+        """Return the batch on another device."""
+        return move(self, device)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainBatch(MicroBatch):
+    """A micro-batch of pretraining.
+
+    Attributes:
+        rows: (R,) positions of the tokens to predict, as indices into the flattened (B * S).
+        targets: (R,) the original ids; IGNORED where R was rounded up.
+        firsts: (C,) positions of each sequence's [CLS], as indices into the flattened (B * S).
+        labels: (C,) of the sentence task, or IGNORED.
+    """
+
+    task: str = "pretraining"
+    rows: Tensor
+    targets: Tensor
+    firsts: Tensor
+    labels: Tensor
+
+    @property
+    def num_masked(self) -> int:
+        """Tokens to predict."""
+        return self.counts["fill-mask"]
+
+    @property
+    def num_pairs(self) -> int:
+        """Sequences with a label."""
+        return self.counts["sentence-order"]
+
+
+class TokenisedExample(Protocol):
+    """An example of a task: the tokens of one sequence, and the target of its loss."""
+
+    @property
+    def ids(self) -> list[int]:
+        """The token ids."""
+
+    @property
+    def types(self) -> list[int]:
+        """The token types."""
+
+    @property
+    def target(self) -> Any:
+        """A number, or numbers; as many for each example."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExampleBatch(MicroBatch):
+    """A micro-batch with one prediction for each example.
+
+    Attributes:
+        targets: (B, ...).
+    """
+
+    targets: Tensor
+
+    @classmethod
+    def of(cls, task: Task, examples: Sequence[TokenisedExample]) -> ExampleBatch:
+        """Collate examples."""
+        return cls(
+            task=task,
+            tokens=pad([(example.ids, example.types) for example in examples]),
+            num_tokens=sum(len(example.ids) for example in examples),
+            counts={task: len(examples)},
+            targets=torch.stack([torch.as_tensor(example.target) for example in examples]),
+        )
+
+
+def pad(sequences: Sequence[tuple[list[int], list[int]]]) -> Batch:
+    """Collate ids and types into a batch, padded on the right to the longest."""
+    lengths = torch.tensor([len(ids) for ids, _ in sequences])
+    shape = (len(sequences), int(lengths.max()))
+    ids, types = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
+    for row, (row_ids, row_types) in enumerate(sequences):
+        ids[row, : len(row_ids)] = torch.tensor(row_ids)
+        types[row, : len(row_types)] = torch.tensor(row_types)
+    return Batch(ids=ids, types=types, lengths=lengths)

@@ -1,0 +1,111 @@
+"""Predictions of a model on items of its tasks, whatever runs it: torch or a bundle's engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+from tqdm import tqdm
+
+from albert_serve.api.schemas import (
+    Answer,
+    QuestionAnsweringAnswer,
+    QuestionAnsweringParameters,
+    QuestionContext,
+)
+from albert_serve.errors import InvalidInputError
+from albert_serve.tasks.base import EncoderInput, Logits, Prepared, Runner
+from albert_serve.tasks.grouping import group_by_length
+from albert_serve.tasks.question_answering.task import QuestionAnswering
+from training.data.datasets import Question
+from training.errors import TrainingError
+
+
+class EvaluationError(TrainingError):
+    """Data that a checkpoint cannot be evaluated on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """Inputs that are scored together.
+
+    Attributes:
+        read: the predictions that its logits are, one (R, K) array an input.
+        rights: what they are marked by, one for each; None where that is not known.
+    """
+
+    inputs: list[EncoderInput]
+    read: Callable[[list[Logits]], list[Any]]
+    rights: list[Any] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens over all inputs."""
+        return sum(len(encoded.ids) for encoded in self.inputs)
+
+
+def predict(
+    runner: Runner, items: Sequence[Item], *, max_tokens_at_once: int, title: str
+) -> list[Any]:
+    """Return the predictions of all items, in order; those of like lengths run together.
+
+    Args:
+        max_tokens_at_once: tokens whose logits are held in memory together.
+        title: of the progress bar.
+
+    Raises:
+        EngineError: the runner failed.
+    """
+    lengths = [item.num_tokens for item in items]
+    predictions: list[list[Any]] = [[]] * len(items)
+    bar = tqdm(total=sum(lengths), desc=title, unit="token", unit_scale=True, disable=None)
+    with bar:
+        for indices in group_by_length(lengths, max_tokens_at_once):
+            chunk = [items[index] for index in indices]
+            logits = iter(runner.run([encoded for item in chunk for encoded in item.inputs]))
+            for index, item in zip(indices, chunk, strict=True):
+                predictions[index] = item.read(list(islice(logits, len(item.inputs))))
+            bar.update(sum(item.num_tokens for item in chunk))
+    return [prediction for each in predictions for prediction in each]
+
+
+class PredictedAnswer(NamedTuple):
+    """An answer's position in the context, and its text."""
+
+    start: int
+    end: int
+    text: str
+
+
+def question_items(
+    task: QuestionAnswering, questions: Iterable[Question], *, may_be_empty: bool
+) -> Iterator[Item | None]:
+    """Yield the item of each question; None where it cannot be asked.
+
+    Args:
+        may_be_empty: whether no answer is one.
+    """
+    parameters = QuestionAnsweringParameters(
+        handle_impossible_answer=may_be_empty, truncation="truncate"
+    )
+    for question in questions:
+        try:
+            item = QuestionContext(question=question.question, context=question.context)
+            prepared = task.prepare(item, parameters)
+        except (InvalidInputError, ValidationError):
+            yield None
+        else:
+            read = partial(_read_answer, prepared)
+            yield Item(inputs=prepared.inputs, read=read, rights=[question])
+
+
+def _read_answer(
+    prepared: Prepared[QuestionAnsweringAnswer], logits: list[Logits]
+) -> list[PredictedAnswer]:
+    answer = prepared.finish(logits)
+    assert isinstance(answer, Answer)
+    return [PredictedAnswer(answer.start, answer.end, answer.answer)]

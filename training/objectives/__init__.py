@@ -1,1 +1,0 @@
-"""Losses of the tasks, and the task streams that supply their micro-batches."""
