@@ -21,6 +21,7 @@ from albert_serve.doctor.inspection import describe_bundle
 from albert_serve.doctor.overview import description_text
 from albert_serve.errors import AlbertServeError, ConfigError, InvalidInputError, NotFoundError
 from albert_serve.runtime.engine import Engine
+from albert_serve.scoring.jsonl import is_stdout
 from albert_serve.scoring.score import score_file
 from albert_serve.server.greeting import greeting
 from albert_serve.settings import (
@@ -33,6 +34,8 @@ from albert_serve.settings import (
 from albert_serve.tasks import TASKS
 from albert_serve.tasks.load import load_setups
 
+# What a shell says of a program that SIGINT ended.
+_INTERRUPTED: Final = 128 + 2
 _SERVICE: Final = "albert_serve.service:AlbertServe"
 # Longer than proxies and clients keep an idle connection (usually 60 s): if the server closed it
 # first, a request sent at that moment would be lost.
@@ -57,7 +60,9 @@ examples:
 A row of the input is {"inputs": ..., "parameters": ...} as the endpoint takes it, or the fields of
 one item: {"text"}, {"text", "text_pair"}, {"question", "context"} or {"sentences"}. A row of the
 output is {"id", "output"}, or {"id", "error", "error_type"}, with the "id" of the input: a bad row
-never stops the job. Files ending in .gz or .xz are compressed. The output appears when it is whole.
+never stops the job. If every row is in error, the exit status is 1. Files ending in .gz or .xz are
+compressed. The output appears when it is whole; /dev/stdout, a pipe or a device is written to at
+once.
 """
 _INFO_EXAMPLES: Final = """\
 examples:
@@ -83,6 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (AlbertServeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return _INTERRUPTED
     return status
 
 
@@ -120,7 +128,15 @@ def _score(options: argparse.Namespace) -> int:
         options.output,
         parameters=_read_parameters(options.parameters),
     )
-    print(f"{options.output}: {summary}")
+    # Beside the rows, where the output is the standard output itself.
+    print(
+        f"{options.output}: {summary}",
+        file=sys.stderr if is_stdout(options.output) else sys.stdout,
+    )
+    if summary.num_errors and summary.num_errors == summary.num_rows:
+        raise InvalidInputError(
+            f"no row of {options.source} was answered; the first error: {summary.first_error}"
+        )
     return 0
 
 

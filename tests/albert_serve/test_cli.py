@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -115,6 +118,68 @@ def test_score_answers_a_file(
     assert [row["id"] for row in scored] == [1, 2]
     assert all(len(row["output"]) == 1 for row in scored)
     assert "2 rows, 0 with errors" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("rows", "status"),
+    [
+        pytest.param([], 0, id="empty"),
+        pytest.param(["text,label", "a,b"], 1, id="none"),
+        pytest.param(["text,label", '{"text": "a [MASK]"}'], 0, id="one"),
+    ],
+)
+def test_score_fails_if_no_row_was_answered(
+    rows: list[str],
+    status: int,
+    bundle_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source, output = tmp_path / "in", tmp_path / "out.jsonl"
+    source.write_text("".join(f"{row}\n" for row in rows))
+    options = ["--task", "fill-mask", "--bundle", str(bundle_dir), "--threads", "1"]
+    assert main(["score", *options, str(source), str(output)]) == status
+    assert len(output.read_text().splitlines()) == len(rows)
+    if status:
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+        assert line.startswith(f"error: no row of {source} was answered; the first error: line 1 ")
+
+
+def test_rows_and_nothing_else_go_to_the_standard_output(bundle_dir: Path, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"id": 1, "text": "a [MASK]"}\n')
+    command = ["score", "--task", "fill-mask", "--bundle", str(bundle_dir), "--threads", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "albert_serve", *command, str(source), "/dev/stdout"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout)["id"] == 1
+    assert "/dev/stdout: 1 rows, 0 with errors" in done.stderr
+
+
+def test_an_interrupt_is_one_line_and_status_130(bundle_dir: Path, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    os.mkfifo(source)
+    command = ["score", "--task", "fill-mask", "--bundle", str(bundle_dir), "--threads", "1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "albert_serve", *command, str(source), str(tmp_path / "out.jsonl")],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process, source.open("w") as rows:  # it is open for reading: the job has begun
+        rows.write('{"text": "a [MASK]"}\n')
+        rows.flush()
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in told
+    assert told.splitlines()[-1] == "interrupted"
+    assert list(tmp_path.iterdir()) == [source]
 
 
 @pytest.mark.parametrize(

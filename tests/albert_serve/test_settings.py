@@ -147,7 +147,7 @@ def test_the_shipped_bundle_is_models_itself_or_its_only_bundle(tmp_path: Path) 
 
 @pytest.mark.parametrize("value", ["", " ", ",,,", " , "])
 def test_a_variable_of_keys_without_a_key_does_not_open_the_service(value: str) -> None:
-    with pytest.raises(ConfigError, match="ALBERT_SERVE_API_KEYS is set, but empty; .* open to"):
+    with pytest.raises(ConfigError, match=r"ALBERT_SERVE_API_KEYS is set, but empty; .* open to"):
         Settings.from_environment({**BUNDLE, "ALBERT_SERVE_API_KEYS": value})
 
 
