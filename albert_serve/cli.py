@@ -97,13 +97,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _serve(options: argparse.Namespace) -> int:
     settings = Settings.from_environment(_chosen(options))
     catalogue = read_catalogue(settings)
-    bundles = {name: spec.open_bundle() for name, spec in catalogue.specs.items()}
+    bundles, errors = catalogue.open_bundles()
+    catalogue.check_any(errors)  # the service logs the others
     host = "127.0.0.1" if options.host == "localhost" else options.host
     command = [sys.executable, "-m", "bentoml", "serve", _SERVICE]
     command += ["--timeout-keep-alive", str(_KEEP_ALIVE_S)]
     if settings.log_format == "text":
         asks = settings.needs_key
-        text = greeting(bundles, catalogue.default, host, options.port, needs_key=asks)
+        default = catalogue.default_among(bundles)
+        text = greeting(bundles, default, host, options.port, needs_key=asks)
         print(text, flush=True)
     # In this process's place, so that signals reach the server and its status is ours.
     os.execvpe(
