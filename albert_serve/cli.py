@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -36,6 +38,7 @@ from albert_serve.tasks.load import load_setups
 
 # What a shell says of a program that SIGINT ended.
 _INTERRUPTED: Final = 128 + 2
+_MAX_PORT: Final = 65535
 _SERVICE: Final = "albert_serve.service:AlbertServe"
 # Longer than proxies and clients keep an idle connection (usually 60 s): if the server closed it
 # first, a request sent at that moment would be lost.
@@ -100,6 +103,8 @@ def _serve(options: argparse.Namespace) -> int:
     bundles, errors = catalogue.open_bundles()
     catalogue.check_any(errors)  # the service logs the others
     host = "127.0.0.1" if options.host == "localhost" else options.host
+    _check_address(host, options.port)
+    _check_home()
     command = [sys.executable, "-m", "bentoml", "serve", _SERVICE]
     command += ["--timeout-keep-alive", str(_KEEP_ALIVE_S)]
     if settings.log_format == "text":
@@ -113,6 +118,37 @@ def _serve(options: argparse.Namespace) -> int:
         [*command, "--host", host, "--port", str(options.port)],
         settings.environment(),
     )
+
+
+def _check_address(host: str, port: int) -> None:
+    """See that the service can listen there: BentoML fails with a traceback, after the greeting."""
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on port {port} of {host}: {error.strerror}; choose others with --port "
+            "and --host"
+        ) from error
+
+
+def _check_home() -> None:
+    """See that BentoML can write to its folder; it fails with a traceback if not."""
+    named = os.environ.get("BENTOML_HOME", "~/bentoml")
+    home = Path(os.path.expandvars(named)).expanduser()
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=home):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"BentoML cannot write to its folder {home}: {error.strerror}; set BENTOML_HOME to a "
+            "folder that can be written to"
+        ) from error
 
 
 def _score(options: argparse.Namespace) -> int:
@@ -221,7 +257,7 @@ def _add_serve(commands: Any) -> None:
     )
     _add_workers(serve)
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    serve.add_argument("--port", type=int, default=3000, help="port to listen on (%(default)s)")
+    serve.add_argument("--port", type=_port, default=3000, help="port to listen on (%(default)s)")
     serve.add_argument("--deadline-s", metavar="SECONDS", help="give up a request after this")
     serve.add_argument("--max-batch-tokens", metavar="N", help="tokens that run together")
     serve.set_defaults(run=_serve)
@@ -287,6 +323,15 @@ def _add_runtime_options(parser: argparse.ArgumentParser) -> None:
         choices=("auto", *get_args(Prepack)),
         help="the location of pre-packed weights (auto)",
     )
+
+
+def _port(text: str) -> int:
+    port = int(text) if text.isdecimal() else 0
+    if not 1 <= port <= _MAX_PORT:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no port; it must be a whole number from 1 to {_MAX_PORT}"
+        )
+    return port
 
 
 def _add_workers(parser: argparse.ArgumentParser) -> None:

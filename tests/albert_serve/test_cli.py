@@ -8,9 +8,11 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -19,7 +21,7 @@ import pytest
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.cli import main
 from albert_serve.server.greeting import greeting
-from tests.albert_serve.support import ROOT
+from tests.albert_serve.support import ROOT, free_port
 
 
 def test_every_request_in_the_greeting_is_answered(bundle_dir: Path, client: httpx.Client) -> None:
@@ -228,6 +230,7 @@ def test_an_error_is_one_line_and_status_1(
     "arguments",
     [
         *([], ["sing"], ["score", "in.jsonl"], ["serve", "--port", "x"]),
+        *(["serve", "--port", port] for port in ("99999", "65536", "0", "-1", "3000.0")),
         *(["info"], ["doctor", "--device", "tpu"], ["doctor", "--prepack", "disk"]),
     ],
 )
@@ -236,6 +239,48 @@ def test_wrong_usage_is_status_2(arguments: list[str], capsys: pytest.CaptureFix
         main(arguments)
     assert caught.value.code == 2
     assert "usage: albert-serve" in capsys.readouterr().err
+
+
+@pytest.fixture
+def failing_to_serve(
+    bundle_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[..., str]:
+    """Gives the one line that `albert-serve serve` says in place of serving."""
+    monkeypatch.setenv("BENTOML_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(os, "execvpe", lambda *_: pytest.fail("the service was started"))
+
+    def serve(*options: str) -> str:
+        defaults = ["--bundle", str(bundle_dir), "--port", str(free_port())]
+        assert main(["serve", *defaults, *options]) == 1
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        (line,) = printed.err.splitlines()
+        return line
+
+    return serve
+
+
+def test_an_address_that_cannot_be_had_is_one_line(failing_to_serve: Callable[..., str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = failing_to_serve("--port", str(port))
+    assert line.startswith(f"error: cannot listen on port {port} of 127.0.0.1: Address already in")
+    line = failing_to_serve("--host", "192.0.2.1")
+    assert "of 192.0.2.1: Cannot assign requested address; choose others with --port" in line
+
+
+@pytest.mark.parametrize("home", ["/dev/null", "/proc"])
+def test_a_home_that_cannot_be_written_to_is_one_line(
+    home: str, failing_to_serve: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BENTOML_HOME")
+    monkeypatch.setenv("HOME", home)
+    line = failing_to_serve()
+    assert line.startswith(f"error: BentoML cannot write to its folder {home}/bentoml: ")
+    assert "set BENTOML_HOME" in line
 
 
 @pytest.mark.parametrize("command", ["serve", "score", "info", "doctor"])
