@@ -207,7 +207,7 @@ class Settings(BaseSettings):
         source = {**os.environ, **(options or {})}
         _check_names(source)
         values: dict[str, Any] = {
-            field: source[variable] for variable, field in _FIELDS.items() if variable in source
+            field: source[variable] for variable, field in VARIABLES.items() if variable in source
         }
         try:
             return cls(**values)
@@ -272,8 +272,8 @@ class Settings(BaseSettings):
         """Return this process's environment with these settings, for a child process."""
         # Disables BentoML's usage reports, unless the variable is set.
         quiet = {"BENTOML_DO_NOT_TRACK": "True"}
-        inherited = {name: text for name, text in os.environ.items() if name not in _FIELDS}
-        chosen = {name: _text(getattr(self, field)) for name, field in _FIELDS.items()}
+        inherited = {name: text for name, text in os.environ.items() if name not in VARIABLES}
+        chosen = {name: _text(getattr(self, field)) for name, field in VARIABLES.items()}
         if not self.has_keys:
             del chosen[f"{_PREFIX}GUARD"]
         return {**quiet, **inherited, **{name: text for name, text in chosen.items() if text}}
@@ -289,7 +289,7 @@ def _text(value: object) -> str:
 
 
 # Variable -> field.
-_FIELDS: Final = {
+VARIABLES: Final = {
     str(field.validation_alias or f"{_PREFIX}{name.upper()}"): name
     for name, field in Settings.model_fields.items()
 }
@@ -298,10 +298,10 @@ _FIELDS: Final = {
 def _check_names(variables: Mapping[str, str]) -> None:
     """Refuse variables with our prefix that are no settings: a misspelt one would go unnoticed."""
     for name, value in variables.items():
-        if not name.startswith(_PREFIX) or name in _FIELDS:
+        if not name.startswith(_PREFIX) or name in VARIABLES:
             continue
         if not _KUBERNETES.fullmatch(f"{name}={value}"):
-            near = difflib.get_close_matches(name, _FIELDS, n=1, cutoff=0.8)
+            near = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.8)
             hint = f"did you mean {near[0]}?" if near else "unset it; the README lists the settings"
             raise ConfigError(f"{name} is set, but there is no such setting; {hint}")
 
@@ -312,8 +312,9 @@ def _describe(error: ErrorDetails) -> str:
     if not error["loc"]:
         return str(reason or error["msg"])
     location = str(error["loc"][0])
-    field = Settings.model_fields[_FIELDS.get(location, location)]
-    variable = str(field.validation_alias or f"{_PREFIX}{location.upper()}")
+    name = VARIABLES.get(location, location)
+    field = Settings.model_fields[name]
+    variable = str(field.validation_alias or f"{_PREFIX}{name.upper()}")
     if reason is not None:
         return f"{variable} {reason}"
     if error["type"] == "literal_error":
