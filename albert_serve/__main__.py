@@ -16,6 +16,9 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     return cli.main()
 
 

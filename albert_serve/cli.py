@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +23,7 @@ from albert_serve.doctor.inspection import describe_bundle
 from albert_serve.doctor.overview import description_text
 from albert_serve.errors import AlbertServeError, ConfigError, InvalidInputError, NotFoundError
 from albert_serve.runtime.engine import Engine
+from albert_serve.scoring.jsonl import is_stdout
 from albert_serve.scoring.score import score_file
 from albert_serve.server.greeting import greeting
 from albert_serve.settings import (
@@ -33,6 +36,9 @@ from albert_serve.settings import (
 from albert_serve.tasks import TASKS
 from albert_serve.tasks.load import load_setups
 
+# What a shell says of a program that SIGINT ended.
+_INTERRUPTED: Final = 128 + 2
+_MAX_PORT: Final = 65535
 _SERVICE: Final = "albert_serve.service:AlbertServe"
 # Longer than proxies and clients keep an idle connection (usually 60 s): if the server closed it
 # first, a request sent at that moment would be lost.
@@ -57,7 +63,9 @@ examples:
 A row of the input is {"inputs": ..., "parameters": ...} as the endpoint takes it, or the fields of
 one item: {"text"}, {"text", "text_pair"}, {"question", "context"} or {"sentences"}. A row of the
 output is {"id", "output"}, or {"id", "error", "error_type"}, with the "id" of the input: a bad row
-never stops the job. Files ending in .gz or .xz are compressed. The output appears when it is whole.
+never stops the job. If every row is in error, the exit status is 1. Files ending in .gz or .xz are
+compressed. The output appears when it is whole; /dev/stdout, a pipe or a device is written to at
+once.
 """
 _INFO_EXAMPLES: Final = """\
 examples:
@@ -83,19 +91,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (AlbertServeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return _INTERRUPTED
     return status
 
 
 def _serve(options: argparse.Namespace) -> int:
     settings = Settings.from_environment(_chosen(options))
     catalogue = read_catalogue(settings)
-    bundles = {name: spec.open_bundle() for name, spec in catalogue.specs.items()}
+    bundles, errors = catalogue.open_bundles()
+    catalogue.check_any(errors)  # the service logs the others
     host = "127.0.0.1" if options.host == "localhost" else options.host
+    _check_address(host, options.port)
+    _check_home()
     command = [sys.executable, "-m", "bentoml", "serve", _SERVICE]
     command += ["--timeout-keep-alive", str(_KEEP_ALIVE_S)]
     if settings.log_format == "text":
         asks = settings.needs_key
-        text = greeting(bundles, catalogue.default, host, options.port, needs_key=asks)
+        default = catalogue.default_among(bundles)
+        text = greeting(bundles, default, host, options.port, needs_key=asks)
         print(text, flush=True)
     # In this process's place, so that signals reach the server and its status is ours.
     os.execvpe(
@@ -103,6 +118,37 @@ def _serve(options: argparse.Namespace) -> int:
         [*command, "--host", host, "--port", str(options.port)],
         settings.environment(),
     )
+
+
+def _check_address(host: str, port: int) -> None:
+    """See that the service can listen there: BentoML fails with a traceback, after the greeting."""
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on port {port} of {host}: {error.strerror}; choose others with --port "
+            "and --host"
+        ) from error
+
+
+def _check_home() -> None:
+    """See that BentoML can write to its folder; it fails with a traceback if not."""
+    named = os.environ.get("BENTOML_HOME", "~/bentoml")
+    home = Path(os.path.expandvars(named)).expanduser()
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=home):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"BentoML cannot write to its folder {home}: {error.strerror}; set BENTOML_HOME to a "
+            "folder that can be written to"
+        ) from error
 
 
 def _score(options: argparse.Namespace) -> int:
@@ -120,7 +166,15 @@ def _score(options: argparse.Namespace) -> int:
         options.output,
         parameters=_read_parameters(options.parameters),
     )
-    print(f"{options.output}: {summary}")
+    # Beside the rows, where the output is the standard output itself.
+    print(
+        f"{options.output}: {summary}",
+        file=sys.stderr if is_stdout(options.output) else sys.stdout,
+    )
+    if summary.num_errors and summary.num_errors == summary.num_rows:
+        raise InvalidInputError(
+            f"no row of {options.source} was answered; the first error: {summary.first_error}"
+        )
     return 0
 
 
@@ -203,7 +257,7 @@ def _add_serve(commands: Any) -> None:
     )
     _add_workers(serve)
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    serve.add_argument("--port", type=int, default=3000, help="port to listen on (%(default)s)")
+    serve.add_argument("--port", type=_port, default=3000, help="port to listen on (%(default)s)")
     serve.add_argument("--deadline-s", metavar="SECONDS", help="give up a request after this")
     serve.add_argument("--max-batch-tokens", metavar="N", help="tokens that run together")
     serve.set_defaults(run=_serve)
@@ -269,6 +323,15 @@ def _add_runtime_options(parser: argparse.ArgumentParser) -> None:
         choices=("auto", *get_args(Prepack)),
         help="the location of pre-packed weights (auto)",
     )
+
+
+def _port(text: str) -> int:
+    port = int(text) if text.isdecimal() else 0
+    if not 1 <= port <= _MAX_PORT:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no port; it must be a whole number from 1 to {_MAX_PORT}"
+        )
+    return port
 
 
 def _add_workers(parser: argparse.ArgumentParser) -> None:

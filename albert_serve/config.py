@@ -46,6 +46,8 @@ _HF_DEFAULTS: Final[dict[str, Any]] = {
     "num_attention_heads": 64,
     "intermediate_size": 16384,
 }
+# Each layer has an entry in `AlbertConfig.layer_plan`.
+_MAX_LAYERS: Final = 4096
 _HF_ACTIVATIONS: Final[dict[str, Activation]] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -65,8 +67,8 @@ class AlbertConfig:
         sharing: which part of a layer the applications within a group share (section 3.1).
 
     Raises:
-        ConfigError: a size is not positive, H is not a multiple of the heads, or there are
-            more groups than layers.
+        ConfigError: a size is not positive, H is not a multiple of the heads, there are more
+            groups than layers, or over 4096 layers.
     """
 
     vocab_size: int = 30000
@@ -97,6 +99,11 @@ class AlbertConfig:
             raise ConfigError(
                 f"hidden_size {self.hidden_size} is not a multiple of num_heads "
                 f"{self.num_heads}; choose a number of heads that divides it"
+            )
+        if self.num_layers * self.num_inner_layers > _MAX_LAYERS:
+            raise ConfigError(
+                f"num_layers {self.num_layers} times num_inner_layers {self.num_inner_layers} is "
+                f"over {_MAX_LAYERS}: no ALBERT has so many"
             )
         if self.num_groups > self.num_layers:
             raise ConfigError(
@@ -212,8 +219,8 @@ def _check_field(name: str, value: object) -> None:
             raise ConfigError(f"{name} is {value!r}; it must be a whole number from {least}")
 
 
-def _read_activation(name: str) -> Activation:
-    if name not in _HF_ACTIVATIONS:
+def _read_activation(name: object) -> Activation:
+    if not isinstance(name, str) or name not in _HF_ACTIVATIONS:
         allowed = ", ".join(_HF_ACTIVATIONS)
         raise ConfigError(f"hidden_act is {name!r}; allowed are {allowed}")
     return _HF_ACTIVATIONS[name]

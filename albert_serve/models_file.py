@@ -19,10 +19,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from albert_serve.config import Precision
 from albert_serve.errors import ConfigError
+from albert_serve.files import read_small_file
 
 # Names that URLs, metric labels and log lines can contain without escaping.
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-_MOST_BYTES: Final = 1 << 20
+_MAX_BYTES: Final = 1 << 20
 
 ModelName = Annotated[str, Field(pattern=NAME_PATTERN)]
 
@@ -66,6 +67,17 @@ class ModelsFile(BaseModel):
         return self
 
 
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """PyYAML's safe loader, without lists of merges: nested ones grow without bound."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merge what `<<: *anchor` names, of which there may be one."""
+        for key, value in node.value:
+            if key.tag == "tag:yaml.org,2002:merge" and isinstance(value, yaml.SequenceNode):
+                raise yaml.YAMLError("<< with a list is not supported; name one anchor")
+        super().flatten_mapping(node)
+
+
 def read_models_file(file: Path) -> ModelsFile:
     """The models that a file lists, with their folders relative to nothing.
 
@@ -73,17 +85,16 @@ def read_models_file(file: Path) -> ModelsFile:
         ConfigError: it cannot be read, or is not such a file.
     """
     try:
-        with file.open(encoding="utf-8") as stream:
-            text = stream.read(_MOST_BYTES + 1)
-        if len(text) > _MOST_BYTES:
-            raise ConfigError(f"{file} is over {_MOST_BYTES} characters; is it the right file?")
-        read = ModelsFile.model_validate(yaml.safe_load(text))
+        text = read_small_file(file, _MAX_BYTES).decode()
+        read = ModelsFile.model_validate(yaml.load(text, _Loader))  # noqa: S506  # a SafeLoader
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the models in {file} cannot be read: {error}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
     except ValidationError as error:
         raise ConfigError(f"{file} lists no models: {_told(error)}") from error
+    except (ValueError, RecursionError) as error:  # numbers or nesting that no such file has
+        raise ConfigError(f"{file} lists no models: {error}") from error
     models = {
         name: entry.model_copy(update={"bundle": file.parent / entry.bundle})
         for name, entry in read.models.items()

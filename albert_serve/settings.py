@@ -6,28 +6,37 @@ Each is a variable `ALBERT_SERVE_<NAME>`; `Settings` has the list with defaults 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from albert_serve.errors import ConfigError
 from albert_serve.models_file import read_models_file
 
+_PREFIX: Final = "ALBERT_SERVE_"
 BUNDLE_VARIABLE: Final = "ALBERT_SERVE_BUNDLE"
 MODELS_VARIABLE: Final = "ALBERT_SERVE_MODELS"
 DEFAULT_VARIABLE: Final = "ALBERT_SERVE_DEFAULT_MODEL"
 CACHE_VARIABLE: Final = "ALBERT_SERVE_CACHE"
-_WORKERS: Final = "ALBERT_SERVE_WORKERS"
 _API_KEYS: Final = "ALBERT_SERVE_API_KEYS"
 _API_KEYS_FILE: Final = "ALBERT_SERVE_API_KEYS_FILE"
-_GUARD: Final = "ALBERT_SERVE_GUARD"
-_CORS_ORIGINS: Final = "ALBERT_SERVE_CORS_ORIGINS"
 _ORIGIN: Final = re.compile(r"https?://[^/\s?#@]+")
 # BentoML's timeout is 60 s (service.py); ours must be shorter, because it replies with a reason.
 _LONGEST_DEADLINE_S: Final = 55.0
+# The addresses of services that Kubernetes gives to every container; a service named
+# `albert-serve` makes ALBERT_SERVE_PORT=tcp://10.0.0.1:80.
+_KUBERNETES: Final = re.compile(
+    r"ALBERT_SERVE_(\w+_)?(SERVICE_HOST=|SERVICE_PORT(_\w+)?=|PORT(_\w+)?=(tcp|udp|sctp)://"
+    r"|PORT_\d+_(TCP|UDP|SCTP)_(PROTO|PORT|ADDR)=).*"
+)
 
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -73,9 +82,46 @@ class RuntimeOptions:
         return self.num_threads or num_usable_cpus()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """The settings of a deployment.
+def _split(value: object) -> object:
+    """Return comma-separated values as a tuple, without duplicates."""
+    if not isinstance(value, str):
+        return value
+    parts = (part.strip() for part in value.split(","))
+    return tuple(dict.fromkeys(part for part in parts if part))
+
+
+def _check_set(value: object) -> object:
+    """Refuse a variable of keys that holds none: the service would be open to everyone."""
+    if isinstance(value, str) and not value.strip(", "):
+        raise ValueError(
+            "is set, but empty; put into it what it is for, or unset it: without keys the service "
+            "is open to everyone who reaches it"
+        )
+    return value
+
+
+def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ValueError(
+                f"holds {origin!r}; an origin is like https://app.example.com, without a path, "
+                "or * for all"
+            )
+    return origins
+
+
+def _cache_folder() -> Path | None:
+    """Return the user's cache folder; None without a home folder."""
+    if folder := os.environ.get("XDG_CACHE_HOME", "").strip():
+        return Path(folder) / "albert-serve"
+    try:
+        return Path.home() / ".cache/albert-serve"
+    except RuntimeError:
+        return None
+
+
+class Settings(BaseSettings):
+    """The settings of a deployment; those that are not given come from the environment.
 
     Attributes:
         bundle: BUNDLE, the folder to serve; by default the one that ships in `models/`.
@@ -108,35 +154,43 @@ class Settings:
         log_format: LOG_FORMAT, text or json.
     """
 
-    bundle: Path | None
+    model_config = SettingsConfigDict(
+        env_prefix=_PREFIX,
+        case_sensitive=True,
+        hide_input_in_errors=True,  # they may be keys
+        frozen=True,
+        extra="forbid",
+        validate_by_name=True,
+        validate_by_alias=True,
+    )
+
+    bundle: Path | None = None
     models: Path | None = None
     default_model: str | None = None
-    num_workers: int = 1
-    num_threads: int | None = None
+    num_workers: int = Field(1, ge=1, le=256, validation_alias="ALBERT_SERVE_WORKERS")
+    num_threads: int | None = Field(None, ge=1, le=1024, validation_alias="ALBERT_SERVE_THREADS")
     device: Device = "auto"
-    prepack: Literal["auto"] | Prepack = "auto"
+    prepack: Literal["auto", "memory", "cache", "none"] = "auto"
     spinning: Literal["auto", "on", "off"] = "auto"
-    cache_folder: Path | None = None
-    max_batch_tokens: int | None = None
-    max_queue_tokens: int = 131_072
-    max_wait_s: float = 0.5
-    deadline_s: float = 30.0
-    max_body_bytes: int = 4_194_304
-    max_items: int = 1024
-    drain_grace_s: float = 0.0
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    api_keys_file: Path | None = None
-    guard: tuple[Surface, ...] = get_args(Surface)
-    cors_origins: tuple[str, ...] = ()
+    cache_folder: Path | None = Field(
+        default_factory=_cache_folder, validation_alias=CACHE_VARIABLE
+    )
+    max_batch_tokens: int | None = Field(None, ge=1, le=1 << 24)
+    max_queue_tokens: int = Field(131_072, ge=1, le=1 << 30)
+    max_wait_s: float = Field(0.5, ge=0.05, le=_LONGEST_DEADLINE_S)
+    deadline_s: float = Field(30.0, ge=0.05, le=_LONGEST_DEADLINE_S)
+    max_body_bytes: int = Field(4_194_304, ge=1, le=1 << 30)
+    max_items: int = Field(1024, ge=1, le=1 << 16)
+    drain_grace_s: float = Field(0.0, ge=0, le=600)
+    api_keys: Annotated[
+        tuple[str, ...], NoDecode, BeforeValidator(_split), BeforeValidator(_check_set)
+    ] = Field((), repr=False)
+    api_keys_file: Annotated[Path | None, BeforeValidator(_check_set)] = None
+    guard: Annotated[tuple[Surface, ...], NoDecode, BeforeValidator(_split)] = get_args(Surface)
+    cors_origins: Annotated[
+        tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_origins)
+    ] = ()
     log_format: Literal["text", "json"] = "text"
-
-    @property
-    def job_runtime(self) -> RuntimeOptions:
-        """The runtime options of batch scoring: alone on the machine, in parallel sessions."""
-        prepack = self.prepack
-        if prepack == "auto":
-            prepack = "cache" if self.cache_folder else "memory"
-        return replace(self, num_workers=1, prepack=prepack).runtime
 
     @classmethod
     def from_environment(cls, options: Mapping[str, str] | None = None) -> Settings:
@@ -146,31 +200,49 @@ class Settings:
             options: values that go before the environment's, by variable.
 
         Raises:
-            ConfigError: a value is not one that its variable takes, a bundle and models are
-                named, or neither is and `models/` does not hold exactly one bundle.
+            ConfigError: a value is not one that its variable takes, there is no such variable, a
+                bundle and models are named, or neither is and `models/` does not hold exactly one
+                bundle.
         """
         source = {**os.environ, **(options or {})}
-        variables = {name: text.strip() for name, text in source.items() if text.strip()}
-        chosen = {
-            name: _read(variable, variables[variable], kind, least, most)
-            for variable, (name, kind, least, most) in _NUMBERS.items()
-            if variable in variables
+        _check_names(source)
+        values: dict[str, Any] = {
+            field: source[variable] for variable, field in VARIABLES.items() if variable in source
         }
-        chosen |= {
-            name: _choose(variable, variables[variable], allowed)
-            for variable, (name, allowed) in _CHOICES.items()
-            if variable in variables
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise ConfigError("; ".join(map(_describe, error.errors()))) from error
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Leave out what is empty, and settle the bundle or the models."""
+        values = {
+            name: value.strip() if isinstance(value, str) else value
+            for name, value in values.items()
         }
-        sources = _sources(variables)
-        if sources["models"] is not None and "num_workers" not in chosen:
-            chosen["num_workers"] = _listed_workers(sources["models"])
-        return cls(
-            **sources,
-            default_model=variables.get(DEFAULT_VARIABLE),
-            cache_folder=_cache_folder(variables),
-            **_access(variables),
-            **chosen,
-        )
+        values = {name: value for name, value in values.items() if value != "" or "keys" in name}
+        bundle, models = values.get("bundle"), values.get("models")
+        if bundle and models:
+            raise ConfigError(f"{BUNDLE_VARIABLE} and {MODELS_VARIABLE} are set; set one of them")
+        if not bundle and not models:
+            values["bundle"] = shipped_bundle()
+        if models and not {"num_workers", f"{_PREFIX}WORKERS"} & values.keys():
+            values["num_workers"] = _listed_workers(Path(models))
+        if "guard" in values and not {"api_keys", "api_keys_file"} & values.keys():
+            raise ConfigError(
+                f"{_PREFIX}GUARD is set, but there is no key; set {_API_KEYS} or {_API_KEYS_FILE}"
+            )
+        return values
+
+    @property
+    def job_runtime(self) -> RuntimeOptions:
+        """The runtime options of batch scoring: alone on the machine, in parallel sessions."""
+        prepack = self.prepack
+        if prepack == "auto":
+            prepack = "cache" if self.cache_folder else "memory"
+        return self.model_copy(update={"num_workers": 1, "prepack": prepack}).runtime
 
     @property
     def has_keys(self) -> bool:
@@ -198,30 +270,67 @@ class Settings:
 
     def environment(self) -> dict[str, str]:
         """Return this process's environment with these settings, for a child process."""
-        numbers = {
-            variable: str(value)
-            for variable, (name, *_) in _NUMBERS.items()
-            if (value := getattr(self, name)) is not None
-        }
         # Disables BentoML's usage reports, unless the variable is set.
         quiet = {"BENTOML_DO_NOT_TRACK": "True"}
-        choices = {variable: str(getattr(self, name)) for variable, (name, _) in _CHOICES.items()}
-        # Absolute, but links are not resolved: their targets may change before a reload.
-        folders = {
-            variable: os.path.abspath(folder) if folder else ""
-            for variable, folder in ((BUNDLE_VARIABLE, self.bundle), (MODELS_VARIABLE, self.models))
-        }
-        if self.cache_folder is not None:
-            folders[CACHE_VARIABLE] = str(self.cache_folder.absolute())
-        return {**quiet, **os.environ, **numbers, **choices, **folders, **self._access()}
+        inherited = {name: text for name, text in os.environ.items() if name not in VARIABLES}
+        chosen = {name: _text(getattr(self, field)) for name, field in VARIABLES.items()}
+        if not self.has_keys:
+            del chosen[f"{_PREFIX}GUARD"]
+        return {**quiet, **inherited, **{name: text for name, text in chosen.items() if text}}
 
-    def _access(self) -> dict[str, str]:
-        access = {_CORS_ORIGINS: ",".join(self.cors_origins)}
-        if self.has_keys:
-            access |= {_API_KEYS: ",".join(self.api_keys), _GUARD: ",".join(self.guard)}
-        if self.api_keys_file is not None:
-            access[_API_KEYS_FILE] = str(self.api_keys_file.absolute())
-        return access
+
+def _text(value: object) -> str:
+    """Return a setting as its variable has it; empty if it is None."""
+    if isinstance(value, Path):
+        return os.path.abspath(value)  # links are not resolved: their targets may change
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return "" if value is None else str(value)
+
+
+# Variable -> field.
+VARIABLES: Final = {
+    str(field.validation_alias or f"{_PREFIX}{name.upper()}"): name
+    for name, field in Settings.model_fields.items()
+}
+
+
+def _check_names(variables: Mapping[str, str]) -> None:
+    """Refuse variables with our prefix that are no settings: a misspelt one would go unnoticed."""
+    for name, value in variables.items():
+        if not name.startswith(_PREFIX) or name in VARIABLES:
+            continue
+        if not _KUBERNETES.fullmatch(f"{name}={value}"):
+            near = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.8)
+            hint = f"did you mean {near[0]}?" if near else "unset it; docs/settings.md lists them"
+            raise ConfigError(f"{name} is set, but there is no such setting; {hint}")
+
+
+def _describe(error: ErrorDetails) -> str:
+    """Return a fault of a variable in one sentence: what it is, and what it may be."""
+    reason = error.get("ctx", {}).get("error")
+    if not error["loc"]:
+        return str(reason or error["msg"])
+    location = str(error["loc"][0])
+    name = VARIABLES.get(location, location)
+    field = Settings.model_fields[name]
+    variable = str(field.validation_alias or f"{_PREFIX}{name.upper()}")
+    if reason is not None:
+        return f"{variable} {reason}"
+    if error["type"] == "literal_error":
+        allowed = error["ctx"]["expected"].replace(" or ", ", ").replace("'", "")
+        return f"{variable} is {error['input']!r}; allowed are {allowed}"
+    bounds = {
+        key: getattr(one, key)
+        for one in field.metadata
+        for key in ("ge", "le")
+        if hasattr(one, key)
+    }
+    what = "a number of seconds" if variable.endswith("_S") else "a whole number"
+    return (
+        f"{variable} is {error['input']!r}; it must be {what} from {bounds['ge']:.16g} to "
+        f"{bounds['le']:.16g}"
+    )
 
 
 def shipped_bundle(models: Path | None = None) -> Path:
@@ -254,101 +363,12 @@ def num_usable_cpus() -> int:
 
 
 def num_workers() -> int:
-    """Return the number of workers, which BentoML reads at import; 1 if it is invalid."""
+    """Return the number of workers, which BentoML reads at import; 1 if a setting is invalid."""
     with contextlib.suppress(ConfigError):
-        if text := os.environ.get(_WORKERS):
-            return int(_read(_WORKERS, text, *_NUMBERS[_WORKERS][1:]))
-        if file := os.environ.get(MODELS_VARIABLE):
-            return _listed_workers(Path(file))
+        return Settings.from_environment().num_workers
     return 1
 
 
 def _listed_workers(models: Path) -> int:
     """Return the workers of a models file; 1 for a folder."""
     return 1 if models.is_dir() else read_models_file(models).workers or 1
-
-
-def _sources(variables: Mapping[str, str]) -> dict[str, Any]:
-    bundle, models = variables.get(BUNDLE_VARIABLE), variables.get(MODELS_VARIABLE)
-    if bundle and models:
-        raise ConfigError(f"{BUNDLE_VARIABLE} and {MODELS_VARIABLE} are set; set one of them")
-    if models:
-        return {"bundle": None, "models": Path(models)}
-    return {"bundle": Path(bundle) if bundle else shipped_bundle(), "models": None}
-
-
-def _cache_folder(variables: Mapping[str, str]) -> Path | None:
-    """Return the user's cache folder; None without a home folder."""
-    if CACHE_VARIABLE in variables:
-        return Path(variables[CACHE_VARIABLE])
-    if "XDG_CACHE_HOME" in variables:
-        return Path(variables["XDG_CACHE_HOME"]) / "albert-serve"
-    try:
-        return Path.home() / ".cache/albert-serve"
-    except RuntimeError:
-        return None
-
-
-def _access(variables: Mapping[str, str]) -> dict[str, Any]:
-    keys, file = _listed(variables, _API_KEYS), variables.get(_API_KEYS_FILE)
-    chosen: dict[str, Any] = {"api_keys": keys, "cors_origins": _listed(variables, _CORS_ORIGINS)}
-    for origin in chosen["cors_origins"]:
-        if origin != "*" and not _ORIGIN.fullmatch(origin):
-            raise ConfigError(
-                f"{_CORS_ORIGINS} holds {origin!r}; an origin is like https://app.example.com, "
-                "without a path, or * for all"
-            )
-    if file:
-        chosen["api_keys_file"] = Path(file)
-    if _GUARD in variables:
-        if not keys and not file:
-            raise ConfigError(
-                f"{_GUARD} is set, but there is no key; set {_API_KEYS} or {_API_KEYS_FILE}"
-            )
-        names = _listed(variables, _GUARD)
-        chosen["guard"] = tuple(_choose(_GUARD, name, get_args(Surface)) for name in names)
-    return chosen
-
-
-def _listed(variables: Mapping[str, str], variable: str) -> tuple[str, ...]:
-    """Return a variable's comma-separated values, without duplicates."""
-    parts = (part.strip() for part in variables.get(variable, "").split(","))
-    return tuple(dict.fromkeys(part for part in parts if part))
-
-
-def _choose(name: str, text: str, allowed: tuple[str, ...]) -> str:
-    if text not in allowed:
-        raise ConfigError(f"{name} is {text!r}; allowed are {', '.join(allowed)}")
-    return text
-
-
-def _read(name: str, text: str, kind: type[int | float], least: float, most: float) -> Any:
-    try:
-        value = kind(text)
-    except ValueError:
-        value = None
-    if value is None or not least <= value <= most:
-        what = "a whole number" if kind is int else "a number of seconds"
-        raise ConfigError(f"{name} is {text!r}; it must be {what} from {least:.16g} to {most:.16g}")
-    return value
-
-
-# Variable -> field, type, minimum and maximum.
-_NUMBERS: Final[dict[str, tuple[str, type[int | float], float, float]]] = {
-    _WORKERS: ("num_workers", int, 1, 256),
-    "ALBERT_SERVE_THREADS": ("num_threads", int, 1, 1024),
-    "ALBERT_SERVE_MAX_BATCH_TOKENS": ("max_batch_tokens", int, 1, 1 << 24),
-    "ALBERT_SERVE_MAX_QUEUE_TOKENS": ("max_queue_tokens", int, 1, 1 << 30),
-    "ALBERT_SERVE_MAX_WAIT_S": ("max_wait_s", float, 0.05, _LONGEST_DEADLINE_S),
-    "ALBERT_SERVE_DEADLINE_S": ("deadline_s", float, 0.05, _LONGEST_DEADLINE_S),
-    "ALBERT_SERVE_MAX_BODY_BYTES": ("max_body_bytes", int, 1, 1 << 30),
-    "ALBERT_SERVE_MAX_ITEMS": ("max_items", int, 1, 1 << 16),
-    "ALBERT_SERVE_DRAIN_GRACE_S": ("drain_grace_s", float, 0, 600),
-}
-# Variable -> field, and its allowed values.
-_CHOICES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
-    "ALBERT_SERVE_DEVICE": ("device", get_args(Device)),
-    "ALBERT_SERVE_PREPACK": ("prepack", ("auto", *get_args(Prepack))),
-    "ALBERT_SERVE_SPINNING": ("spinning", ("auto", "on", "off")),
-    "ALBERT_SERVE_LOG_FORMAT": ("log_format", ("text", "json")),
-}

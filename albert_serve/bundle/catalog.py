@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from albert_serve.config import Precision
 from albert_serve.errors import BundleError, ConfigError
 from albert_serve.models_file import NAME_PATTERN, read_models_file
 from albert_serve.settings import Settings
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +70,29 @@ class Catalogue:
         preferred = self.preferred if self.preferred in self.specs else None
         return self.chosen or preferred or next(iter(self.specs))
 
+    def default_among(self, names: Collection[str]) -> str:
+        """Return the default model, or the first one if the default is not among `names`."""
+        if self.default in names:
+            return self.default
+        return next(name for name in self.specs if name in names)
+
+    def open_bundles(self) -> tuple[dict[str, Bundle], dict[str, Exception]]:
+        """Return the bundles that can be opened, and the errors of the others, by name."""
+        bundles: dict[str, Bundle] = {}
+        errors: dict[str, Exception] = {}
+        for name, spec in self.specs.items():
+            try:
+                bundles[name] = spec.open_bundle()
+            except Exception as error:  # noqa: BLE001  # whatever it is, the others are served
+                errors[name] = error
+        return bundles, errors
+
+    def check_any(self, errors: Mapping[str, Exception]) -> None:
+        """Raise a ConfigError if all models have errors, with the reason of each."""
+        if len(errors) == len(self.specs):
+            reasons = (" ".join(f"{error or repr(error)}".split()) for error in errors.values())
+            raise ConfigError("; ".join(reasons)) from next(iter(errors.values()))
+
 
 def read_catalogue(settings: Settings) -> Catalogue:
     """Read the models that the settings name.
@@ -103,12 +129,14 @@ def _read_folder(folder: Path) -> list[ModelSpec]:
             f"{folder} holds no folder of a bundle; is it a bundle itself? "
             "Then give it as --bundle, or ALBERT_SERVE_BUNDLE"
         )
+    named = [bundle for bundle in bundles if re.fullmatch(NAME_PATTERN, bundle.name)]
     for bundle in bundles:
-        if not re.fullmatch(NAME_PATTERN, bundle.name):
-            raise ConfigError(
-                f"{bundle} cannot be a model's name; allowed are up to 64 of A-Z a-z 0-9 . _ -"
-            )
-    return [ModelSpec(name=bundle.name, bundle=bundle) for bundle in bundles]
+        if bundle not in named:
+            reason = f"{bundle} cannot be a model's name; allowed are up to 64 of A-Z a-z 0-9 . _ -"
+            if not named:
+                raise ConfigError(reason)
+            _logger.error("a bundle is not served: %s", reason)
+    return [ModelSpec(name=bundle.name, bundle=bundle) for bundle in named]
 
 
 def _catalogue(specs: list[ModelSpec], settings: Settings, chosen: str | None = None) -> Catalogue:

@@ -10,7 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -26,11 +26,14 @@ from albert_serve.bundle.weights import TaskName, check_shapes, expected_shapes,
 from albert_serve.config import AlbertConfig
 from albert_serve.config import Precision as Precision
 from albert_serve.errors import BundleCorruptError, BundleError, BundleMissingError, ConfigError
-from albert_serve.files import sha256_of
+from albert_serve.files import read_small_file, sha256_of
 
 FORMAT_VERSION: Final = 2
 READABLE_VERSIONS: Final = (2,)
 
+_MAX_MANIFEST_BYTES: Final = 16 << 20
+_MAX_SHOWN_FAULTS: Final = 3
+_MAX_SHOWN_DEPTH: Final = 6
 MANIFEST_FILE: Final = "manifest.json"
 WEIGHTS_FILE: Final = "model.safetensors"
 TOKENIZER_FILE: Final = "tokenizer.json"
@@ -127,7 +130,7 @@ class Manifest(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     format_version: int = FORMAT_VERSION
-    config: dict[str, Any]
+    config: dict[str, JsonValue]
     tasks: dict[TaskName, TaskEntry]
     precision: Precision = "fp32"
     kept_fp32: list[Part] = Field(default_factory=list)
@@ -218,10 +221,12 @@ def read_manifest(folder: Path) -> Manifest:
     """
     file = folder / MANIFEST_FILE
     try:
-        content = json.loads(file.read_bytes())
-    except OSError as error:
+        content = json.loads(read_small_file(file, _MAX_MANIFEST_BYTES))
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise _missing(file) from error
-    except ValueError as error:
+    except OSError as error:
+        raise BundleMissingError(f"{file} cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:
         raise BundleCorruptError(
             f"{file} is not JSON ({error}); export the bundle again"
         ) from error
@@ -233,9 +238,22 @@ def read_manifest(folder: Path) -> Manifest:
             "Install the package's version that wrote it, or export the checkpoint again"
         )
     try:
-        return Manifest.model_validate(content)
+        manifest = Manifest.model_validate(content)
+        _ = manifest.revision  # it needs the whole manifest as JSON
     except ValidationError as error:
+        raise BundleCorruptError(f"{file} is no manifest: {_describe(error)}") from error
+    except ValueError as error:
         raise BundleCorruptError(f"{file} is no manifest: {error}") from error
+    return manifest
+
+
+def _describe(error: ValidationError) -> str:
+    """Return the location and text of the first faults, in one line."""
+    faults = error.errors(include_url=False, include_input=False)[:_MAX_SHOWN_FAULTS]
+    return "; ".join(
+        f"{'.'.join(str(key)[:64] for key in fault['loc'][:_MAX_SHOWN_DEPTH])}: {fault['msg']}"
+        for fault in faults
+    )
 
 
 def file_entry(file: Path) -> FileEntry:

@@ -24,6 +24,8 @@ Shape = tuple[int, ...]
 WORDS: Final = "albert.embeddings.word_embeddings.weight"
 # The suffix of the name of an int8 matrix's scales, one for each output.
 SCALE_SUFFIX: Final = "_scale"
+# As the safetensors library has it.
+_MAX_HEADER_BYTES: Final = 100_000_000
 
 _DTYPE_BYTES: Final[dict[str, int]] = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2,
@@ -66,6 +68,8 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     with file.open("rb") as stream:
         prefix = stream.read(8)
         header_size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
+        if header_size > _MAX_HEADER_BYTES:
+            raise _damaged(file, f"its header has {header_size} bytes")
         if header_size > size - 8:
             raise _damaged(file, f"it has {size} bytes, fewer than its header needs")
         header = stream.read(header_size)
@@ -76,7 +80,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
             for name, entry in entries.items()
             if name != "__metadata__"
         }
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _damaged(file, f"its header cannot be read ({error!r})") from error
     end = max((tensor.offset + tensor.num_bytes for tensor in tensors.values()), default=size)
     if end != size:

@@ -28,6 +28,8 @@ from albert_serve.api.schemas import (
     TargetsAnswer,
 )
 from albert_serve.client import requests
+from albert_serve.client.body import MAX_REPLY_BYTES, ReplyBody
+from albert_serve.client.deadlines import keep_deadlines, limited_to
 from albert_serve.client.requests import (
     Call,
     FillMaskOptions,
@@ -44,6 +46,7 @@ from albert_serve.client.requests import (
     TextT,
 )
 from albert_serve.client.transport import Exchange, Outcome, Received, Send, Server
+from albert_serve.errors import RequestError
 
 __all__ = ["AlbertClient", "AsyncAlbertClient"]
 
@@ -67,6 +70,7 @@ class AlbertClient:
         api_key: sent as a bearer token.
         timeout_s: the time limit of a call, with all its requests and waits.
         num_retries: the limit of retries of a request.
+        max_reply_bytes: the limit of a reply, decoded; one that is over it is not read to its end.
         http_client: used instead of a new one; it stays open when this client closes.
 
     Every method raises:
@@ -75,7 +79,7 @@ class AlbertClient:
         NotReadyError: the service cannot be reached, is starting, or is draining.
         DeadlineExceededError: there was no reply in time.
         RequestError: any other refusal, as the subclass that its status has; or a reply that is
-            not one of this service.
+            not one of this service, is too large, or has not one answer for each input.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class AlbertClient:
         api_key: str | None = None,
         timeout_s: float = _TIMEOUT_S,
         num_retries: int = _NUM_RETRIES,
+        max_reply_bytes: int = MAX_REPLY_BYTES,
         http_client: httpx.Client | None = None,
     ) -> None:
         self._server = Server.at(
@@ -94,9 +99,11 @@ class AlbertClient:
             api_key=api_key,
             timeout_s=timeout_s,
             num_retries=num_retries,
+            max_reply_bytes=max_reply_bytes,
         )
         self._exchange = Exchange(self._server)
         self._http = http_client or httpx.Client()
+        keep_deadlines(self._http)
         self._is_own = http_client is None
 
     def __enter__(self) -> Self:
@@ -261,22 +268,25 @@ class AlbertClient:
 
     def _perform(self, step: Send) -> Outcome:
         ends_s = time.monotonic() + step.timeout_s
-        chunks: list[bytes] = []
         try:
-            with self._http.stream(
-                step.call.method,
-                self._server.base_url + step.call.path,
-                json=step.call.body,
-                headers=self._server.headers,
-                timeout=step.timeout_s,
-            ) as response:
-                for chunk in response.iter_bytes():
-                    chunks.append(chunk)
+            with (
+                limited_to(step.timeout_s),
+                self._http.stream(
+                    step.call.method,
+                    self._server.base_url + step.call.path,
+                    json=step.call.body,
+                    headers=self._server.headers,
+                    timeout=step.timeout_s,
+                ) as response,
+            ):
+                body = self._server.body(response)
+                for chunk in () if response.is_stream_consumed else response.iter_raw():
+                    body.add(chunk)
                     if time.monotonic() > ends_s:
                         return httpx.ReadTimeout("the response did not end in time")
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, RequestError) as error:
             return error
-        return _received(response, b"".join(chunks))
+        return _received(response, body)
 
 
 class AsyncAlbertClient:
@@ -290,6 +300,7 @@ class AsyncAlbertClient:
         api_key: str | None = None,
         timeout_s: float = _TIMEOUT_S,
         num_retries: int = _NUM_RETRIES,
+        max_reply_bytes: int = MAX_REPLY_BYTES,
         http_client: httpx.AsyncClient | None = None,
     ) -> None:
         self._server = Server.at(
@@ -298,6 +309,7 @@ class AsyncAlbertClient:
             api_key=api_key,
             timeout_s=timeout_s,
             num_retries=num_retries,
+            max_reply_bytes=max_reply_bytes,
         )
         self._exchange = Exchange(self._server)
         self._http = http_client or httpx.AsyncClient()
@@ -467,25 +479,31 @@ class AsyncAlbertClient:
 
     async def _perform(self, step: Send) -> Outcome:
         try:
-            async with asyncio.timeout(step.timeout_s):
-                response = await self._http.request(
+            async with (
+                asyncio.timeout(step.timeout_s),
+                self._http.stream(
                     step.call.method,
                     self._server.base_url + step.call.path,
                     json=step.call.body,
                     headers=self._server.headers,
                     timeout=step.timeout_s,
-                )
+                ) as response,
+            ):
+                body = self._server.body(response)
+                if not response.is_stream_consumed:
+                    async for chunk in response.aiter_raw():
+                        body.add(chunk)
         except TimeoutError:
             return httpx.ReadTimeout("the response did not end in time")
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, RequestError) as error:
             return error
-        return _received(response, response.content)
+        return _received(response, body)
 
 
-def _received(response: httpx.Response, content: bytes) -> Received:
+def _received(response: httpx.Response, body: ReplyBody) -> Received:
     return Received(
         url=str(response.url),
         status=response.status_code,
         headers=response.headers,
-        content=content,
+        content=body.content,
     )

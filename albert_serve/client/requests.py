@@ -108,9 +108,14 @@ class Call(Generic[ReplyT]):
         return len(self._items) or 1
 
     @property
+    def has_list(self) -> bool:
+        """Whether it asks about a list, and so is answered with one."""
+        return isinstance((self.body or {}).get("inputs"), list)
+
+    @property
     def _items(self) -> list[Any]:
-        inputs = (self.body or {}).get("inputs")
-        return inputs if isinstance(inputs, list) else []
+        items: list[Any] = (self.body or {})["inputs"] if self.has_list else []
+        return items
 
     def parts(self, limits: InfoReply) -> list[Call[ReplyT]]:
         """Split the list into calls within the limits of items and bytes.
@@ -197,7 +202,13 @@ def text_classification(
     path = "/text-classification"
     if isinstance(inputs, list):
         return Call(method="POST", path=path, body=body, read=read)
-    return Call(method="POST", path=path, body=body, read=lambda content: read(content)[0])
+    return Call(method="POST", path=path, body=body, read=lambda content: _only(read(content)))
+
+
+def _only(answers: list[list[LabelScore]]) -> list[LabelScore]:
+    """Return the one answer of a list; a ValueError if there are others or none."""
+    [answer] = answers
+    return answer
 
 
 def question_answering(

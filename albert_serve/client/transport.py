@@ -28,6 +28,7 @@ from albert_serve.api.schemas import (
     InfoReply,
 )
 from albert_serve.client import requests
+from albert_serve.client.body import ACCEPTED_ENCODING, ReplyBody
 from albert_serve.client.requests import Call
 from albert_serve.errors import (
     BodyTooLargeError,
@@ -86,7 +87,7 @@ class Received:
 
 
 # The outcome of a step; None for a wait.
-Outcome: TypeAlias = Received | httpx.HTTPError | None
+Outcome: TypeAlias = Received | httpx.HTTPError | RequestError | None
 Conversation: TypeAlias = Generator[Send | Wait, Outcome, ReplyT]
 
 
@@ -97,12 +98,14 @@ class Server:
     Attributes:
         timeout_s: the time limit of a call, with all its retries, waits and parts.
         num_retries: the limit of retries of a request.
+        max_reply_bytes: the limit of a reply, decoded.
     """
 
     base_url: str
     headers: Mapping[str, str]
     timeout_s: float
     num_retries: int
+    max_reply_bytes: int
 
     @classmethod
     def at(
@@ -113,6 +116,7 @@ class Server:
         api_key: str | None,
         timeout_s: float,
         num_retries: int,
+        max_reply_bytes: int,
     ) -> Server:
         """Return the service at this address, or one model of it.
 
@@ -128,16 +132,29 @@ class Server:
             raise ConfigError(f"timeout_s is {timeout_s}; it must be over 0")
         if num_retries < 0:
             raise ConfigError(f"num_retries is {num_retries}; it must be 0 or more")
+        if max_reply_bytes < 1:
+            raise ConfigError(f"max_reply_bytes is {max_reply_bytes}; it must be 1 or more")
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise ConfigError("api_key holds characters that no header can have; is it whole?")
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        headers = {"Accept-Encoding": ACCEPTED_ENCODING}
+        if api_key:
+            headers["Authorization"] = f"Bearer {api_key}"
         path = "" if model is None else MODEL_PATH.format(model=quote(model, safe=""))
         return cls(
             base_url=base_url.rstrip("/") + path,
             headers=headers,
             timeout_s=timeout_s,
             num_retries=num_retries,
+            max_reply_bytes=max_reply_bytes,
         )
+
+    def body(self, response: httpx.Response) -> ReplyBody:
+        """Return the collector of a response's body.
+
+        Raises:
+            RequestError: the response has an encoding that was not asked for.
+        """
+        return ReplyBody(response, self.max_reply_bytes)
 
 
 def _host(url: str) -> str:
@@ -225,6 +242,8 @@ class Exchange:
     def _read(self, call: Call[ReplyT], outcome: Outcome, deadline: Deadline) -> ReplyT:
         if isinstance(outcome, Received):
             return read_response(call, outcome)
+        if isinstance(outcome, RequestError):
+            raise outcome
         if isinstance(outcome, httpx.TimeoutException):
             raise deadline.error() from outcome
         reason = str(outcome) or type(outcome).__name__
@@ -258,12 +277,18 @@ def read_response(call: Call[ReplyT], response: Received) -> ReplyT:
         raise _refusal(response)
     _log_warnings(response)
     try:
-        return call.read(response.content)
-    except (ValidationError, LookupError) as error:
+        answer = call.read(response.content)
+    except ValueError as error:  # a ValidationError is one
         raise RequestError(
             f"{response.url} replied with something that is not an answer of {call.path}; "
             f"is it an albert-serve of this version? It begins {response.beginning}"
         ) from error
+    if call.has_list and len(cast("list[Any]", answer)) != call.num_items:
+        raise RequestError(
+            f"{response.url} replied to {call.num_items} inputs with "
+            f"{len(cast('list[Any]', answer))} answers; is it an albert-serve of this version?"
+        )
+    return answer
 
 
 def _refusal(response: Received) -> RequestError:

@@ -12,6 +12,8 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from albert_serve.runtime.time_limit import run_options
+
 Ints = NDArray[np.int64]
 
 # S of a bucket is a multiple of this; B is a power of two.
@@ -77,7 +79,7 @@ class CpuEncoder:
         for name, array in batch.feed().items():
             binding.bind_cpu_input(name, array)
         binding.bind_output("hidden_states")
-        options = ort.RunOptions()
+        options = run_options()
         if self.kept_tokens is not None and batch.ids.size > self.kept_tokens:
             options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         self.session.run_with_iobinding(binding, options)
@@ -133,7 +135,7 @@ class BucketedEncoder:
         for name, value in inputs.items():
             binding.bind_ortvalue_input(name, value)
         binding.bind_ortvalue_output("hidden_states", hidden)
-        options = ort.RunOptions()
+        options = run_options()
         options.add_run_config_entry("gpu_graph_id", str(len(self._buckets) + 1))
         bucket = _Bucket(inputs=inputs, binding=binding, options=options)
         self._buckets[shape] = bucket

@@ -31,6 +31,7 @@ from albert_serve.runtime.ort import (
     open_session,
     return_free_memory,
 )
+from albert_serve.runtime.time_limit import run_options, time_limit
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks.base import EncoderInput, Logits
 from albert_serve.tasks.grouping import group_by_length
@@ -38,6 +39,7 @@ from albert_serve.tasks.grouping import group_by_length
 # The overhead of an encoder call, as tokens of compute (docs/decisions.md).
 _CALL_COST_TOKENS: Final = {"cpu": 16, "cuda": 1024}
 _WARM_UP_TOKENS: Final = 32
+_WARM_UP_LIMIT_S: Final = 120.0
 
 
 _LOG: Final = logging.getLogger(__name__)
@@ -149,13 +151,25 @@ class Engine:
         """Run every task once, so that the first request does not pay for lazy initialisation.
 
         Raises:
-            EngineError: a graph cannot be run.
+            EngineError: a graph cannot be run, or does not end.
         """
         num_tokens = min(_WARM_UP_TOKENS, self.config.max_positions)
         ids = [self.config.cls_id] * num_tokens
-        self.run(
-            [EncoderInput(ids=ids, types=[0] * num_tokens, task=t, rows=[0]) for t in self.tasks]
-        )
+        with time_limit(_WARM_UP_LIMIT_S) as limit:
+            try:
+                self.run(
+                    [
+                        EncoderInput(ids=ids, types=[0] * num_tokens, task=task, rows=[0])
+                        for task in self.tasks
+                    ]
+                )
+            except EngineError as error:
+                if not limit.is_over:
+                    raise
+                raise EngineError(
+                    f"{num_tokens} tokens were not answered within {_WARM_UP_LIMIT_S:g} s; do the "
+                    "graphs come from `python -m export`?"
+                ) from error
 
     def _run_groups(
         self, inputs: Sequence[EncoderInput], groups: Sequence[Sequence[int]]
@@ -223,7 +237,7 @@ def _apply(
         binding.bind_ortvalue_input("hidden_states", hidden_BSH)
         binding.bind_cpu_input("rows", rows_R)
         binding.bind_output("logits")
-        head.run_with_iobinding(binding)
+        head.run_with_iobinding(binding, run_options())
         logits_RK: NDArray[np.float32] = binding.get_outputs()[0].numpy()
     except Exception as error:
         raise EngineError(f"the runtime failed on {len(rows_R)} rows of {task}: {error}") from error

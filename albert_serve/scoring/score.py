@@ -4,13 +4,14 @@ A row is `{"inputs": ..., "parameters": {...}}` as the endpoint takes it, or the
 `{"text"}`, `{"text", "text_pair"}`, `{"question", "context"}`, `{"sentences"}`; an `"id"` is copied
 to the result, other columns are ignored. A result is `{"id", "output"}`, with `"warnings"` and
 `"truncated_tokens"` if there are any, or `{"id", "error", "error_type"}`: a bad row never stops the
-job. Files ending in `.gz` or `.xz` are compressed. The output has a temporary name until it is
-complete.
+job. Files ending in `.gz` or `.xz` are compressed. A regular file as output has a temporary name
+until it is complete; a pipe or a device is written to at once.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +24,13 @@ from pydantic_core import to_jsonable_python
 from tqdm import tqdm
 
 from albert_serve.api.schemas import TaskRequest, describe
-from albert_serve.errors import AlbertServeError, InvalidInputError, MalformedRequestError
-from albert_serve.scoring.jsonl import read_lines, write_atomically
+from albert_serve.errors import (
+    AlbertServeError,
+    BodyTooLargeError,
+    InvalidInputError,
+    MalformedRequestError,
+)
+from albert_serve.scoring.jsonl import MAX_LINE_BYTES, read_lines, write_lines
 from albert_serve.tasks import (
     TASKS,
     AnyTask,
@@ -53,11 +59,16 @@ _FIELDS: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreSummary:
-    """The result of a job."""
+    """The result of a job.
+
+    Attributes:
+        first_error: the message of the first row with an error.
+    """
 
     num_rows: int
     num_errors: int
     duration_s: float
+    first_error: str | None = None
 
     def __str__(self) -> str:
         rate = self.num_rows / self.duration_s if self.duration_s else 0.0
@@ -84,31 +95,40 @@ def score_file(
         task: its name, such as "fill-mask".
         setup: the model's tokenizer and labels.
         source: JSONL, one row a line.
-        output: JSONL; replaced if it exists.
+        output: JSONL; a regular file is replaced, a pipe or a device is written to.
         parameters: the task's, for all rows; a row's own take precedence.
         num_window_rows: rows that are read ahead, so that those of like lengths run together.
 
     Raises:
         NotFoundError: there is no such task.
-        InvalidInputError: a parameter is wrong, or `source` is damaged, or is `output`.
+        InvalidInputError: a parameter is wrong, or `source` is damaged, of another format, or is
+            `output`.
         OSError: a file cannot be read or written.
     """
-    if output.exists() and output.samefile(source):
+    if output.is_file() and output.samefile(source):
         raise InvalidInputError(f"{output} is also the input; name another output")
     opened = open_task(task, setup)
     reader = _RowReader(task=task, opened=opened, parameters=_checked(task, parameters or {}))
     started_s = time.monotonic()
     num_rows = num_errors = 0
-    with write_atomically(output) as stream, tqdm(unit=" rows", desc=task, disable=None) as bar:
+    first_error: str | None = None
+    with write_lines(output) as stream, tqdm(unit=" rows", desc=task, disable=None) as bar:
         rows = (reader.read(number, line) for number, line in read_lines(source))
         while window := list(islice(rows, num_window_rows)):
             _answer(engine, window)
             stream.writelines(row.to_json() + "\n" for row in window)
+            errors = [str(row.error) for row in window if row.error is not None]
+            first_error = first_error or next(iter(errors), None)
             num_rows += len(window)
-            num_errors += sum(row.error is not None for row in window)
+            num_errors += len(errors)
             bar.update(len(window))
     duration_s = time.monotonic() - started_s
-    return ScoreSummary(num_rows=num_rows, num_errors=num_errors, duration_s=duration_s)
+    return ScoreSummary(
+        num_rows=num_rows,
+        num_errors=num_errors,
+        duration_s=duration_s,
+        first_error=first_error,
+    )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -129,7 +149,7 @@ class _Row:
             answers = [self.answers[number] for number in range(len(self.items))]
             result["output"] = to_jsonable_python(answers if self.is_list else answers[0])
             result |= self._notes()
-        return json.dumps(result, ensure_ascii=False)
+        return json.dumps(result, ensure_ascii=False, allow_nan=False)
 
     def _notes(self) -> dict[str, Any]:
         warnings = [warning for item in self.items for warning in item.warnings]
@@ -146,7 +166,7 @@ class _RowReader:
     opened: AnyTask
     parameters: dict[str, Any]
 
-    def read(self, number: int, line: bytes) -> _Row:
+    def read(self, number: int, line: bytes | None) -> _Row:
         row = _Row(passed={})
         try:
             fields = _parse(number, line)
@@ -188,9 +208,13 @@ def _checked(task: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     return checked.model_dump(exclude_unset=True)
 
 
-def _parse(number: int, line: bytes) -> dict[str, Any]:
+def _parse(number: int, line: bytes | None) -> dict[str, Any]:
+    if line is None:
+        raise BodyTooLargeError(
+            f"line {number} has more than {MAX_LINE_BYTES} bytes; make several rows of it"
+        )
     try:
-        fields = json.loads(line, parse_constant=_refuse)
+        fields = json.loads(line, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise MalformedRequestError(f"line {number} is not JSON: {error}") from error
     if not isinstance(fields, dict):
@@ -200,6 +224,13 @@ def _parse(number: int, line: bytes) -> dict[str, Any]:
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]} is out of the range of numbers")
+    return number
 
 
 def _answer(engine: Runner, rows: Sequence[_Row]) -> None:

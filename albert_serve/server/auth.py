@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from albert_serve.api.schemas import TRUNCATED_HEADER, WARNINGS_HEADER
 from albert_serve.errors import ConfigError, UnauthorizedError
+from albert_serve.files import read_small_file
 from albert_serve.server.error_replies import REQUEST_ID_HEADER, error_response
 from albert_serve.server.surfaces import surface_of
 from albert_serve.settings import Settings, Surface
@@ -156,12 +157,9 @@ def _hashes(keys: Sequence[str], source: str) -> list[bytes]:
 
 def _read_file(file: Path) -> list[bytes]:
     try:
-        with file.open(encoding="utf-8") as opened:
-            text = opened.read(_MAX_FILE_BYTES + 1)
+        text = read_small_file(file, _MAX_FILE_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the file of API keys, {file}, cannot be read: {error}") from error
-    if len(text) > _MAX_FILE_BYTES:
-        raise ConfigError(f"the file of API keys, {file}, is over {_MAX_FILE_BYTES} characters")
     lines = [line.strip() for line in text.splitlines()]
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:

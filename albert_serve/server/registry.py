@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
+
+from prometheus_client import CollectorRegistry
 
 from albert_serve.api.schemas import MODELS_PATH
 from albert_serve.batching.batcher import Batcher
 from albert_serve.bundle.catalog import Catalogue, ModelSpec, read_catalogue
 from albert_serve.bundle.manifest import TOKENIZER_FILE, WEIGHTS_FILE, Bundle
-from albert_serve.errors import AlbertServeError, ConfigError, NotFoundError
+from albert_serve.errors import ConfigError, NotFoundError
 from albert_serve.runtime.encoder_pool import EncoderPool
 from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import return_free_memory
@@ -64,18 +66,15 @@ class Models:
 
     @classmethod
     def load(cls, settings: Settings, metrics: Metrics) -> Models:
-        """Open and warm up every model that the settings name.
+        """Open and warm up the models that the settings name; the log says which cannot be.
 
         Raises:
-            AlbertServeError: one cannot be opened or run.
+            ConfigError: none can be opened and run.
         """
         models = cls(settings, metrics)
         catalogue = read_catalogue(settings)
-        bundles = {name: spec.open_bundle() for name, spec in catalogue.specs.items()}
-        options = _options(settings, catalogue, bundles)
-        for name, spec in catalogue.specs.items():
-            models._loaded[name] = models._load(spec, bundles[name], options[name])
-        models._default = catalogue.default
+        models._loaded = {loaded.spec.name: loaded for loaded in models._load_each(catalogue)}
+        models._default = catalogue.default_among(models._loaded)
         return models
 
     def start(self) -> None:
@@ -147,16 +146,32 @@ class Models:
         self.accepting = False
         await asyncio.gather(*(hosted.close() for hosted in self._hosted.values()), *self._closing)
 
+    def _load_each(self, catalogue: Catalogue) -> Iterator[_Loaded]:
+        """Yield each model of the catalogue that can be opened and run.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        bundles, errors = catalogue.open_bundles()
+        options = _options(self.settings, catalogue, bundles) if bundles else {}
+        for name, bundle in bundles.items():
+            try:
+                loaded = self._load(catalogue.specs[name], bundle, options[name])
+            except Exception as error:  # noqa: BLE001  # whatever it is, the others are served
+                errors[name] = error
+            else:
+                yield loaded
+                del loaded  # the caller may want one at a time in memory
+        catalogue.check_any(errors)
+        for name, failure in errors.items():
+            _logger.error("model %s was not loaded, it is not served: %s", name, failure)
+
     def _open_bundles(self, catalogue: Catalogue) -> tuple[dict[str, Bundle], dict[str, Bundle]]:
         """Return the bundles that open, and the loaded bundles of models that do not."""
-        bundles, kept = {}, {}
-        for name, spec in catalogue.specs.items():
-            try:
-                bundles[name] = spec.open_bundle()
-            except AlbertServeError as error:
-                self._reject(name, error)
-                if name in self._loaded:
-                    kept[name] = self._loaded[name].bundle
+        bundles, errors = catalogue.open_bundles()
+        for name, error in errors.items():
+            self._reject(name, error)
+        kept = {name: self._loaded[name].bundle for name in errors if name in self._loaded}
         return bundles, kept
 
     async def _replace(self, spec: ModelSpec, bundle: Bundle, options: RuntimeOptions) -> None:
@@ -236,13 +251,15 @@ async def _close(hosted: HostedModel) -> None:
 
 
 def check_models(settings: Settings) -> str:
-    """Check that every configured bundle is present and intact.
+    """Check the configured bundles as workers do: each is opened, and answers something.
+
+    The log says which fail; the others are served.
 
     Returns:
         The name of the default model.
 
     Raises:
-        AlbertServeError: a bundle is missing or corrupt.
+        AlbertServeError: no bundle can be served, or there is no model of the default's name.
     """
     catalogue = read_catalogue(settings)
     preferred = settings.default_model
@@ -250,9 +267,17 @@ def check_models(settings: Settings) -> str:
         raise ConfigError(
             f"{DEFAULT_VARIABLE} is {preferred!r}; there are {', '.join(catalogue.specs)}"
         )
-    for spec in catalogue.specs.values():
-        spec.open_bundle()
-    return catalogue.default
+    # On the CPU, because a process keeps what it ever took of a device.
+    trial = Models(settings.model_copy(update={"device": "cpu"}), Metrics(CollectorRegistry()))
+    names = []
+    for loaded in trial._load_each(catalogue):
+        names.append(loaded.spec.name)
+        del loaded
+    return_free_memory()
+    default = catalogue.default_among(names)
+    if default != catalogue.default:
+        _logger.error("the default model is %s, because %s fails", default, catalogue.default)
+    return default
 
 
 def _options(

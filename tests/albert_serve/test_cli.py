@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -16,7 +21,7 @@ import pytest
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.cli import main
 from albert_serve.server.greeting import greeting
-from tests.albert_serve.support import ROOT
+from tests.albert_serve.support import ROOT, free_port
 
 
 def test_every_request_in_the_greeting_is_answered(bundle_dir: Path, client: httpx.Client) -> None:
@@ -118,6 +123,68 @@ def test_score_answers_a_file(
 
 
 @pytest.mark.parametrize(
+    ("rows", "status"),
+    [
+        pytest.param([], 0, id="empty"),
+        pytest.param(["text,label", "a,b"], 1, id="none"),
+        pytest.param(["text,label", '{"text": "a [MASK]"}'], 0, id="one"),
+    ],
+)
+def test_score_fails_if_no_row_was_answered(
+    rows: list[str],
+    status: int,
+    bundle_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source, output = tmp_path / "in", tmp_path / "out.jsonl"
+    source.write_text("".join(f"{row}\n" for row in rows))
+    options = ["--task", "fill-mask", "--bundle", str(bundle_dir), "--threads", "1"]
+    assert main(["score", *options, str(source), str(output)]) == status
+    assert len(output.read_text().splitlines()) == len(rows)
+    if status:
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+        assert line.startswith(f"error: no row of {source} was answered; the first error: line 1 ")
+
+
+def test_rows_and_nothing_else_go_to_the_standard_output(bundle_dir: Path, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"id": 1, "text": "a [MASK]"}\n')
+    command = ["score", "--task", "fill-mask", "--bundle", str(bundle_dir), "--threads", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "albert_serve", *command, str(source), "/dev/stdout"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout)["id"] == 1
+    assert "/dev/stdout: 1 rows, 0 with errors" in done.stderr
+
+
+def test_an_interrupt_is_one_line_and_status_130(bundle_dir: Path, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    os.mkfifo(source)
+    command = ["score", "--task", "fill-mask", "--bundle", str(bundle_dir), "--threads", "1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "albert_serve", *command, str(source), str(tmp_path / "out.jsonl")],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process, source.open("w") as rows:  # it is open for reading: the job has begun
+        rows.write('{"text": "a [MASK]"}\n')
+        rows.flush()
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in told
+    assert told.splitlines()[-1] == "interrupted"
+    assert list(tmp_path.iterdir()) == [source]
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         pytest.param(["info", "nowhere"], "nowhere/manifest.json is not there", id="bundle"),
@@ -163,6 +230,7 @@ def test_an_error_is_one_line_and_status_1(
     "arguments",
     [
         *([], ["sing"], ["score", "in.jsonl"], ["serve", "--port", "x"]),
+        *(["serve", "--port", port] for port in ("99999", "65536", "0", "-1", "3000.0")),
         *(["info"], ["doctor", "--device", "tpu"], ["doctor", "--prepack", "disk"]),
     ],
 )
@@ -171,6 +239,48 @@ def test_wrong_usage_is_status_2(arguments: list[str], capsys: pytest.CaptureFix
         main(arguments)
     assert caught.value.code == 2
     assert "usage: albert-serve" in capsys.readouterr().err
+
+
+@pytest.fixture
+def failing_to_serve(
+    bundle_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[..., str]:
+    """Gives the one line that `albert-serve serve` says in place of serving."""
+    monkeypatch.setenv("BENTOML_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(os, "execvpe", lambda *_: pytest.fail("the service was started"))
+
+    def serve(*options: str) -> str:
+        defaults = ["--bundle", str(bundle_dir), "--port", str(free_port())]
+        assert main(["serve", *defaults, *options]) == 1
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        (line,) = printed.err.splitlines()
+        return line
+
+    return serve
+
+
+def test_an_address_that_cannot_be_had_is_one_line(failing_to_serve: Callable[..., str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = failing_to_serve("--port", str(port))
+    assert line.startswith(f"error: cannot listen on port {port} of 127.0.0.1: Address already in")
+    line = failing_to_serve("--host", "192.0.2.1")
+    assert "of 192.0.2.1: Cannot assign requested address; choose others with --port" in line
+
+
+@pytest.mark.parametrize("home", ["/dev/null", "/proc"])
+def test_a_home_that_cannot_be_written_to_is_one_line(
+    home: str, failing_to_serve: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BENTOML_HOME")
+    monkeypatch.setenv("HOME", home)
+    line = failing_to_serve()
+    assert line.startswith(f"error: BentoML cannot write to its folder {home}/bentoml: ")
+    assert "set BENTOML_HOME" in line
 
 
 @pytest.mark.parametrize("command", ["serve", "score", "info", "doctor"])

@@ -1,12 +1,13 @@
-"""Files are replaced whole, or not at all."""
+"""Files are read within bounds, and replaced whole or not at all."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from albert_serve.files import put_in_place, write_atomically
+from albert_serve.files import put_in_place, read_small_file, write_atomically
 
 
 def test_a_file_that_cannot_be_synced_is_kept(
@@ -34,3 +35,23 @@ def test_files_are_replaced_whole(tmp_path: Path) -> None:
     put_in_place(tmp_path / "b", file)
     assert [f.name for f in tmp_path.iterdir()] == ["a"]
     assert file.read_bytes() == b"third"
+
+
+def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"12345")
+    assert read_small_file(file, 5) == b"12345"
+    with pytest.raises(OSError, match="has more than 4 bytes"):
+        read_small_file(file, 4)
+
+
+def test_pipes_devices_and_folders_are_refused_at_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for file in (pipe, Path("/dev/zero")):
+        with pytest.raises(OSError, match=f"{file} is not a regular file"):
+            read_small_file(file, 5)
+    with pytest.raises(OSError, match="directory"):
+        read_small_file(tmp_path, 5)
+    with pytest.raises(FileNotFoundError):
+        read_small_file(tmp_path / "missing", 5)

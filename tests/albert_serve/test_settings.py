@@ -107,7 +107,7 @@ def test_several_workers_share_packed_weights_and_the_cpus(tmp_path: Path) -> No
     assert runtime().prepack == "memory"
     assert runtime().threads == num_usable_cpus()
     assert runtime(num_workers=2).prepack == "cache"
-    assert runtime(num_workers=1024).threads == 1
+    assert runtime(num_workers=256).threads == 1
     assert runtime(num_workers=2, num_threads=7).threads == 7
     assert runtime(num_workers=2, prepack="none").prepack == "none"
 
@@ -143,3 +143,67 @@ def test_the_shipped_bundle_is_models_itself_or_its_only_bundle(tmp_path: Path) 
         shipped_bundle(tmp_path)
     (tmp_path / "manifest.json").touch()
     assert shipped_bundle(tmp_path) == tmp_path
+
+
+@pytest.mark.parametrize("value", ["", " ", ",,,", " , "])
+def test_a_variable_of_keys_without_a_key_does_not_open_the_service(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"ALBERT_SERVE_API_KEYS is set, but empty; .* open to"):
+        Settings.from_environment({**BUNDLE, "ALBERT_SERVE_API_KEYS": value})
+
+
+def test_a_key_file_without_a_name_does_not_open_the_service() -> None:
+    with pytest.raises(ConfigError, match="ALBERT_SERVE_API_KEYS_FILE is set, but empty"):
+        Settings.from_environment({**BUNDLE, "ALBERT_SERVE_API_KEYS_FILE": " "})
+
+
+@pytest.mark.parametrize(
+    ("variable", "hint"),
+    [
+        ("ALBERT_SERVE_API_KEY", "did you mean ALBERT_SERVE_API_KEYS?"),
+        ("ALBERT_SERVE_NUM_WORKERS", "did you mean ALBERT_SERVE_WORKERS?"),
+        ("ALBERT_SERVE_TRACING_HEADERS", "unset it; the README lists the settings"),
+        ("ALBERT_SERVE_PORT", "no such setting"),
+    ],
+)
+def test_a_misspelt_variable_is_refused(variable: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=f"{variable} is set, but there is no such") as caught:
+        Settings.from_environment({**BUNDLE, variable: "8000"})
+    assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize("service", ["", "QA_"])
+def test_the_variables_that_kubernetes_makes_of_a_service_are_no_misspelt_ones(
+    service: str,
+) -> None:
+    address = "tcp://10.96.0.12:80"
+    made = {
+        "SERVICE_HOST": "10.96.0.12",
+        "SERVICE_PORT": "80",
+        "SERVICE_PORT_HTTP": "80",
+        "PORT": address,
+        "PORT_80_TCP": address,
+        "PORT_80_TCP_PROTO": "tcp",
+        "PORT_80_TCP_PORT": "80",
+        "PORT_80_TCP_ADDR": "10.96.0.12",
+    }
+    named = {f"ALBERT_SERVE_{service}{name}": value for name, value in made.items()}
+    assert Settings.from_environment({**BUNDLE, **named}).num_workers == 1
+
+
+def test_an_error_never_shows_a_key() -> None:
+    wrong = {"ALBERT_SERVE_API_KEYS": "a-secret-0123456789", "ALBERT_SERVE_THREADS": "no"}
+    with pytest.raises(ConfigError) as caught:
+        Settings.from_environment({**BUNDLE, **wrong})
+    assert "a-secret" not in f"{caught.value} {caught.value.__cause__}"
+
+
+def test_what_is_given_to_a_child_process_is_not_what_this_process_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALBERT_SERVE_MODELS", str(tmp_path))
+    monkeypatch.setenv("ALBERT_SERVE_API_KEYS", "a-secret-0123456789")
+    chosen = {"ALBERT_SERVE_BUNDLE": str(tmp_path), "ALBERT_SERVE_MODELS": ""}
+    environment = Settings.from_environment(chosen).environment()
+    assert environment["ALBERT_SERVE_BUNDLE"] == str(tmp_path)
+    assert "ALBERT_SERVE_MODELS" not in environment
+    assert environment["ALBERT_SERVE_API_KEYS"] == "a-secret-0123456789"

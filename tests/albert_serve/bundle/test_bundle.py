@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -216,3 +217,59 @@ def _size(shape: tuple[int, ...]) -> int:
     for part in shape:
         size *= part
     return size
+
+
+def nested(depth: int) -> str:
+    return '{"a":' * depth + "0" + "}" * depth
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("[" * 100_000, id="nesting that never ends"),
+        pytest.param(nested(100_000), id="deep nesting"),
+        pytest.param('{"a":' + "1" * 5000 + "}", id="a large number"),
+        *(
+            pytest.param(f'"{key}": {nested(depth)}', id=f"{key} {depth} deep")
+            for key in ("provenance", "config")
+            for depth in (300, 900)
+        ),
+        pytest.param('"provenance": {"a": "\\ud800"}', id="half a character"),
+        pytest.param('"config": {"hidden_act": []}', id="activation"),
+        pytest.param('"config": {"num_hidden_layers": 1000000000}', id="layers"),
+        pytest.param(
+            '"config": {"num_hidden_layers": 100000, "inner_group_num": 10000}', id="inner layers"
+        ),
+    ],
+)
+def test_a_manifest_of_anything_is_one_clear_error(folder: Path, text: str) -> None:
+    file = folder / "manifest.json"
+    if text.startswith('"'):  # a key in place of the manifest's own
+        key = text.split('"')[1]
+        content = json.loads(file.read_text())
+        del content[key]
+        text = json.dumps(content)[:-1] + f", {text}}}"
+    file.write_text(text)
+    with pytest.raises(BundleCorruptError, match=r"manifest\.json") as caught:
+        Bundle.open(folder)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_manifest_that_is_no_file_is_refused_at_once(folder: Path) -> None:
+    file = folder / "manifest.json"
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(BundleMissingError, match="is not a regular file"):
+        Bundle.open(folder)
+    file.unlink()
+    file.symlink_to("/dev/zero")
+    with pytest.raises(BundleMissingError, match="is not a regular file"):
+        Bundle.open(folder)
+
+
+@pytest.mark.parametrize("header", [b"[" * 100_000, b'{"a":' * 100_000])
+def test_a_header_that_nests_without_end_is_damaged(tmp_path: Path, header: bytes) -> None:
+    (tmp_path / "x").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(BundleCorruptError, match="is damaged"):
+        read_header(tmp_path / "x")

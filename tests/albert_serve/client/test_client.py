@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import inspect
 import json
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+import tracemalloc
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any, get_overloads, get_type_hints
@@ -226,6 +230,7 @@ def test_a_service_that_never_replies_is_given_up() -> None:
         (URL, {"timeout_s": 0.0}, "timeout_s is 0.0"),
         (URL, {"timeout_s": float("nan")}, "timeout_s is nan"),
         (URL, {"num_retries": -1}, "num_retries is -1"),
+        (URL, {"max_reply_bytes": 0}, "max_reply_bytes is 0"),
         (URL, {"api_key": "a\nb"}, "is it whole"),
         (URL, {"api_key": "ключ"}, "is it whole"),
     ],
@@ -235,6 +240,19 @@ def test_an_impossible_client_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         AlbertClient(base_url, **options)
+
+
+class Sent(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """A body on its way, for either twin."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._content
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._content
 
 
 # Makes a client of a service that gives these responses in turn; and tells the requests it got.
@@ -255,8 +273,8 @@ def replying(request: pytest.FixtureRequest, loop: asyncio.AbstractEventLoop) ->
             if isinstance(response, Exception):
                 raise response
             # A response can be sent once.
-            headers = dict(response.headers)
-            return httpx.Response(response.status_code, headers=headers, content=response.content)
+            headers, sent = dict(response.headers), Sent(response.content)
+            return httpx.Response(response.status_code, headers=headers, stream=sent)
 
         transport = httpx.MockTransport(handle)
         given = {"api_key": "secret", "timeout_s": 5.0, **options}
@@ -388,32 +406,138 @@ def test_a_date_in_the_future_is_waited_for(replying: Replying) -> None:
     assert len(seen) == 1
 
 
+ENDLESS_BODY = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n"
+# The beginning of a gzip file, and a block of it that holds nothing.
+GZIP_HEAD, GZIP_NOTHING = bytes.fromhex("1f8b0800000000000003"), bytes.fromhex("000000ffff")
+
+
 @pytest.mark.parametrize("twin", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("beginning", "more"),
+    [
+        pytest.param(ENDLESS_BODY + b"\r\n", b" ", id="body"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nX-Long: ", b"a", id="headers"),
+        pytest.param(b"", b"HTTP/1.1 100 Continue\r\n\r\n", id="100 Continue"),
+        pytest.param(
+            ENDLESS_BODY + b"Content-Encoding: gzip\r\n\r\n" + GZIP_HEAD, GZIP_NOTHING, id="gzip"
+        ),
+    ],
+)
 def test_the_timeout_holds_for_a_reply_that_never_ends(
-    twin: str, loop: asyncio.AbstractEventLoop
+    beginning: bytes, more: bytes, twin: str, loop: asyncio.AbstractEventLoop
 ) -> None:
-    """Each byte comes in time, so that no wait for a byte is too long."""
-    done = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        thread = threading.Thread(target=drip, args=(server, done))
-        thread.start()
-        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+    """Each part comes in time, so that no wait for one is too long."""
+    with dripping(beginning, more) as url:
         client: Any = AlbertClient(url, timeout_s=0.5)
         if twin == "async":
             client = AsyncRunner(AsyncAlbertClient(url, timeout_s=0.5), loop)
+        began_s = time.monotonic()
         with pytest.raises(DeadlineExceededError, match=r"within 0.5 s"):
             client.info()
-        done.set()
-        thread.join()
+        assert time.monotonic() - began_s < 2
         getattr(client, "close" if twin == "sync" else "aclose")()
 
 
-def drip(server: socket.socket, done: threading.Event) -> None:
-    connection, _ = server.accept()
-    with connection, contextlib.suppress(OSError):
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-        while not done.wait(0.02):
-            connection.sendall(b" ")
+def test_the_timeout_holds_with_an_http_client_of_the_callers() -> None:
+    with dripping(b"", b"HTTP/1.1 100 Continue\r\n\r\n") as url, httpx.Client() as http:
+        client = AlbertClient(url, timeout_s=0.5, http_client=http)
+        with pytest.raises(DeadlineExceededError):
+            client.info()
+
+
+@contextlib.contextmanager
+def dripping(beginning: bytes, more: bytes) -> Iterator[str]:
+    """Serve one reply that goes on, a little at a time, for ten seconds."""
+    done = threading.Event()
+
+    def drip() -> None:
+        connection, _ = server.accept()
+        ends_s = time.monotonic() + 10
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(beginning)
+            while time.monotonic() < ends_s and not done.wait(0.02):
+                connection.sendall(more)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=drip)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            done.set()
+            thread.join()
+
+
+def test_a_large_reply_is_not_read_to_its_end(replying: Replying) -> None:
+    plain = httpx.Response(200, content=b" " * 2000)
+    client, _ = replying(plain, max_reply_bytes=1999)
+    with pytest.raises(RequestError, match=r"over 1999 bytes; ask for less .* max_reply_bytes"):
+        client.info()
+    client, _ = replying(plain, max_reply_bytes=2000)
+    with pytest.raises(RequestError, match="not an answer of /info"):
+        client.info()
+
+
+def test_a_reply_that_grows_when_it_is_decoded_is_bounded(replying: Replying) -> None:
+    bomb = httpx.Response(200, headers={"Content-Encoding": "gzip"})
+    compressor = zlib.compressobj(9, wbits=31)
+    block = b" " * (1 << 20)
+    bomb._content = b"".join(compressor.compress(block) for _ in range(128)) + compressor.flush()
+    client, _ = replying(bomb)
+    tracemalloc.start()
+    try:
+        with pytest.raises(RequestError, match="is over 67108864 bytes"):
+            client.info()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * (64 << 20)
+
+
+def test_a_reply_in_gzip_is_decoded_and_in_anything_else_refused(replying: Replying) -> None:
+    def encoded(encoding: str, content: bytes) -> httpx.Response:
+        made = httpx.Response(200, headers={"Content-Encoding": encoding})
+        made._content = content
+        return made
+
+    pair = {"text": "a", "text_pair": "b"}
+    client, seen = replying(encoded("gzip", gzip.compress(b'{"in_order": 0.5}')))
+    assert client.sentence_order(pair).in_order == 0.5
+    assert seen[0].headers["Accept-Encoding"] == "gzip"
+    client, _ = replying(encoded("br", b"anything"))
+    with pytest.raises(RequestError, match="in the encoding 'br'; only gzip"):
+        client.sentence_order(pair)
+    client, _ = replying(encoded("gzip", b"no gzip at all"))
+    with pytest.raises(RequestError, match="is damaged"):
+        client.sentence_order(pair)
+
+
+def test_a_transport_may_give_replies_whole() -> None:
+    def handle(request: httpx.Request) -> httpx.Response:
+        encoded = gzip.compress(b'{"in_order": 0.5}')
+        return httpx.Response(200, content=encoded, headers={"Content-Encoding": "gzip"})
+
+    with httpx.Client(transport=httpx.MockTransport(handle)) as http:
+        client = AlbertClient(URL, http_client=http)
+        assert client.sentence_order({"text": "a", "text_pair": "b"}).in_order == 0.5
+
+
+@pytest.mark.parametrize("num_answers", [0, 1, 9])
+def test_inputs_and_answers_are_as_many(num_answers: int, replying: Replying) -> None:
+    answers = orders(*[0.5] * num_answers)
+    client, _ = replying(limits(100), answers)
+    with pytest.raises(RequestError, match=f"to 3 inputs with {num_answers} answers"):
+        client.sentence_order(pairs(3))
+    if num_answers != 1:
+        client, _ = replying(answers)
+        with pytest.raises(RequestError, match=f"to 1 inputs with {num_answers} answers"):
+            client.sentence_order(pairs(1))
+
+
+def test_one_text_has_one_classification(replying: Replying) -> None:
+    client, _ = replying(httpx.Response(200, json=[[{"label": "a", "score": 1.0}]] * 2))
+    with pytest.raises(RequestError, match="not an answer of /text-classification"):
+        client.text_classification("a")
 
 
 def limits(max_items: int, max_body_bytes: int = 10**6) -> httpx.Response:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import os
+import stat
+import threading
+import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -294,3 +298,140 @@ def test_what_the_job_itself_has_wrong_is_refused_before_it_begins(
 
 def test_an_empty_input_gives_an_empty_output(score: Score) -> None:
     assert score("fill-mask", []) == []
+
+
+Job = Callable[[Path, Path], None]
+
+
+@pytest.fixture
+def job(engine: TorchEngine, task_setup: TaskSetup) -> Job:
+    """Scores a file of texts with a mask."""
+
+    def run(source: Path, output: Path) -> None:
+        score_file(engine, "fill-mask", task_setup, source, output)
+
+    return run
+
+
+ROW = {"id": 1, "text": "a [MASK]"}
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(job: Job, tmp_path: Path) -> None:
+    source, output = write(tmp_path / "in.jsonl", [ROW]), tmp_path / "pipe"
+    os.mkfifo(output)
+    arrived: list[str] = []
+    reader = threading.Thread(target=lambda: arrived.append(output.read_text()))
+    reader.start()
+    job(source, output)
+    reader.join(timeout=10)
+    assert stat.S_ISFIFO(output.lstat().st_mode)
+    assert json.loads(arrived[0])["id"] == 1
+
+
+def test_a_device_is_written_to_and_stays_a_device(job: Job, tmp_path: Path) -> None:
+    output = tmp_path / "null"
+    output.symlink_to("/dev/null")
+    job(write(tmp_path / "in.jsonl", [ROW]), output)
+    assert output.is_symlink()
+    assert output.is_char_device()
+
+
+def test_the_standard_output_is_written_to_wherever_it_goes(job: Job, tmp_path: Path) -> None:
+    """As `>> out.jsonl` has it: what was there stays, and what follows comes after."""
+    source, redirected = write(tmp_path / "in.jsonl", [ROW]), tmp_path / "out.jsonl"
+    redirected.write_text("before\n")
+    kept = os.dup(1)
+    target = os.open(redirected, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.dup2(target, 1)
+        job(source, Path("/dev/stdout"))
+        os.write(1, b"after\n")
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(target)
+    before, row, after = redirected.read_text().splitlines()
+    assert (before, json.loads(row)["id"], after) == ("before", 1, "after")
+
+
+def test_the_file_behind_a_link_is_replaced(job: Job, tmp_path: Path) -> None:
+    output, linked = tmp_path / "out.jsonl", tmp_path / "elsewhere.jsonl"
+    linked.write_text("old")
+    output.symlink_to(linked)
+    job(write(tmp_path / "in.jsonl", [ROW]), output)
+    assert output.is_symlink()
+    assert read(linked)[0]["id"] == 1
+
+
+def test_no_other_file_is_touched(job: Job, tmp_path: Path) -> None:
+    """Not an input named as a temporary file might be, and nothing behind a link of that name."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    source = write(folder / "z.jsonl.partial", [ROW])
+    job(source, folder / "z.jsonl")
+    assert read(source) == [ROW]
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    (folder / "y.jsonl.partial").symlink_to(precious)
+    job(source, folder / "y.jsonl")
+    assert precious.read_text() == "precious"
+    assert len(list(folder.iterdir())) == 4
+    assert (folder / "y.jsonl").stat().st_mode == source.stat().st_mode
+
+
+def test_a_job_that_fails_leaves_nothing(tmp_path: Path, job: Job) -> None:
+    source = tmp_path / "in.jsonl.gz"
+    source.write_bytes(gzip.compress(b'{"text": "a [MASK]"}\n' * 9)[:-6])
+    for suffix in ("", ".gz", ".xz"):
+        with pytest.raises(InvalidInputError, match="damaged or incomplete"):
+            job(source, tmp_path / f"out.jsonl{suffix}")
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_numbers_out_of_range_are_a_rows_error(score: Score) -> None:
+    rows = ['{"id": 1e400, "text": "a [MASK]"}', '{"id": [-1e999], "text": "a [MASK]"}', ROW]
+    first, second, third = score("fill-mask", rows)
+    assert first["error"] == "line 1 is not JSON: 1e400 is out of the range of numbers"
+    assert second["error_type"] == "malformed"
+    assert "output" in third
+
+
+@pytest.mark.parametrize("end", [b"", b'\n{"id": 1, "text": "a [MASK]"}\n'])
+def test_a_line_without_end_is_a_rows_error(
+    end: bytes, engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
+) -> None:
+    source, output = tmp_path / "in.jsonl.gz", tmp_path / "out.jsonl"
+    with gzip.open(source, "wb", compresslevel=1) as stream:
+        for _ in range(100):
+            stream.write(b" " * (1 << 20))
+        stream.write(b"a" + end)
+    tracemalloc.start()
+    try:
+        summary = score_file(engine, "fill-mask", task_setup, source, output)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    first, *others = read(output)
+    assert first["error"].startswith("line 1 has more than 16777216 bytes")
+    assert first["error_type"] == "body_too_large"
+    assert [row["id"] for row in others] == [1] * bool(end)
+    assert summary.num_errors == 1
+    assert peak < 60 << 20
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("in.csv", b"id,text\n1,a\n", "CSV"),
+        ("in.tsv.gz", gzip.compress(b"id\ttext\n"), "TSV"),
+        ("in.parquet", b"PAR1\x15\x04", "Parquet"),
+        ("input", b"PAR1\x15\x04", "Parquet"),
+        ("in.jsonl.zst", b"\x28\xb5\x2f\xfd\x00", "Zstandard"),
+    ],
+)
+def test_another_format_is_named(
+    name: str, content: bytes, kind: str, job: Job, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InvalidInputError, match=f"is {kind}; the input must be JSONL"):
+        job(tmp_path / name, tmp_path / "out.jsonl")

@@ -300,7 +300,7 @@ def test_exactly_the_given_keys_are_held(keys: list[str], other: str) -> None:
         (b"short-secret\n", f"key 1 has 12 characters; it must have {MIN_KEY_CHARS} or more"),
         (b"a-good-key-0123456789\nwith some spaces in it\n", "key 2 has characters that no key"),
         (b"\xff\xfe\x00", "cannot be read"),
-        (b"#" * ((1 << 20) + 1), "is over 1048576 characters"),
+        (b"#" * ((1 << 20) + 1), "has more than 1048576 bytes"),
     ],
 )
 def test_a_file_that_cannot_be_is_told_without_its_keys(
@@ -314,6 +314,13 @@ def test_a_file_that_cannot_be_is_told_without_its_keys(
     assert message in str(caught.value)
     assert "short-secret" not in str(caught.value)
     assert "with some" not in str(caught.value)
+
+
+def test_a_pipe_or_a_device_of_keys_is_refused_without_a_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for file in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(ConfigError, match="is not a regular file"):
+            ApiKeys(file=file)
 
 
 @pytest.mark.parametrize(
