@@ -53,7 +53,7 @@ examples:
 
 kill -HUP reads what is served again, without a gap.
 
-Further settings are environment variables; the README lists them.
+Further settings are environment variables; docs/settings.md lists them.
 """
 _SCORE_EXAMPLES: Final = """\
 examples:
