@@ -17,10 +17,12 @@ from typing import Final, Protocol
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from albert_serve.batching.scheduler import PRIORITIES, Priority
 from albert_serve.batching.throughput import limit_retry_after_s
 from albert_serve.errors import QueueFullError
 from albert_serve.server.auth import PRIORITY_HEADER
 from albert_serve.server.error_replies import error_response, find_or_make_id
+from albert_serve.server.paths import Target, target_of
 
 _BUSY_REQUESTS: Final = 16  # enough concurrent requests to saturate the service
 _IDLE_REQUESTS: Final = 4  # below this the throughput is bounded by arrivals
@@ -33,6 +35,7 @@ _WINDOW_S: Final = 1.0  # many iterations of the event loop, which answers in bu
 _SMOOTHING: Final = 0.3
 _LOG_INTERVAL_S: Final = 10.0
 _REFUSAL: Final = "albert_serve.refusal"
+_PRIORITY: Final = "albert_serve.priority"
 _logger = logging.getLogger(__name__)
 
 
@@ -118,11 +121,20 @@ class ConcurrencyLimiter:
         self._per_s += _SMOOTHING * (per_s - self._per_s) if self._per_s else per_s
 
 
+def priority_of(scope: Scope) -> Priority | None:
+    """Return the priority of a request, which is read at the first call; None if there is none."""
+    if _PRIORITY not in scope:
+        text = Headers(scope=scope).get(PRIORITY_HEADER, PRIORITIES[0]).strip().lower()
+        scope[_PRIORITY] = next((name for name in PRIORITIES if name == text), None)
+    priority: Priority | None = scope[_PRIORITY]
+    return priority
+
+
 class TaskDirectory(Protocol):
     """The models and tasks that requests may name."""
 
-    def find_task(self, path: str) -> tuple[str, str] | None:
-        """Return the names of a path's model and task; None for a path of no task."""
+    def find_task(self, target: Target) -> tuple[str, str] | None:
+        """Return the names of a target's model and task; None if it is no task that there is."""
         ...
 
     def count_refusal(self, model: str, task: str) -> None:
@@ -162,21 +174,20 @@ class AdmissionController:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
         directory = self._directory()
-        is_task = scope["type"] == "http" and scope["method"] == "POST"
-        names = directory.find_task(scope["path"]) if directory and is_task else None
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        names = directory.find_task(target_of(scope)) if directory and is_post else None
         if directory is None or names is None:
             await self.app(scope, receive, send)
             return
         model, task = names
-        headers = Headers(scope=scope)
-        limiter = self._limiter(model, headers.get(PRIORITY_HEADER, "").strip().lower() == "batch")
+        limiter = self._limiter(model, priority_of(scope) == "batch")
         if not limiter.is_full():
             await self._pass(limiter, scope, receive, send)
             return
         limiter.count_refusal()
         directory.count_refusal(model, task)
         self._log_refusal(model)
-        scope["albert_serve.request_id"] = find_or_make_id(headers)
+        scope["albert_serve.request_id"] = find_or_make_id(Headers(scope=scope))
         scope[_REFUSAL] = _overloaded(limiter)
         await self._refuse(scope, receive, send)
 
