@@ -173,7 +173,7 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         configure_logs(settings.log_format)
         self.inject_config()
         if not has_exporter():
-            self.config["tracing"] = NO_SPANS
+            self.config["tracing"] = dict(NO_SPANS)
             self.add_asgi_middleware(CallersTrace)
         self.add_asgi_middleware(Paths)
         self.add_asgi_middleware(ErrorReplies)

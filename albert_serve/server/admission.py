@@ -3,6 +3,19 @@
 Reading, validating and tokenising a request costs far more than refusing it here, and a parsed
 request waits for the CPU even while the engine's queue is short. So the bound of the queue is not
 enough: at ten times its capacity a service would do little but parse.
+
+The limit is adaptive, of the family of AIMD and gradient limits (TCP Vegas; Netflix's
+concurrency-limits). These probe for it: they raise it until losses or latencies grow. Here the
+throughput is measured, and Little's law gives the limit of a wanted latency at once, with no phase
+of overload to learn from.
+
+A request is refused in four places, in this order; each knows what the one before it could not:
+
+1. here, by the number of requests in progress (429), before its body is read;
+2. `Batcher._check_room`, by its tokens and those in the queue (429), once they are counted;
+3. `Batcher._check_wait`, by the expected wait for the engine at its usual throughput (429);
+4. `Scheduler.is_late`, if it would miss its deadline even at the best throughput (504), on
+   entering the queue and again whenever a batch is chosen.
 """
 
 from __future__ import annotations

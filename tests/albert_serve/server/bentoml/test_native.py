@@ -23,6 +23,7 @@ from tests.albert_serve.support import ROOT, Running, running_service, service_e
 
 # BentoML's own, and those of what it imports.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+KEY = "a-key-between-services"
 COMPOSED = "tests.albert_serve.server.bentoml.composed:Composed"
 ALL = [
     pytest.param(task, example, id=f"{task}: {example.summary}")
@@ -114,6 +115,8 @@ def composed(
     environment = service_environment(bundle_dir, home)
     if request.param == "url":
         environment["ALBERT_URL"] = service.url
+    else:
+        environment["ALBERT_SERVE_API_KEYS"] = environment["BENTO_CLOUD_API_KEY"] = KEY
     command = ("bentoml", "serve", COMPOSED, "--working-dir", str(ROOT))
     with (
         running_service(environment, home, command) as running,
