@@ -1,8 +1,9 @@
 """The BentoML service: `bentoml serve albert_serve.service:AlbertServe`.
 
-BentoML provides processes, `/livez`, `/readyz`, `/metrics` and packaging. The endpoints are in
-`server/routes.py`, which is mounted here; error replies are in `server/error_replies.py`, and
-authentication in `server/auth.py`.
+The endpoints of the default model are BentoML's: its clients call them as methods, and another
+service composes them with `bentoml.depends(AlbertServe)`. What BentoML has no notion of is mounted
+(`server/routes.py`). Error replies are in `server/error_replies.py`, and authentication in
+`server/auth.py`.
 """
 
 from __future__ import annotations
@@ -11,41 +12,92 @@ import asyncio
 import os
 import signal
 import threading
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 import bentoml
-from _bentoml_sdk import Service
 from starlette.middleware.cors import CORSMiddleware
 
+from albert_serve.api.schemas import (
+    FillMaskReply,
+    InfoReply,
+    QuestionAnsweringReply,
+    SentenceOrderReply,
+    TextClassificationReply,
+)
 from albert_serve.errors import AlbertServeError
 from albert_serve.runtime.ort import check_runtime
 from albert_serve.server.admission import AdmissionController
 from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, cors_options
+from albert_serve.server.bentoml.endpoints import Info, MediaTypes, NoInput, answer, input_of
 from albert_serve.server.bentoml.supervision import supervise
-from albert_serve.server.bentoml.tracing import limit_tracing
+from albert_serve.server.bentoml.tracing import NO_SPANS, CallersTrace, has_exporter
 from albert_serve.server.error_replies import ErrorReplies
 from albert_serve.server.logging import configure_logs
 from albert_serve.server.metrics import Metrics
 from albert_serve.server.openapi import describe_service
+from albert_serve.server.paths import Labels, Paths
 from albert_serve.server.registry import Models, check_models
 from albert_serve.server.routes import make_app
-from albert_serve.server.surfaces import Labels, Paths
 from albert_serve.settings import DEFAULT_VARIABLE, Settings, num_workers
 
 # BentoML's timeout; our deadlines are shorter and reply with the reason (settings.py).
 _BENTOML_TIMEOUT_S: Final = 60
-
-
+# The context of a call within this process, where BentoML passes none.
+_IN_PROCESS: Final[Any] = None
 _app = make_app(lambda: describe_service(AlbertServe.openapi_spec.asdict()))
+_metrics = cache(Metrics)  # those of a process, however many instances it has
 
 
 class Serving:
     """ALBERT: fill-mask, text classification, question answering and sentence order."""
 
     def __init__(self) -> None:
-        self._models = Models.load(Settings.from_environment(), Metrics())
+        self._models = Models.load(Settings.from_environment(), _metrics())
         self._reloading: set[asyncio.Task[None]] = set()
+
+    @bentoml.api(route="/fill-mask", input_spec=input_of("fill-mask"))  # type: ignore[untyped-decorator]
+    async def fill_mask(
+        self, inputs: Any, parameters: Any = None, ctx: bentoml.Context = _IN_PROCESS
+    ) -> FillMaskReply:
+        """Fill the masks of one text or of several."""
+        reply: FillMaskReply = await answer(self._hosted, "fill-mask", inputs, parameters, ctx)
+        return reply
+
+    @bentoml.api(route="/text-classification", input_spec=input_of("text-classification"))  # type: ignore[untyped-decorator]
+    async def text_classification(
+        self, inputs: Any, parameters: Any = None, ctx: bentoml.Context = _IN_PROCESS
+    ) -> TextClassificationReply:
+        """Classify one text, or pair of texts, or several."""
+        reply: TextClassificationReply = await answer(
+            self._hosted, "text-classification", inputs, parameters, ctx
+        )
+        return reply
+
+    @bentoml.api(route="/question-answering", input_spec=input_of("question-answering"))  # type: ignore[untyped-decorator]
+    async def question_answering(
+        self, inputs: Any, parameters: Any = None, ctx: bentoml.Context = _IN_PROCESS
+    ) -> QuestionAnsweringReply:
+        """Find the answer to a question in a text, for one such pair or several."""
+        reply: QuestionAnsweringReply = await answer(
+            self._hosted, "question-answering", inputs, parameters, ctx
+        )
+        return reply
+
+    @bentoml.api(route="/sentence-order", input_spec=input_of("sentence-order"))  # type: ignore[untyped-decorator]
+    async def sentence_order(
+        self, inputs: Any, parameters: Any = None, ctx: bentoml.Context = _IN_PROCESS
+    ) -> SentenceOrderReply:
+        """Say whether one text follows another, or how well sentences follow each other."""
+        reply: SentenceOrderReply = await answer(
+            self._hosted, "sentence-order", inputs, parameters, ctx
+        )
+        return reply
+
+    @bentoml.api(route="/info", input_spec=NoInput, output_spec=Info)  # type: ignore[untyped-decorator]
+    async def info(self) -> InfoReply:
+        """Describe the model and the service's limits."""
+        return self._hosted.default.info()
 
     @bentoml.on_deployment  # type: ignore[untyped-decorator]
     @staticmethod
@@ -66,19 +118,25 @@ class Serving:
     @bentoml.on_startup  # type: ignore[untyped-decorator]
     async def start(self) -> None:
         """Start hosting the models."""
-        self._models.start()
+        _app.state.models = self._hosted
         if threading.current_thread() is threading.main_thread():  # it is not in a test's server
             self._drain_on_sigterm()
             self._reload_on_sighup()
-        _app.state.models = self._models
 
     @bentoml.on_shutdown  # type: ignore[untyped-decorator]
-    async def stop(self) -> None:
-        """Answer the accepted requests, and close the models."""
+    async def close(self) -> None:
+        """Answer the accepted requests, and close the models; a composing service calls it too."""
         await self._models.close()
 
     def __is_ready__(self) -> bool:
         return _app.state.models is not None and self._models.accepting
+
+    @property
+    def _hosted(self) -> Models:
+        """The models; started here within another service, where no startup hook is called."""
+        if not self._models.names:
+            self._models.start()
+        return self._models
 
     def _drain_on_sigterm(self) -> None:
         """On SIGTERM become unready at once, and still answer during the grace period."""
@@ -106,13 +164,17 @@ class Serving:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # supervision.py blocks it
 
 
-class _ServiceWithMiddleware(Service[Serving]):  # type: ignore[misc]
+class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
     """BentoML's service with our middleware outside and inside of it."""
 
     def to_asgi(self, is_main: bool = True) -> Any:
         """Return the application of a process; called once, before the first request."""
         settings = Settings.from_environment()
         configure_logs(settings.log_format)
+        self.inject_config()
+        if not has_exporter():
+            self.config["tracing"] = dict(NO_SPANS)
+            self.add_asgi_middleware(CallersTrace)
         self.add_asgi_middleware(Paths)
         self.add_asgi_middleware(ErrorReplies)
         cors = cors_options(settings)
@@ -121,8 +183,8 @@ class _ServiceWithMiddleware(Service[Serving]):  # type: ignore[misc]
         if settings.has_keys:
             keys = _read_keys(settings)
             self.add_asgi_middleware(ApiKeyMiddleware, keys=keys, surfaces=settings.guard)
+        self.add_asgi_middleware(MediaTypes, is_internal=not is_main)
         app = super().to_asgi(is_main=is_main)
-        limit_tracing(app)
         app.add_middleware(Labels)
         app.add_middleware(
             AdmissionController,

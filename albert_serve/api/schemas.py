@@ -312,8 +312,9 @@ SentenceOrderAnswer: TypeAlias = Reordering | Coherence | Order
 FillMaskReply: TypeAlias = AnyFillMaskAnswer | list[AnyFillMaskAnswer]
 # Nested for a single text too: Hugging Face's clients take the first element.
 TextClassificationReply: TypeAlias = list[list[LabelScore]]
-QuestionAnsweringReply: TypeAlias = QuestionAnsweringAnswer | list[QuestionAnsweringAnswer]
-SentenceOrderReply: TypeAlias = SentenceOrderAnswer | list[SentenceOrderAnswer]
+# Lists first: of several types BentoML's OpenAPI document has the first, which may be no reference.
+QuestionAnsweringReply: TypeAlias = list[QuestionAnsweringAnswer] | QuestionAnsweringAnswer
+SentenceOrderReply: TypeAlias = list[SentenceOrderAnswer] | SentenceOrderAnswer
 
 
 class TaskInfo(Reply):

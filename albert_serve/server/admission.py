@@ -3,6 +3,19 @@
 Reading, validating and tokenising a request costs far more than refusing it here, and a parsed
 request waits for the CPU even while the engine's queue is short. So the bound of the queue is not
 enough: at ten times its capacity a service would do little but parse.
+
+The limit is adaptive, of the family of AIMD and gradient limits (TCP Vegas; Netflix's
+concurrency-limits). These probe for it: they raise it until losses or latencies grow. Here the
+throughput is measured, and Little's law gives the limit of a wanted latency at once, with no phase
+of overload to learn from.
+
+A request is refused in four places, in this order; each knows what the one before it could not:
+
+1. here, by the number of requests in progress (429), before its body is read;
+2. `Batcher._check_room`, by its tokens and those in the queue (429), once they are counted;
+3. `Batcher._check_wait`, by the expected wait for the engine at its usual throughput (429);
+4. `Scheduler.is_late`, if it would miss its deadline even at the best throughput (504), on
+   entering the queue and again whenever a batch is chosen.
 """
 
 from __future__ import annotations
@@ -17,10 +30,12 @@ from typing import Final, Protocol
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from albert_serve.batching.scheduler import PRIORITIES, Priority
 from albert_serve.batching.throughput import limit_retry_after_s
 from albert_serve.errors import QueueFullError
 from albert_serve.server.auth import PRIORITY_HEADER
 from albert_serve.server.error_replies import error_response, find_or_make_id
+from albert_serve.server.paths import Target, target_of
 
 _BUSY_REQUESTS: Final = 16  # enough concurrent requests to saturate the service
 _IDLE_REQUESTS: Final = 4  # below this the throughput is bounded by arrivals
@@ -33,6 +48,7 @@ _WINDOW_S: Final = 1.0  # many iterations of the event loop, which answers in bu
 _SMOOTHING: Final = 0.3
 _LOG_INTERVAL_S: Final = 10.0
 _REFUSAL: Final = "albert_serve.refusal"
+_PRIORITY: Final = "albert_serve.priority"
 _logger = logging.getLogger(__name__)
 
 
@@ -118,11 +134,20 @@ class ConcurrencyLimiter:
         self._per_s += _SMOOTHING * (per_s - self._per_s) if self._per_s else per_s
 
 
+def priority_of(scope: Scope) -> Priority | None:
+    """Return the priority of a request, which is read at the first call; None if there is none."""
+    if _PRIORITY not in scope:
+        text = Headers(scope=scope).get(PRIORITY_HEADER, PRIORITIES[0]).strip().lower()
+        scope[_PRIORITY] = next((name for name in PRIORITIES if name == text), None)
+    priority: Priority | None = scope[_PRIORITY]
+    return priority
+
+
 class TaskDirectory(Protocol):
     """The models and tasks that requests may name."""
 
-    def find_task(self, path: str) -> tuple[str, str] | None:
-        """Return the names of a path's model and task; None for a path of no task."""
+    def find_task(self, target: Target) -> tuple[str, str] | None:
+        """Return the names of a target's model and task; None if it is no task that there is."""
         ...
 
     def count_refusal(self, model: str, task: str) -> None:
@@ -162,21 +187,20 @@ class AdmissionController:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
         directory = self._directory()
-        is_task = scope["type"] == "http" and scope["method"] == "POST"
-        names = directory.find_task(scope["path"]) if directory and is_task else None
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        names = directory.find_task(target_of(scope)) if directory and is_post else None
         if directory is None or names is None:
             await self.app(scope, receive, send)
             return
         model, task = names
-        headers = Headers(scope=scope)
-        limiter = self._limiter(model, headers.get(PRIORITY_HEADER, "").strip().lower() == "batch")
+        limiter = self._limiter(model, priority_of(scope) == "batch")
         if not limiter.is_full():
             await self._pass(limiter, scope, receive, send)
             return
         limiter.count_refusal()
         directory.count_refusal(model, task)
         self._log_refusal(model)
-        scope["albert_serve.request_id"] = find_or_make_id(headers)
+        scope["albert_serve.request_id"] = find_or_make_id(Headers(scope=scope))
         scope[_REFUSAL] = _overloaded(limiter)
         await self._refuse(scope, receive, send)
 

@@ -22,7 +22,7 @@ from albert_serve.api.schemas import TRUNCATED_HEADER, WARNINGS_HEADER
 from albert_serve.errors import ConfigError, UnauthorizedError
 from albert_serve.files import read_small_file
 from albert_serve.server.error_replies import REQUEST_ID_HEADER, error_response
-from albert_serve.server.surfaces import surface_of
+from albert_serve.server.paths import target_of
 from albert_serve.settings import Settings, Surface
 
 PRIORITY_HEADER: Final = "X-Priority"
@@ -92,7 +92,7 @@ class ApiKeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it before any of its body is read."""
-        is_guarded = scope["type"] != "lifespan" and surface_of(scope["path"]) in self._surfaces
+        is_guarded = scope["type"] != "lifespan" and target_of(scope).surface in self._surfaces
         refusal = self._refusal(Headers(scope=scope)) if is_guarded else None
         if refusal is None:
             await self.app(scope, receive, send)

@@ -35,8 +35,9 @@ from albert_serve.errors import (
     request_error,
 )
 from albert_serve.server.logging import REQUEST_ID
-from albert_serve.server.surfaces import HEALTH_PATHS, METRICS_PATH
+from albert_serve.server.paths import HEALTH_PATHS, METRICS_PATH
 
+JSON: Final = "application/json"
 REQUEST_ID_HEADER: Final = "X-Request-ID"
 _VALID_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 # Monitoring requests these every few seconds.
@@ -135,6 +136,17 @@ def error_response(error: AlbertServeError, scope: Scope) -> Response:
     return response
 
 
+def media_type_of(headers: Headers) -> str:
+    """Return the declared media type of a body; "" if there is none."""
+    return headers.get("content-type", "").split(";")[0].strip().lower()
+
+
+def not_json(media_type: str) -> UnsupportedMediaError:
+    """Return the error of a body that is not declared as JSON."""
+    got = f"the content type is {media_type}" if media_type else "there is no Content-Type"
+    return UnsupportedMediaError(f"{got}; send application/json")
+
+
 async def read_json(request: Request, *, max_bytes: int, deadline_s: float) -> Any:
     """Read the JSON value of a request's body.
 
@@ -144,10 +156,9 @@ async def read_json(request: Request, *, max_bytes: int, deadline_s: float) -> A
         DeadlineExceededError: the body did not arrive in time.
         MalformedRequestError: the body is not JSON.
     """
-    media = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if media != "application/json":
-        got = f"the content type is {media}" if media else "there is no Content-Type"
-        raise UnsupportedMediaError(f"{got}; send application/json")
+    media = media_type_of(request.headers)
+    if media != JSON:
+        raise not_json(media)
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding != "identity":
         raise UnsupportedMediaError(

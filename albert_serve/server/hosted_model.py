@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
-import pydantic_core
-
 from albert_serve import __version__
 from albert_serve.api.schemas import InfoReply, TaskInfo, TaskRequest
 from albert_serve.batching.batcher import Batcher
@@ -19,6 +17,9 @@ from albert_serve.bundle.manifest import Bundle
 from albert_serve.errors import DeadlineExceededError, TooMuchAtOnceError
 from albert_serve.settings import Settings
 from albert_serve.tasks import AnyTask, Logits, Prepared, Work, prepare_request, shape_reply
+
+_Args = TypeVarTuple("_Args")
+_ResultT = TypeVar("_ResultT")
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -53,12 +54,18 @@ class HostedModel:
                 self._unused.set()
 
     async def answer(
-        self, task: str, request: TaskRequest, ends_s: float, priority: Priority
-    ) -> tuple[list[Prepared[Any]], bytes]:
-        """Answer a valid request; return its prepared inputs, and the reply as JSON.
+        self,
+        task: str,
+        request: TaskRequest,
+        ends_s: float,
+        priority: Priority,
+        encode: Callable[[Any], _ResultT],
+    ) -> tuple[list[Prepared[Any]], _ResultT]:
+        """Answer a valid request; return its prepared inputs, and the reply, encoded.
 
         Args:
             ends_s: the deadline, on `time.monotonic`'s clock.
+            encode: is called with the reply's value, off the event loop.
 
         Raises:
             InvalidInputError: an item cannot be answered; for a list the message has its index.
@@ -66,15 +73,21 @@ class HostedModel:
             EngineError: the model failed.
         """
         prepared = await _in_thread(self._prepare, task, request, ends_s=ends_s)
-        work = Work(prepared)
-        body, is_begun = None, False
-        while body is None:  # more than one round where inputs depend on earlier answers
+        work, is_begun = Work(prepared), False
+
+        def take(logits: list[Logits]) -> _ResultT | None:
+            """Return the reply if this was the last round, else None."""
+            work.take(logits)
+            return None if work.inputs else encode(shape_reply(request, work.answers))
+
+        reply: _ResultT | None = None
+        while reply is None:  # more than one round where inputs depend on earlier answers
             left_s = ends_s - time.monotonic()
             logits = await self.batcher.run(
                 work.inputs, left_s, priority=priority, is_begun=is_begun
             )
-            body, is_begun = await _in_thread(_take, work, logits, request, ends_s=ends_s), True
-        return prepared, body
+            reply, is_begun = await _in_thread(take, logits, ends_s=ends_s), True
+        return prepared, reply
 
     async def close(self) -> None:
         """Answer the accepted requests, and end the engine's thread."""
@@ -108,16 +121,6 @@ class HostedModel:
                 "taken at once: split the list"
             )
         return prepare_request(self.tasks[task], request, max_tokens=self.batcher.max_queue_tokens)
-
-
-def _take(work: Work, logits: list[Logits], request: TaskRequest) -> bytes | None:
-    """Return the reply if this was the last round, else None."""
-    work.take(logits)
-    return None if work.inputs else pydantic_core.to_json(shape_reply(request, work.answers))
-
-
-_Args = TypeVarTuple("_Args")
-_ResultT = TypeVar("_ResultT")
 
 
 async def _in_thread(

@@ -68,7 +68,7 @@ _ERRORS: Final[dict[str, str]] = {
 
 
 def describe_service(base: dict[str, Any]) -> dict[str, Any]:
-    """Return BentoML's document with our paths and schemas added."""
+    """Return BentoML's document with our paths and schemas, which say more of the endpoints."""
     schemas: dict[str, Any] = dict(base.get("components", {}).get("schemas", {}))
     paths = _model_paths(schemas)
     listed = {"get": _get("The models that are served.", ModelsReply, schemas)}
@@ -76,7 +76,9 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
         f"{MODEL_PATH}{path}": _by_name(operations, schemas)
         for path, operations in {**paths, "": paths["/info"]}.items()
     }
-    paths = {**paths, MODELS_PATH: listed, **by_name}
+    # BentoML's clients call endpoints by POST only.
+    info = {**paths["/info"], "post": paths["/info"]["get"]}
+    paths = {**paths, "/info": info, MODELS_PATH: listed, **by_name}
     return {
         **base,
         "info": {
@@ -91,7 +93,7 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
             "securitySchemes": _SECURITY,
         },
         "security": [{}, {"key": []}],
-        "paths": {**paths, **base.get("paths", {})},
+        "paths": {**base.get("paths", {}), **paths},
     }
 
 

@@ -11,7 +11,6 @@ from weakref import WeakValueDictionary
 
 from prometheus_client import CollectorRegistry
 
-from albert_serve.api.schemas import MODELS_PATH
 from albert_serve.batching.batcher import Batcher
 from albert_serve.bundle.catalog import Catalogue, ModelSpec, read_catalogue
 from albert_serve.bundle.manifest import TOKENIZER_FILE, WEIGHTS_FILE, Bundle
@@ -21,6 +20,7 @@ from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import return_free_memory
 from albert_serve.server.hosted_model import HostedModel
 from albert_serve.server.metrics import Metrics
+from albert_serve.server.paths import Target
 from albert_serve.settings import DEFAULT_VARIABLE, RuntimeOptions, Settings
 from albert_serve.tasks import AnyTask
 from albert_serve.tasks.load import load_tasks
@@ -103,12 +103,11 @@ class Models:
             raise NotFoundError(f"there is no model {name!r}; there are {', '.join(self.names)}")
         return hosted
 
-    def find_task(self, path: str) -> tuple[str, str] | None:
-        """Return the names of a path's model and task; None for a path of no task."""
-        prefix, _, task = path.rpartition("/")
-        model = prefix.removeprefix(f"{MODELS_PATH}/") if prefix else self._default
-        hosted = self._hosted.get(model)
-        return (model, task) if hosted is not None and task in hosted.tasks else None
+    def find_task(self, target: Target) -> tuple[str, str] | None:
+        """Return the names of a target's model and task; None if it is no task that there is."""
+        name, task = target.model or self._default, target.task
+        hosted = self._hosted.get(name)
+        return (name, task) if task and hosted and task in hosted.tasks else None
 
     def count_refusal(self, model: str, task: str) -> None:
         """Count a request refused by admission control."""

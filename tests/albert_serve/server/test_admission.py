@@ -14,6 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Message, Receive, Scope, Send
 
 from albert_serve.server.admission import AdmissionController, ConcurrencyLimiter
+from albert_serve.server.paths import Target
 
 FIRST = 256
 LEAST = 72
@@ -186,9 +187,8 @@ class FakeDirectory:
     def __init__(self) -> None:
         self.num_refused = 0
 
-    def find_task(self, path: str) -> tuple[str, str] | None:
-        paths = {"/fill-mask": "first", "/v1/models/second/fill-mask": "second"}
-        return (paths[path], "fill-mask") if path in paths else None
+    def find_task(self, target: Target) -> tuple[str, str] | None:
+        return (target.model or "first", target.task) if target.task else None
 
     def count_refusal(self, model: str, task: str) -> None:
         assert (model, task) == ("first", "fill-mask")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from albert_serve.api.schemas import ErrorReply
 from albert_serve.errors import ConfigError
 from albert_serve.server.auth import MIN_KEY_CHARS, ApiKeys
-from albert_serve.server.surfaces import OTHER, label_of, surface_of
+from albert_serve.server.paths import OTHER, parse
 from albert_serve.settings import Settings
 from tests.albert_serve.support import (
     MAX_BODY_BYTES,
@@ -278,8 +278,9 @@ def test_metrics_have_one_label_for_all_paths_that_there_are_not(client: httpx.C
 @given(st.text())
 def test_every_path_has_a_guarded_surface_but_health_and_the_page(path: str) -> None:
     is_page = path == "/" or path.startswith("/web/")
-    assert (surface_of(path) is None) == (path in HEALTH or is_page)
-    assert label_of(label_of(path)) == label_of(path)
+    assert (parse(path).surface is None) == (path in HEALTH or is_page)
+    label = parse(path).label
+    assert parse(label).label == label
 
 
 @given(

@@ -75,7 +75,9 @@ def test_every_operation_without_a_body_answers_as_it_is(
     for path in gets:
         assert client.get(path.format(model=name)).status_code == 200, path
     posts = {path for path, operations in document["paths"].items() if "post" in operations}
-    assert posts == {f"{prefix}/{task}" for task in TASKS for prefix in ("", MODEL_PATH)}
+    tasks = {f"{prefix}/{task}" for task in TASKS for prefix in ("", MODEL_PATH)}
+    assert posts == tasks | {"/info"}
+    assert client.post("/info").json() == client.get("/info").json()
 
 
 def test_every_reference_resolves(document: dict[str, Any]) -> None:

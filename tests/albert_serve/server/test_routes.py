@@ -33,6 +33,7 @@ from albert_serve.tasks import EncoderInput, Logits
 from albert_serve.tasks.load import load_tasks
 
 REQUEST = {"inputs": "The [MASK] run."}
+MODEL = "/v1/models/tiny"
 
 
 class SlowEngine:
@@ -69,7 +70,7 @@ class Service:
     async def post(
         self, task: str = "fill-mask", headers: dict[str, str] | None = None
     ) -> httpx.Response:
-        return await self.http.post(f"/{task}", json=REQUEST, headers=headers)
+        return await self.http.post(f"{MODEL}/{task}", json=REQUEST, headers=headers)
 
     async def started(self) -> asyncio.Task[httpx.Response]:
         """A request that the engine is busy with."""
@@ -194,7 +195,9 @@ def test_a_body_that_does_not_arrive_is_504(engine: Engine, bundle_dir: Path) ->
     async def check() -> None:
         async with serving(engine, bundle_dir, deadline_s=0.05) as service:
             headers = {"content-type": "application/json"}
-            reply = await service.http.post("/fill-mask", content=trickle(), headers=headers)
+            reply = await service.http.post(
+                f"{MODEL}/fill-mask", content=trickle(), headers=headers
+            )
             assert_error(reply, 504, "deadline")
             assert "the body did not arrive" in reply.json()["error"]
 
@@ -255,7 +258,7 @@ def test_before_it_is_started_everything_is_503() -> None:
     async def check() -> None:
         transport = httpx.ASGITransport(ErrorReplies(make_app(dict)))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-            assert_error(await http.post("/fill-mask", json=REQUEST), 503, "not_ready")
+            assert_error(await http.post(f"{MODEL}/fill-mask", json=REQUEST), 503, "not_ready")
             assert_error(await http.get("/info"), 503, "not_ready")
 
     asyncio.run(check())
@@ -297,7 +300,7 @@ async def call_and_leave(app: ErrorReplies, gone: asyncio.Event, sent: list[Mess
     scope: dict[str, Any] = {
         "type": "http",
         "method": "POST",
-        "path": "/fill-mask",
+        "path": f"{MODEL}/fill-mask",
         "query_string": b"",
         "headers": [(b"content-type", b"application/json")],
     }

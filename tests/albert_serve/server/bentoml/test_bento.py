@@ -83,6 +83,8 @@ def test_a_bento_serves_its_own_bundle_on_another_machine(
             for example in examples:
                 reply = httpx.post(f"{running.url}/{task}", json=example.body)
                 assert reply.status_code == 200, reply.text
+        native = httpx.get(f"{running.url}/schema.json").json()["routes"]
+        assert {route["route"] for route in native} == {"/info", *(f"/{task}" for task in EXAMPLES)}
 
 
 @pytest.mark.slow

@@ -1,0 +1,103 @@
+"""What the path of a request means to the middleware, which parses it once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from albert_serve.api.schemas import MODEL_PATH, MODELS_PATH
+from albert_serve.settings import Surface
+from albert_serve.tasks import TASKS
+
+HEALTH_PATHS: Final = frozenset({"/health", "/healthz", "/livez", "/readyz"})
+METRICS_PATH: Final = "/metrics"
+OTHER: Final = "/*"
+_DOCS_PATHS: Final = frozenset({"/docs", "/docs.json", "/schema.json"})
+_DOCS_FOLDER: Final = "/static_content/"
+# Open: the page holds no data and asks for the key itself, and a browser can send none for it.
+_PAGE_PATH: Final = "/"
+_PAGE_FOLDER: Final = "/web/"
+_TASK_PATHS: Final = frozenset(f"/{name}" for name in TASKS)
+_API_PATHS: Final = _TASK_PATHS | {"/info", MODELS_PATH}
+# The paths after a model's name.
+_MODEL_PATHS: Final = _TASK_PATHS | {"", "/info", "/health"}
+_TARGET: Final = "albert_serve.target"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """The meaning of a path.
+
+    Attributes:
+        label: in metrics: a known path itself, else a common label, because callers must not
+            create metrics.
+        surface: None for health and the page, which are open. The health of a named model reveals
+            that the model exists, so it belongs to the API, as do unknown paths.
+        model: a name, whether or not there is such a model; None for the default model.
+        task: the endpoint's name, if it is one of a task.
+    """
+
+    path: str
+    label: str
+    surface: Surface | None
+    model: str | None = None
+    task: str | None = None
+
+
+def target_of(scope: Scope) -> Target:
+    """Return the target of a request, which is parsed at the first call."""
+    if _TARGET not in scope:
+        scope[_TARGET] = parse(scope["path"])
+    target: Target = scope[_TARGET]
+    return target
+
+
+def parse(path: str) -> Target:
+    """Return the target of a path."""
+    if path in _API_PATHS:
+        task = path[1:] if path in _TASK_PATHS else None
+        return Target(path=path, label=path, surface="api", task=task)
+    if path in HEALTH_PATHS or path == _PAGE_PATH:
+        return Target(path=path, label=path, surface=None)
+    if path.startswith(_PAGE_FOLDER):
+        return Target(path=path, label=_PAGE_FOLDER, surface=None)
+    if path == METRICS_PATH:
+        return Target(path=path, label=path, surface="metrics")
+    if path in _DOCS_PATHS:
+        return Target(path=path, label=path, surface="docs")
+    if path.startswith(_DOCS_FOLDER):
+        return Target(path=path, label=_DOCS_FOLDER, surface="docs")
+    model, slash, task = path.removeprefix(f"{MODELS_PATH}/").partition("/")
+    if model and path.startswith(f"{MODELS_PATH}/") and slash + task in _MODEL_PATHS:
+        label = MODEL_PATH + slash + task
+        name = task if task in TASKS else None
+        return Target(path=path, label=label, surface="api", model=model, task=name)
+    return Target(path=path, label=OTHER, surface="api")
+
+
+class Labels:
+    """ASGI middleware outside of BentoML's, which keeps a metric for each path."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Replace the path by its label, until `Paths` restores it."""
+        if scope["type"] != "lifespan":
+            scope["path"] = target_of(scope).label
+        await self.app(scope, receive, send)
+
+
+class Paths:
+    """ASGI middleware inside of BentoML's that undoes `Labels`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Restore the path."""
+        if scope["type"] != "lifespan":
+            scope["path"] = target_of(scope).path
+        await self.app(scope, receive, send)

@@ -1,0 +1,29 @@
+"""A service that composes ours, in the ways that BentoML has; `test_native.py` serves it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import bentoml
+
+from albert_serve.service import AlbertServe
+
+
+@bentoml.service(name="composed")
+class Composed:
+    """Our service in a process of its own, or, where ALBERT_URL names one, on another machine."""
+
+    albert = bentoml.depends(AlbertServe, url=os.environ.get("ALBERT_URL"))
+
+    @bentoml.api  # type: ignore[untyped-decorator]
+    async def ask(self, task: str, inputs: Any, parameters: Any = None) -> Any:
+        """Return the type of a reply, and the reply."""
+        reply = await getattr(self.albert, task)(inputs=inputs, parameters=parameters)
+        return [type(reply).__name__, reply]
+
+    @bentoml.api  # type: ignore[untyped-decorator]
+    async def names(self) -> list[str]:
+        """Return the name of the default model, and of its tasks."""
+        info = await self.albert.info()
+        return [info.model_id, *(task.name for task in info.tasks)]

@@ -1,0 +1,184 @@
+"""BentoML's own ways to call the service: its clients, and services that depend on ours."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import bentoml
+import httpx
+import pytest
+from bentoml.exceptions import BentoMLException, NotFound, UnprocessableEntity
+
+from albert_serve.api.examples import EXAMPLES, Example
+from albert_serve.api.schemas import Answer, FilledToken, InfoReply
+from albert_serve.errors import request_error
+from tests.albert_serve.server.test_service import MASKED, VALID, assert_close
+from tests.albert_serve.support import ROOT, Running, running_service, service_environment
+
+# BentoML's own, and those of what it imports.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+KEY = "a-key-between-services"
+COMPOSED = "tests.albert_serve.server.bentoml.composed:Composed"
+ALL = [
+    pytest.param(task, example, id=f"{task}: {example.summary}")
+    for task, examples in EXAMPLES.items()
+    for example in examples
+]
+
+
+@contextmanager
+def calling(url: str) -> Iterator[Any]:
+    with bentoml.SyncHTTPClient(url) as client:
+        yield client
+        client._temp_dir.cleanup()  # else it is the interpreter that does it, with a warning
+
+
+@pytest.fixture(scope="module")
+def native(service: Running) -> Iterator[Any]:
+    with calling(service.url) as client:
+        yield client
+
+
+def method(task: str) -> str:
+    return task.replace("-", "_")
+
+
+@pytest.mark.parametrize(("task", "example"), ALL)
+def test_bentomls_client_gets_what_http_does(
+    task: str, example: Example, native: Any, client: httpx.Client
+) -> None:
+    reply = getattr(native, method(task))(**example.body)
+    assert_close(reply, client.post(f"/{task}", json=example.body).json())
+
+
+def test_bentomls_asynchronous_client_gets_the_same(service: Running, native: Any) -> None:
+    async def ask() -> list[Any]:
+        async with bentoml.AsyncHTTPClient(service.url) as client:
+            calls = [getattr(client, method(task))(inputs=VALID[task]) for task in VALID]
+            replies = [*await asyncio.gather(*calls), await client.info()]
+            client._temp_dir.cleanup()
+            return replies
+
+    *replies, info = asyncio.run(ask())
+    for task, reply in zip(VALID, replies, strict=True):
+        assert_close(reply, getattr(native, method(task))(VALID[task], {}))
+    assert info == native.info()
+    assert InfoReply.model_validate(info).model_id == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        pytest.param({"inputs": "none"}, "the text has no [MASK]", id="text"),
+        pytest.param({"inputs": MASKED, "parameters": {"topk": 3}}, "'topk'", id="unknown"),
+        pytest.param({"inputs": MASKED, "parameters": {"top_k": 0}}, "top_k", id="value"),
+    ],
+)
+def test_bentomls_client_raises_our_refusals(
+    native: Any, call: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UnprocessableEntity) as refused:
+        native.fill_mask(**call)
+    assert message in json.loads(refused.value.message)["error"]
+
+
+def test_every_endpoint_is_in_bentomls_schema_and_no_reference_is_left_open(
+    client: httpx.Client,
+) -> None:
+    schema = client.get("/schema.json").json()
+    routes = {route["name"]: route for route in schema["routes"]}
+    assert {name: route["route"] for name, route in routes.items()} == {
+        "info": "/info",
+        **{method(task): f"/{task}" for task in VALID},
+    }
+    for task in VALID:
+        fields = routes[method(task)]["input"]
+        assert fields["required"] == ["inputs"]
+        assert fields["properties"].keys() == {"inputs", "parameters"}
+        assert "$ref" not in json.dumps(fields)
+
+
+@pytest.fixture(scope="module", params=["service of the deployment", "url"])
+def composed(
+    request: pytest.FixtureRequest,
+    service: Running,
+    bundle_dir: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Any]:
+    home = tmp_path_factory.mktemp("composed")
+    environment = service_environment(bundle_dir, home)
+    if request.param == "url":
+        environment["ALBERT_URL"] = service.url
+    else:
+        environment["ALBERT_SERVE_API_KEYS"] = environment["BENTO_CLOUD_API_KEY"] = KEY
+    command = ("bentoml", "serve", COMPOSED, "--working-dir", str(ROOT))
+    with (
+        running_service(environment, home, command) as running,
+        calling(running.url) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("task", VALID)
+def test_another_service_depends_on_ours(task: str, composed: Any, native: Any) -> None:
+    for inputs in (VALID[task], [VALID[task]] * 2):
+        _, reply = composed.ask(method(task), inputs, {"truncation": "truncate"})
+        assert_close(reply, getattr(native, method(task))(inputs))
+    name, *tasks = composed.names()
+    assert name == "tiny"
+    assert task in tasks
+
+
+def test_another_service_gets_typed_replies(composed: Any) -> None:
+    kind, _ = composed.ask("question_answering", VALID["question-answering"])
+    assert kind == Answer.__name__
+
+
+def test_another_service_gets_our_refusals(composed: Any) -> None:
+    with pytest.raises(UnprocessableEntity, match=r"the text has no \[MASK\]"):
+        composed.ask("fill_mask", "none")
+
+
+@asynccontextmanager
+async def in_process(bundle_dir: Path) -> AsyncIterator[Any]:
+    """A service that depends on ours, in this process: BentoML calls none of our hooks."""
+    os.environ["ALBERT_SERVE_BUNDLE"] = str(bundle_dir)
+    try:
+        from tests.albert_serve.server.bentoml.composed import Composed
+
+        yield Composed()
+        await cast("Any", Composed).dependencies["albert"].close()
+    finally:
+        del os.environ["ALBERT_SERVE_BUNDLE"]
+
+
+def test_calls_in_process_take_and_return_values_and_raise_bentomls_exceptions(
+    bundle_dir: Path, native: Any
+) -> None:
+    async def check() -> None:
+        async with in_process(bundle_dir) as service:
+            best, *_ = await service.albert.fill_mask(MASKED, {"top_k": 2})
+            assert isinstance(best, FilledToken)
+            assert_close(best.model_dump(), native.fill_mask(MASKED)[0])
+            assert (await service.albert.info()).model_id == "tiny"
+            with pytest.raises(UnprocessableEntity, match=r"no \[MASK\]"):
+                await service.albert.fill_mask("none")
+            with pytest.raises(UnprocessableEntity, match="must be a valid string, not 3"):
+                await service.albert.fill_mask(3)
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("status", [404, 422, 429, 500, 504])
+def test_every_status_is_an_exception_of_bentoml(status: int) -> None:
+    from albert_serve.server.bentoml.endpoints import as_bentomls
+
+    error = as_bentomls(request_error(status, "told"))
+    assert isinstance(error, NotFound if status == 404 else BentoMLException)
+    assert (error.error_code, error.message) == (status, "told")
