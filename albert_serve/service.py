@@ -30,6 +30,7 @@ from albert_serve.runtime.ort import check_runtime
 from albert_serve.server.admission import AdmissionController
 from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, cors_options
 from albert_serve.server.bentoml.endpoints import Info, MediaTypes, NoInput, answer, input_of
+from albert_serve.server.bentoml.http import limit_heads
 from albert_serve.server.bentoml.supervision import supervise
 from albert_serve.server.bentoml.tracing import NO_SPANS, CallersTrace, has_exporter
 from albert_serve.server.error_replies import ErrorReplies
@@ -171,6 +172,7 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         """Return the application of a process; called once, before the first request."""
         settings = Settings.from_environment()
         configure_logs(settings.log_format)
+        limit_heads()
         self.inject_config()
         if not has_exporter():
             self.config["tracing"] = dict(NO_SPANS)

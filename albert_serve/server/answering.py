@@ -44,6 +44,7 @@ async def answer_request(model: HostedModel, task: str, request: Request) -> Res
         body = await read_json(
             request, max_bytes=settings.max_body_bytes, deadline_s=settings.deadline_s
         )
+        model.check_num_items(body.get("inputs") if isinstance(body, dict) else None)
         answering = model.answer(task, parse(task, body), ends_s, priority, pydantic_core.to_json)
         return await _until_disconnect(request, _reply(answering))
 
@@ -57,6 +58,7 @@ async def answer_call(model: HostedModel, task: str, inputs: Any, parameters: An
     """
     _check_task(model, task)
     ends_s = time.monotonic() + model.settings.deadline_s
+    model.check_num_items(inputs)
     request = parse(task, {"inputs": inputs, "parameters": parameters})
     with model.in_use():
         _, reply = await model.answer(task, request, ends_s, "interactive", lambda value: value)
@@ -124,6 +126,9 @@ async def _until_disconnect(request: Request, work: Coroutine[Any, Any, Response
         working.cancel()
         gone.cancel()
         await asyncio.wait({working, gone})
+        # An exception's traceback holds this frame, and `working` the exception: without this
+        # cycle a refused request's memory is free at once.
+        del working
 
 
 async def _disconnected(request: Request) -> None:

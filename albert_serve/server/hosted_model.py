@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from functools import cache, partial
+from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
+
+from pydantic import BaseModel
 
 from albert_serve import __version__
 from albert_serve.api.schemas import InfoReply, TaskInfo, TaskRequest
@@ -20,6 +25,10 @@ from albert_serve.tasks import AnyTask, Logits, Prepared, Work, prepare_request,
 
 _Args = TypeVarTuple("_Args")
 _ResultT = TypeVar("_ResultT")
+
+
+# Texts of a request that are tokenised by a thread of their own: some 10 ms of work and more.
+_LONG_CHARS: Final = 1 << 14
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -72,7 +81,9 @@ class HostedModel:
             RequestError: the queue is full, or the deadline has passed.
             EngineError: the model failed.
         """
-        prepared = await _in_thread(self._prepare, task, request, ends_s=ends_s)
+        is_long = num_chars([request.inputs, request.parameters]) > _LONG_CHARS
+        pool = _long_texts() if is_long else None
+        prepared = await _in_thread(self._prepare, task, request, ends_s=ends_s, pool=pool)
         work, is_begun = Work(prepared), False
 
         def take(logits: list[Logits]) -> _ResultT | None:
@@ -114,21 +125,50 @@ class HostedModel:
             needs_key=self.settings.needs_key,
         )
 
-    def _prepare(self, task: str, request: TaskRequest) -> list[Prepared[Any]]:
-        if isinstance(request.inputs, list) and len(request.inputs) > self.settings.max_items:
+    def check_num_items(self, inputs: object) -> None:
+        """Refuse a list of too many inputs, before any of them is validated.
+
+        Raises:
+            TooMuchAtOnceError: there are more than the setting allows.
+        """
+        if isinstance(inputs, list) and len(inputs) > self.settings.max_items:
             raise TooMuchAtOnceError(
-                f"inputs holds {len(request.inputs)} items; at most {self.settings.max_items} are "
+                f"inputs holds {len(inputs)} items; at most {self.settings.max_items} are "
                 "taken at once: split the list"
             )
+
+    def _prepare(self, task: str, request: TaskRequest) -> list[Prepared[Any]]:
         return prepare_request(self.tasks[task], request, max_tokens=self.batcher.max_queue_tokens)
 
 
 async def _in_thread(
-    function: Callable[[Unpack[_Args]], _ResultT], *args: *_Args, ends_s: float
+    function: Callable[[Unpack[_Args]], _ResultT],
+    *args: *_Args,
+    ends_s: float,
+    pool: Executor | None = None,
 ) -> _ResultT:
-    """Run a function off the event loop; one that exceeds the deadline is not awaited."""
+    """Run a function off the event loop; one that exceeds the deadline is not awaited.
+
+    One that has not begun when the request is cancelled never begins.
+    """
+    run = partial(copy_context().run, function, *args)
     try:
         async with asyncio.timeout(ends_s - time.monotonic()):
-            return await asyncio.to_thread(function, *args)
+            return await asyncio.get_running_loop().run_in_executor(pool, run)
     except TimeoutError:
         raise DeadlineExceededError("no answer before the deadline; send less at once") from None
+
+
+@cache
+def _long_texts() -> Executor:
+    """The thread that tokenises long texts, so that those of others do not wait for them."""
+    return ThreadPoolExecutor(1, thread_name_prefix="long-texts")
+
+
+def num_chars(inputs: object) -> int:
+    """Return the number of characters of all strings in a value of a request."""
+    if isinstance(inputs, str):
+        return len(inputs)
+    if isinstance(inputs, BaseModel):
+        return num_chars(list(vars(inputs).values()))
+    return sum(map(num_chars, inputs)) if isinstance(inputs, list | tuple) else 0
