@@ -12,6 +12,7 @@ import asyncio
 import os
 import signal
 import threading
+from collections.abc import Coroutine
 from functools import cache, partial
 from typing import Any, Final
 
@@ -31,7 +32,7 @@ from albert_serve.server.admission import AdmissionController
 from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, cors_options
 from albert_serve.server.bentoml.endpoints import Info, MediaTypes, NoInput, answer, input_of
 from albert_serve.server.bentoml.http import limit_heads
-from albert_serve.server.bentoml.supervision import supervise
+from albert_serve.server.bentoml.supervision import end_with, supervise
 from albert_serve.server.bentoml.tracing import NO_SPANS, CallersTrace, has_exporter
 from albert_serve.server.error_replies import ErrorReplies
 from albert_serve.server.logging import configure_logs
@@ -40,7 +41,7 @@ from albert_serve.server.openapi import describe_service
 from albert_serve.server.paths import Labels, Paths
 from albert_serve.server.registry import Models, check_models
 from albert_serve.server.routes import make_app
-from albert_serve.settings import DEFAULT_VARIABLE, Settings, num_workers
+from albert_serve.settings import DEFAULT_VARIABLE, Settings, num_workers, supervisor_pid
 
 # BentoML's timeout; our deadlines are shorter and reply with the reason (settings.py).
 _BENTOML_TIMEOUT_S: Final = 60
@@ -55,7 +56,7 @@ class Serving:
 
     def __init__(self) -> None:
         self._models = Models.load(Settings.from_environment(), _metrics())
-        self._reloading: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
 
     @bentoml.api(route="/fill-mask", input_spec=input_of("fill-mask"))  # type: ignore[untyped-decorator]
     async def fill_mask(
@@ -123,6 +124,7 @@ class Serving:
         if threading.current_thread() is threading.main_thread():  # it is not in a test's server
             self._drain_on_sigterm()
             self._reload_on_sighup()
+            self._end_with_supervisor()
 
     @bentoml.on_shutdown  # type: ignore[untyped-decorator]
     async def close(self) -> None:
@@ -157,12 +159,20 @@ class Serving:
         loop = asyncio.get_running_loop()
 
         def reload() -> None:
-            task = loop.create_task(self._models.reload())
-            self._reloading.add(task)
-            task.add_done_callback(self._reloading.discard)
+            self._run_in_background(self._models.reload())
 
         loop.add_signal_handler(signal.SIGHUP, reload)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # supervision.py blocks it
+
+    def _end_with_supervisor(self) -> None:
+        supervisor = supervisor_pid()
+        if supervisor is not None:
+            self._run_in_background(end_with(supervisor))
+
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
 
 class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]

@@ -26,6 +26,8 @@ BUNDLE_VARIABLE: Final = "ALBERT_SERVE_BUNDLE"
 MODELS_VARIABLE: Final = "ALBERT_SERVE_MODELS"
 DEFAULT_VARIABLE: Final = "ALBERT_SERVE_DEFAULT_MODEL"
 CACHE_VARIABLE: Final = "ALBERT_SERVE_CACHE"
+# Set by the supervisor for its workers; no setting.
+SUPERVISOR_VARIABLE: Final = "_ALBERT_SERVE_SUPERVISOR"
 _API_KEYS: Final = "ALBERT_SERVE_API_KEYS"
 _API_KEYS_FILE: Final = "ALBERT_SERVE_API_KEYS_FILE"
 _ORIGIN: Final = re.compile(r"https?://[^/\s?#@]+")
@@ -360,6 +362,12 @@ def num_usable_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def supervisor_pid() -> int | None:
+    """Return the process that started this one as its worker; None if it is not a worker."""
+    value = os.environ.get(SUPERVISOR_VARIABLE)
+    return int(value) if value else None
 
 
 def num_workers() -> int:

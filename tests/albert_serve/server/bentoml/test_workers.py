@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.albert_serve.support import (
     running_service,
@@ -38,3 +41,43 @@ def ask(url: str) -> object:
     reply = httpx.post(f"{url}/fill-mask", json=body, timeout=30)
     assert reply.status_code == 200
     return reply.json()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_workers_end_with_their_supervisor(bundle_dir: Path, tmp_path: Path) -> None:
+    environment = service_environment(bundle_dir, tmp_path / "home")
+    with running_service(environment, tmp_path) as service:
+        (worker,) = workers_of(service)
+        service.process.kill()
+        service.process.wait(timeout=20)
+        give_up_s = time.monotonic() + 20
+        while psutil.pid_exists(worker) and psutil.Process(worker).status() != "zombie":
+            assert time.monotonic() < give_up_s, service.log
+            time.sleep(0.1)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(service.url)
+
+
+def test_services_of_one_user_have_metrics_of_their_own(bundle_dir: Path, tmp_path: Path) -> None:
+    environment = service_environment(bundle_dir, tmp_path / "home")
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    with running_service(environment, tmp_path / "first") as first:
+        for _ in range(3):
+            ask(first.url)
+        with running_service(environment, tmp_path / "second") as second:
+            assert num_asked(second.url) == 0
+            ask(second.url)
+            assert num_asked(second.url) == 1
+            assert num_asked(first.url) == 3
+
+
+def num_asked(url: str) -> float:
+    """Requests of fill-mask, by the service's own metrics."""
+    families = text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=30).text)
+    return sum(
+        sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name.endswith("request_total") and "fill-mask" in str(sample.labels)
+    )
