@@ -32,7 +32,7 @@ from albert_serve.server.admission import AdmissionController
 from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, cors_options
 from albert_serve.server.bentoml.endpoints import Info, MediaTypes, NoInput, answer, input_of
 from albert_serve.server.bentoml.http import limit_heads
-from albert_serve.server.bentoml.supervision import end_with, supervise
+from albert_serve.server.bentoml.supervision import end_with, mark_started, supervise
 from albert_serve.server.bentoml.tracing import NO_SPANS, CallersTrace, has_exporter
 from albert_serve.server.error_replies import ErrorReplies
 from albert_serve.server.logging import configure_logs
@@ -125,6 +125,7 @@ class Serving:
             self._drain_on_sigterm()
             self._reload_on_sighup()
             self._end_with_supervisor()
+        mark_started()
 
     @bentoml.on_shutdown  # type: ignore[untyped-decorator]
     async def close(self) -> None:

@@ -26,8 +26,9 @@ BUNDLE_VARIABLE: Final = "ALBERT_SERVE_BUNDLE"
 MODELS_VARIABLE: Final = "ALBERT_SERVE_MODELS"
 DEFAULT_VARIABLE: Final = "ALBERT_SERVE_DEFAULT_MODEL"
 CACHE_VARIABLE: Final = "ALBERT_SERVE_CACHE"
-# Set by the supervisor for its workers; no setting.
+# Set by the supervisor for its workers; no settings.
 SUPERVISOR_VARIABLE: Final = "_ALBERT_SERVE_SUPERVISOR"
+METRICS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 _API_KEYS: Final = "ALBERT_SERVE_API_KEYS"
 _API_KEYS_FILE: Final = "ALBERT_SERVE_API_KEYS_FILE"
 _ORIGIN: Final = re.compile(r"https?://[^/\s?#@]+")
@@ -368,6 +369,12 @@ def supervisor_pid() -> int | None:
     """Return the process that started this one as its worker; None if it is not a worker."""
     value = os.environ.get(SUPERVISOR_VARIABLE)
     return int(value) if value else None
+
+
+def metrics_folder() -> Path | None:
+    """Return the folder of the metrics of all workers; None outside of a service."""
+    value = os.environ.get(METRICS_VARIABLE)
+    return Path(value) if value else None
 
 
 def num_workers() -> int:

@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 from functools import partialmethod
 from pathlib import Path
 from typing import Any, Final
@@ -25,10 +26,17 @@ from circus.process import Process  # type: ignore[import-untyped]
 from circus.watcher import Watcher  # type: ignore[import-untyped]
 from prometheus_client.multiprocess import mark_process_dead
 
-from albert_serve.settings import SUPERVISOR_VARIABLE
+from albert_serve.settings import (
+    METRICS_VARIABLE,
+    SUPERVISOR_VARIABLE,
+    metrics_folder,
+    supervisor_pid,
+)
 
 _CHECK_EVERY_MS: Final = 1000
-_METRICS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
+_MAX_FAILED_STARTS: Final = 5
+_STARTED: Final = "started-{}"
+_END_AFTER_S: Final = 0.5
 _logger = logging.getLogger(__name__)
 
 
@@ -36,15 +44,60 @@ def supervise() -> None:
     """Forward SIGHUP to the workers, and restart dead workers within a second, in containers too.
 
     By default BentoML replaces all workers on SIGHUP, checks for dead ones every 10 s, never
-    restarts them in a container, keeps their gauges, and has one folder of metrics for all
-    services of a user.
+    restarts them in a container, keeps their gauges, has one folder of metrics for all services of
+    a user, and restarts workers that cannot start for ever.
     """
-    metrics = tempfile.mkdtemp(prefix="albert-serve-metrics-")
+    metrics = Path(tempfile.mkdtemp(prefix="albert-serve-metrics-"))
+    starts = Starts(metrics)
+    atexit.register(starts.exit)
     atexit.register(shutil.rmtree, metrics, ignore_errors=True)
     Watcher.__init__ = partialmethod(_watch, Watcher.__init__, metrics)
-    Process.spawn = partialmethod(_spawn_with_hup_blocked, Process.spawn)
+    Process.spawn = partialmethod(_spawn, Process.spawn, starts)
     Controller.start = partialmethod(_start_checking_often, Controller.start)
     vars(bentoml.serving)["running_inside_container"] = lambda: False
+
+
+class Starts:
+    """The starts of workers: too many failures in a row end the service.
+
+    Args:
+        folder: where each worker that has started leaves a file (`mark_started`).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._num_started = 0
+        self._num_failed = 0
+        self._is_failed = False
+
+    def count(self, num_workers: int) -> None:
+        """Count a start, and end the service if workers died again and again before they served."""
+        num_started = len(list(self._folder.glob(_STARTED.format("*"))))
+        self._num_failed = 0 if num_started > self._num_started else self._num_failed + 1
+        self._num_started = num_started
+        if self._num_failed < num_workers + _MAX_FAILED_STARTS:
+            return
+        if not self._is_failed:
+            _logger.error(
+                "%d workers in a row died before they served; the log has why: the service ends",
+                _MAX_FAILED_STARTS,
+            )
+        self._is_failed = True
+        # Later, because circus drops a signal that comes while it starts a worker.
+        threading.Timer(_END_AFTER_S, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+    def exit(self) -> None:
+        """End the process with status 1 if the workers failed; BentoML would end it with 0."""
+        if self._is_failed:
+            logging.shutdown()
+            os._exit(1)
+
+
+def mark_started() -> None:
+    """Tell the supervisor that this worker serves."""
+    folder = metrics_folder()
+    if folder is not None and supervisor_pid() is not None:
+        (folder / _STARTED.format(os.getpid())).touch()
 
 
 async def end_with(supervisor: int) -> None:
@@ -55,16 +108,17 @@ async def end_with(supervisor: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _watch(watcher: Watcher, init: Any, metrics: str, *args: Any, **options: Any) -> None:
+def _watch(watcher: Watcher, init: Any, metrics: Path, *args: Any, **options: Any) -> None:
     """Make a watcher of workers that get SIGHUP and know their supervisor and its metrics."""
-    supervisor = {_METRICS_VARIABLE: metrics, SUPERVISOR_VARIABLE: str(os.getpid())}
+    supervisor = {METRICS_VARIABLE: str(metrics), SUPERVISOR_VARIABLE: str(os.getpid())}
     env = {**(options.pop("env", None) or {}), **supervisor}
     init(watcher, *args, **options, env=env, send_hup=True)
 
 
-def _spawn_with_hup_blocked(process: Process, spawn: Any) -> None:
+def _spawn(process: Process, spawn: Any, starts: Starts) -> None:
     """Start a worker with SIGHUP blocked, which is fatal before the worker handles it."""
-    _remove_dead_gauges(Path(process.env[_METRICS_VARIABLE]))
+    starts.count(process.watcher.numprocesses)
+    _remove_dead_gauges(Path(process.env[METRICS_VARIABLE]))
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # the child inherits it
     try:
         spawn(process)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -56,6 +59,19 @@ def test_workers_end_with_their_supervisor(bundle_dir: Path, tmp_path: Path) -> 
             time.sleep(0.1)
     with pytest.raises(httpx.ConnectError):
         httpx.get(service.url)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_service_ends_whose_workers_cannot_start(bundle_dir: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    shutil.copytree(bundle_dir, bundle)
+    environment = service_environment(bundle, tmp_path / "home")
+    with running_service(environment, tmp_path) as service:
+        (worker,) = workers_of(service)
+        (bundle / "manifest.json").write_text("{")
+        os.kill(worker, signal.SIGKILL)
+        assert service.process.wait(timeout=300) == 1
+        assert service.log.count("workers in a row died before they served") == 1
 
 
 def test_services_of_one_user_have_metrics_of_their_own(bundle_dir: Path, tmp_path: Path) -> None:
