@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help setup serve test test-slow fuzz bench-pretrain bench-engine bench-sizes bench-serve bench-reliability image-cpu image-gpu check format clean
+.PHONY: help setup serve test test-fast test-slow fuzz bench-pretrain bench-engine bench-sizes bench-serve bench-reliability image-cpu image-gpu check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -36,6 +36,9 @@ serve: $(VENV)/.serve  ## serve the bundle in models/ on port 3000 (PORT=... cha
 
 test: $(VENV)/.dev  ## run the tests (but the slow ones)
 	$(BIN)/python -m pytest -m 'not slow'
+
+test-fast: $(VENV)/.dev  ## run the tests without processes, browsers and compilers, in a minute
+	$(BIN)/python -m pytest -n auto -m 'not slow and not process'
 
 test-slow: $(VENV)/.dev  ## run the tests that take minutes
 	$(BIN)/python -m pytest -m slow

@@ -496,6 +496,7 @@ def test_what_cannot_be_is_told_in_a_line(
     assert message in error
 
 
+@pytest.mark.slow
 def test_contestants_are_measured_in_turns(folder: Path, inputs: Inputs, tmp_path: Path) -> None:
     field = [
         (CONTESTANTS[key], [make_job(folder, key)]) for key in ("transformers-fp32", "ours-fp32")

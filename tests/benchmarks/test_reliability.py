@@ -16,6 +16,7 @@ from benchmarks.reliability.report import Result, tables, write_into
 from tests.albert_serve.conftest import bundle_dir, checkpoint_dir  # noqa: F401 - fixtures
 
 
+@pytest.mark.slow
 def test_ten_times_too_much_is_answered_or_refused(
     bundle_dir: Path,  # noqa: F811
     tmp_path: Path,
@@ -34,6 +35,7 @@ def test_ten_times_too_much_is_answered_or_refused(
     assert outcome.num(200) > 0
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_at_the_end(bundle_dir: Path, tmp_path: Path) -> None:  # noqa: F811
     result = sigterm(Setting(bundle=bundle_dir, folder=tmp_path, seconds=6, minutes=0))
     assert result.passed, result

@@ -111,6 +111,7 @@ def test_a_checkpoint_without_the_tasks_is_told(checkpoint: Path, tmp_path: Path
         make_stream(tmp_path, [WIKI], NUM_REQUESTS, 3)
 
 
+@pytest.mark.slow
 def test_both_services_answer_everything_alike(report: Report) -> None:
     for result in report.results:
         assert failed(result)[0] == 0
@@ -124,6 +125,7 @@ def test_both_services_answer_everything_alike(report: Report) -> None:
     assert largest_difference(report.peer, report.ours[0]) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_engine_alone_is_compared_with_ours_only(report: Report) -> None:
     assert not report.peer.alone
     (alone,) = report.ours[0].alone
@@ -134,6 +136,7 @@ def test_the_engine_alone_is_compared_with_ours_only(report: Report) -> None:
         assert min(*over_http, *in_process) > 0
 
 
+@pytest.mark.slow
 def test_tables_have_a_row_for_everything(report: Report, tmp_path: Path) -> None:
     tables = markdown(report)
     lines = tables.splitlines()

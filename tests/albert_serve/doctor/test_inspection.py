@@ -20,6 +20,7 @@ from albert_serve.doctor.inspection import describe_bundle
 from albert_serve.doctor.overview import description_text
 from albert_serve.doctor.report import columns, in_bytes, rounded, section, table, tree
 from albert_serve.errors import BundleCorruptError
+from export.source import HUGGING_FACE_FILES
 from export.verify import external_tensors
 from export.write import export_bundle
 from training.model.checkpoint import load_checkpoint, save_checkpoint
@@ -88,7 +89,8 @@ def test_sizes_are_those_on_disk(any_dir: Path) -> None:
     assert sizes.files == on_disk
     assert sizes.bundle_bytes == sum(on_disk.values())
     parts = (sizes.weights_bytes, sizes.tokenizer_bytes, sizes.graphs_bytes, sizes.manifest_bytes)
-    assert sum(parts) == sizes.bundle_bytes
+    others = [size for name, size in sizes.files.items() if name in HUGGING_FACE_FILES]
+    assert sum(parts) + sum(others) == sizes.bundle_bytes
     assert sizes.weights_bytes == on_disk["model.safetensors"]
     assert sizes.bundle_over_weights == sizes.bundle_bytes / sizes.weights_bytes
 

@@ -421,6 +421,13 @@ def test_hangup_reloads_every_worker_and_drops_nothing(
         assert httpx.get(f"{running.url}/info").json()["model_id"] == "served"
 
 
+def metrics_of(worker: int) -> Path:
+    """The folder of a worker's metrics, from Linux' /proc."""
+    variables = Path(f"/proc/{worker}/environ").read_bytes().split(b"\0")
+    (folder,) = (each for each in variables if each.startswith(b"PROMETHEUS_MULTIPROC_DIR="))
+    return Path(folder.partition(b"=")[2].decode())
+
+
 def test_a_worker_that_was_killed_comes_back_as_the_others_are(
     bundle_dir: Path, int8_dir: Path, tmp_path: Path
 ) -> None:
@@ -433,7 +440,7 @@ def test_a_worker_that_was_killed_comes_back_as_the_others_are(
         shutil.copytree(int8_dir, folder / "another")
         running.process.send_signal(signal.SIGHUP)
         wait_for(lambda: running.log.count("model another is now") == 2, running)
-        gauges = tmp_path / "home/prometheus_multiproc_dir"
+        gauges = metrics_of(killed)
         assert list(gauges.glob(f"gauge_live*_{killed}.db"))
         os.kill(killed, signal.SIGKILL)
         wait_for(lambda: len(set(workers_of(running)) - {killed}) == 2, running)

@@ -142,7 +142,7 @@ def test_a_resumed_run_ends_with_the_same_weights(
     ("more", "message"),
     [
         (["--labels", "a", "b"], "--labels goes with labelled texts"),
-        (["--teacher", "nowhere-to-be-found"], "teacher nowhere-to-be-found cannot be loaded"),
+        (["--teacher", "/nowhere/else"], "teacher /nowhere/else cannot be loaded"),
         (["--text-classification", "none.txt"], "none.txt"),
     ],
 )

@@ -1,0 +1,38 @@
+"""Marks tests that start processes, browsers or compilers; `make test-fast` leaves them out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+_TESTS: Final = Path(__file__).parent
+_WITH_PROCESSES: Final = (
+    "albert_serve/client",
+    "albert_serve/doctor",
+    "albert_serve/runtime/test_runtime.py",
+    "albert_serve/server",
+    "albert_serve/test_cli.py",
+    "albert_serve/web",
+    "benchmarks",
+    "training/data/test_packed_rows.py",
+    "training/data/test_prepare_stopped.py",
+    "training/distillation/test_distil.py",
+    "training/distillation/test_pseudo_labels.py",
+    "training/evaluation",
+    "training/loop",
+    "training/model/test_model_training.py",
+    "training/optim/test_lamb.py",
+    "training/test_finetune.py",
+    "training/test_losses.py",
+    "training/test_pretrain.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests in the files and folders above."""
+    folders = [_TESTS / name for name in _WITH_PROCESSES]
+    for item in items:
+        if any(item.path.is_relative_to(folder) for folder in folders):
+            item.add_marker("process")
