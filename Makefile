@@ -38,7 +38,7 @@ test: $(VENV)/.dev  ## run the tests (but the slow ones)
 	$(BIN)/python -m pytest -m 'not slow'
 
 test-fast: $(VENV)/.dev  ## run the tests without processes, browsers and compilers, in a minute
-	$(BIN)/python -m pytest -n auto -m 'not slow and not process'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m 'not slow and not process'
 
 test-slow: $(VENV)/.dev  ## run the tests that take minutes
 	$(BIN)/python -m pytest -m slow
