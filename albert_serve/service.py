@@ -32,7 +32,7 @@ from albert_serve.server.admission import AdmissionController
 from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, cors_options
 from albert_serve.server.bentoml.endpoints import Info, MediaTypes, NoInput, answer, input_of
 from albert_serve.server.bentoml.http import limit_heads
-from albert_serve.server.bentoml.supervision import end_with, mark_started, supervise
+from albert_serve.server.bentoml.supervision import SERVICE_NAME, end_with, mark_started, supervise
 from albert_serve.server.bentoml.tracing import NO_SPANS, CallersTrace, has_exporter
 from albert_serve.server.error_replies import ErrorReplies
 from albert_serve.server.logging import configure_logs
@@ -214,7 +214,7 @@ def _read_keys(settings: Settings) -> ApiKeys:
 
 
 AlbertServe: Any = bentoml.service(
-    name="albert_serve",
+    name=SERVICE_NAME,
     service_class=_ServiceWithMiddleware,
     traffic={"timeout": _BENTOML_TIMEOUT_S},
     workers=num_workers(),

@@ -33,6 +33,7 @@ from albert_serve.settings import (
     supervisor_pid,
 )
 
+SERVICE_NAME: Final = "albert_serve"
 _CHECK_EVERY_MS: Final = 1000
 _MAX_FAILED_STARTS: Final = 5
 _STARTED: Final = "started-{}"
@@ -109,15 +110,21 @@ async def end_with(supervisor: int) -> None:
 
 
 def _watch(watcher: Watcher, init: Any, metrics: Path, *args: Any, **options: Any) -> None:
-    """Make a watcher of workers that get SIGHUP and know their supervisor and its metrics."""
-    supervisor = {METRICS_VARIABLE: str(metrics), SUPERVISOR_VARIABLE: str(os.getpid())}
-    env = {**(options.pop("env", None) or {}), **supervisor}
+    """Make a watcher whose workers get SIGHUP; ours know their supervisor and its metrics.
+
+    Workers of another service, which composes ours, share BentoML's metrics with it, and never
+    tell that they have started.
+    """
+    env = dict(options.pop("env", None) or {})
+    if SERVICE_NAME in (options.get("args") or ()):
+        env |= {METRICS_VARIABLE: str(metrics), SUPERVISOR_VARIABLE: str(os.getpid())}
     init(watcher, *args, **options, env=env, send_hup=True)
 
 
 def _spawn(process: Process, spawn: Any, starts: Starts) -> None:
     """Start a worker with SIGHUP blocked, which is fatal before the worker handles it."""
-    starts.count(process.watcher.numprocesses)
+    if SUPERVISOR_VARIABLE in process.env:
+        starts.count(process.watcher.numprocesses)
     _remove_dead_gauges(Path(process.env[METRICS_VARIABLE]))
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # the child inherits it
     try:

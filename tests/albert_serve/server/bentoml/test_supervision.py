@@ -1,0 +1,52 @@
+"""Our own workers are counted and get a folder of metrics; those of other services do not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from albert_serve.server.bentoml import supervision
+from albert_serve.server.bentoml.supervision import SERVICE_NAME, Starts
+from albert_serve.settings import METRICS_VARIABLE, SUPERVISOR_VARIABLE
+
+
+def environment_of(service: str, folder: Path) -> dict[str, str]:
+    """What a watcher of that service's workers gets, where BentoML's folder is `shared`."""
+    taken: dict[str, Any] = {}
+    supervision._watch(
+        None,
+        lambda _, **options: taken.update(options),
+        folder,
+        name="service",
+        args=["-m", "worker", "--service-name", service],
+        env={METRICS_VARIABLE: "shared"},
+    )
+    assert taken["send_hup"] is True
+    environment: dict[str, str] = taken["env"]
+    return environment
+
+
+def test_our_workers_know_their_supervisor(tmp_path: Path) -> None:
+    expected = {METRICS_VARIABLE: str(tmp_path), SUPERVISOR_VARIABLE: str(os.getpid())}
+    assert environment_of(SERVICE_NAME, tmp_path) == expected
+
+
+def test_workers_of_a_composing_service_are_as_bentoml_has_them(tmp_path: Path) -> None:
+    assert environment_of("Search", tmp_path) == {METRICS_VARIABLE: "shared"}
+
+
+@pytest.mark.parametrize(("service", "expected"), [(SERVICE_NAME, 1), ("Search", 0)])
+def test_starts_of_our_workers_alone_are_counted(
+    service: str, expected: int, tmp_path: Path
+) -> None:
+    starts = Starts(tmp_path)
+    spawned: list[Any] = []
+    env = {**environment_of(service, tmp_path), METRICS_VARIABLE: str(tmp_path)}
+    process = SimpleNamespace(env=env, watcher=SimpleNamespace(numprocesses=1))
+    supervision._spawn(process, spawned.append, starts)
+    assert spawned == [process]
+    assert starts._num_failed == expected
