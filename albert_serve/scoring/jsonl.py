@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, TextIO
 
 from albert_serve.errors import InvalidInputError
+from albert_serve.files import put_in_place
 
 MAX_LINE_BYTES: Final = 16 << 20
 _STDOUT: Final = 1
@@ -81,9 +82,7 @@ def _replace(output: Path) -> Iterator[BinaryIO]:
     try:
         with partial.open("xb") as stream:
             yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(output)
+        put_in_place(partial, output)
     except BaseException:
         with contextlib.suppress(OSError):
             partial.unlink()

@@ -44,8 +44,8 @@ async def answer_request(model: HostedModel, task: str, request: Request) -> Res
         body = await read_json(
             request, max_bytes=settings.max_body_bytes, deadline_s=settings.deadline_s
         )
-        model.check_num_items(body.get("inputs") if isinstance(body, dict) else None)
-        answering = model.answer(task, parse(task, body), ends_s, priority, pydantic_core.to_json)
+        task_request = _parse(model, task, body)
+        answering = model.answer(task, task_request, ends_s, priority, pydantic_core.to_json)
         return await _until_disconnect(request, _reply(answering))
 
 
@@ -58,23 +58,10 @@ async def answer_call(model: HostedModel, task: str, inputs: Any, parameters: An
     """
     _check_task(model, task)
     ends_s = time.monotonic() + model.settings.deadline_s
-    model.check_num_items(inputs)
-    request = parse(task, {"inputs": inputs, "parameters": parameters})
+    request = _parse(model, task, {"inputs": inputs, "parameters": parameters})
     with model.in_use():
         _, reply = await model.answer(task, request, ends_s, "interactive", lambda value: value)
     return reply
-
-
-def parse(task: str, body: Any) -> TaskRequest:
-    """Return the request of a task.
-
-    Raises:
-        InvalidInputError: the body is none.
-    """
-    try:
-        return TASKS[task].request.model_validate(body)
-    except ValidationError as error:
-        raise InvalidInputError(describe(error)) from error
 
 
 def reply_to_error(error: AlbertServeError, request: Request) -> Response:
@@ -82,6 +69,16 @@ def reply_to_error(error: AlbertServeError, request: Request) -> Response:
     if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         _logger.error("request %s failed", request_id_of(request.scope), exc_info=error)
     return error_response(error, request.scope)
+
+
+def _parse(model: HostedModel, task: str, body: Any) -> TaskRequest:
+    """Return the request of a task; a list of too many inputs is refused before it is validated."""
+    if isinstance(body, dict):
+        model.check_num_items(body.get("inputs"))
+    try:
+        return TASKS[task].request.model_validate(body)
+    except ValidationError as error:
+        raise InvalidInputError(describe(error)) from error
 
 
 def _check_task(model: HostedModel, task: str) -> None:
