@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from albert_serve.config import AlbertConfig
 from training.model import albert
 from training.model.albert import Albert, Batch
-from training.precision import precision
+from training.system.precision import precision
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
 

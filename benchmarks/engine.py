@@ -24,7 +24,7 @@ from benchmarks.engines.jobs import CONTESTANTS, KINDS, Shape
 from benchmarks.engines.measurement import Asked, Subject, measure
 from benchmarks.engines.tables import markdown, save
 from training.errors import report_errors
-from training.options import parse_count, parse_duration
+from training.run.options import parse_count, parse_duration
 
 _REPOSITORY: Final = Path(__file__).parents[1]
 _DATA: Final = _REPOSITORY / "tests" / "data"

@@ -29,8 +29,8 @@ from benchmarks.pretraining.report import Report, flops_per_token, hardware, sav
 from training.data.shards import Shards
 from training.errors import report_errors
 from training.loop.flops import peak_flops
-from training.options import default_device, parse_count, parse_duration, parse_positive
 from training.prepare import prepare
+from training.run.options import default_device, parse_count, parse_duration, parse_positive
 
 _REPOSITORY: Final = Path(__file__).parents[1]
 _CURVES: Final = {

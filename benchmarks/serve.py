@@ -30,7 +30,7 @@ from benchmarks.serving.stream import make_checkpoint, make_stream
 from benchmarks.serving.tables import Report, markdown, to_dict, write_tables
 from export.write import export_bundle
 from training.errors import report_errors
-from training.options import parse_count, parse_duration
+from training.run.options import parse_count, parse_duration
 
 _DOCS: Final = REPOSITORY / "docs" / "serving.md"
 _PRECISIONS: Final = ("fp32", "int8")

@@ -29,7 +29,6 @@ from training.distillation.teacher import Teacher, TeacherError, describe_model,
 from training.errors import report_errors
 from training.loop.distributed import join_world
 from training.loop.progress import is_known_run
-from training.options import add_end, add_reports, parse_count, parse_weight
 from training.pretrain import (
     add_data,
     add_machine,
@@ -41,7 +40,8 @@ from training.pretrain import (
     make_job,
     train_job,
 )
-from training.recipes import DISTILLATION, Recipe
+from training.run.options import add_end, add_reports, parse_count, parse_weight
+from training.run.recipes import DISTILLATION, Recipe
 
 _EXAMPLES: Final = r"""examples:
   python -m training.distil --teacher sentence-transformers/all-MiniLM-L6-v2 \

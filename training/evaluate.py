@@ -34,8 +34,8 @@ from training.evaluation.validation import held_out, measure, unigram_entropy
 from training.losses import Objective, Tally, score
 from training.model.checkpoint import load_checkpoint, read_config
 from training.model.heads import AlbertForTasks, Task
-from training.options import default_device, parse_count
 from training.prepare import prepare
+from training.run.options import default_device, parse_count
 
 _TOKENS_A_BATCH: Final = 8192
 _TOKENS_AT_ONCE: Final = 8 * _TOKENS_A_BATCH

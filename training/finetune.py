@@ -39,8 +39,8 @@ from training.losses import LOSS_OF, LossFunction, Objective
 from training.model.checkpoint import cut_positions, label_keys, load_checkpoint, read_config
 from training.model.heads import head_sizes
 from training.optim.optimizers import OptimizerSettings, Schedule, build_optimizers
-from training.options import add_end, add_optimization, add_reports, parse_count, parse_positive
 from training.prepare import prepare
+from training.run.options import add_end, add_optimization, add_reports, parse_count, parse_positive
 
 _EXAMPLES: Final = r"""examples:
   python -m training.finetune --initialize-from runs/base/checkpoint --output runs/sentiment \

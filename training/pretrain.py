@@ -21,7 +21,6 @@ from training.data.examples import MIN_LENGTH, SentenceTask
 from training.data.shards import Shards
 from training.errors import report_errors
 from training.evaluation.validation import Validation, held_out, unigram_entropy
-from training.job import Job
 from training.loop.checkpointing import Checkpoints
 from training.loop.distributed import Parallelism, World, join_world
 from training.loop.flops import peak_flops, train_flops_per_token
@@ -32,7 +31,8 @@ from training.loop.provenance import file_names
 from training.loop.step import Run
 from training.loop.trainer import Saver, Trainer
 from training.model.checkpoint import load_checkpoint
-from training.options import (
+from training.run.job import Job
+from training.run.options import (
     add_end,
     add_optimization,
     add_reports,
@@ -40,7 +40,7 @@ from training.options import (
     parse_part,
     parse_seed,
 )
-from training.recipes import RECIPES, Dropout, Recipe, scaled_lr
+from training.run.recipes import RECIPES, Dropout, Recipe, scaled_lr
 
 # Tokens of held-out text in a validation.
 _VALIDATION_TOKENS: Final = 1 << 16

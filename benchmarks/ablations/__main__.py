@@ -27,8 +27,8 @@ from benchmarks.ablations.setup import Setup
 from benchmarks.ablations.tables import Base, Table, TableName, Variant, distinct_variants
 from training.errors import report_errors
 from training.loop.progress import is_known_run, record_run
-from training.options import default_device, parse_count, parse_part
 from training.plot import save_figure
+from training.run.options import default_device, parse_count, parse_part
 
 _EXAMPLES: Final = r"""examples:
   python -m benchmarks.ablations --shards wiki-shards/ --validation held-out-shards/ \

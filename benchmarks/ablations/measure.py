@@ -28,7 +28,7 @@ from training.data.masking import NgramMasking
 from training.data.shards import Shards
 from training.evaluation.validation import evaluating, held_out
 from training.model.heads import AlbertForTasks
-from training.precision import precision
+from training.system.precision import precision
 
 PAIR_TASKS: Final[tuple[SentenceTask, ...]] = ("nsp", "sop")
 # Of the probe's squared weights, beside the mean loss; features have unit variance.

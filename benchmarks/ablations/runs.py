@@ -27,8 +27,8 @@ from benchmarks.ablations.findings import Result
 from benchmarks.ablations.setup import AblationError, Setup, is_done, make_run, read_result
 from benchmarks.ablations.tables import Variant
 from training.errors import report_errors
-from training.locking import locked_folder
-from training.signals import StopFlag
+from training.system.locking import locked_folder
+from training.system.signals import StopFlag
 
 _LOG: Final = "log.txt"
 _POLL_S: Final = 0.5

@@ -18,7 +18,7 @@ from torch import Tensor
 from benchmarks.engines.jobs import Job, Opened, Peak
 from benchmarks.engines.turns import read_memory
 from benchmarks.harness.channel import Channel
-from training.precision import cpu_has_bf16
+from training.system.precision import cpu_has_bf16
 
 _SIZES: Final = (1024, 2048)
 _MEASURE_S: Final = 0.1

@@ -26,7 +26,7 @@ from benchmarks.pretraining.jobs import HfSettings, Job
 from benchmarks.pretraining.ours import LR
 from benchmarks.pretraining.stopwatch import Stopwatch
 from training.data.examples import IGNORED
-from training.precision import product_dtype
+from training.system.precision import product_dtype
 
 Example = dict[str, "NDArray[np.int64] | int"]
 _ROUNDING: Final = 8

@@ -11,12 +11,12 @@ from benchmarks.harness.channel import Channel
 from benchmarks.pretraining import jobs
 from benchmarks.pretraining.stopwatch import Stopwatch
 from training.data.shards import Shards
-from training.job import Job
 from training.loop.distributed import World
-from training.loop.memory import keep_freed_memory
 from training.loop.progress import Progress
 from training.loop.step import Run
-from training.recipes import RECIPES
+from training.run.job import Job
+from training.run.recipes import RECIPES
+from training.system.memory import keep_freed_memory
 
 # Between warm-up and decay, where the rate is the full one.
 _DONE = 0.5

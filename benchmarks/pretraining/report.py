@@ -19,7 +19,7 @@ from benchmarks.pretraining.contest import Result
 from benchmarks.pretraining.data import Arrays
 from benchmarks.pretraining.jobs import Case, Turn
 from training.loop.flops import mfu, train_flops_per_token
-from training.precision import product_dtype
+from training.system.precision import product_dtype
 
 _GB: Final = 1e9
 _TERA: Final = 1e12

@@ -298,4 +298,4 @@ def stop_at(patch: pytest.MonkeyPatch, num_steps: int, number: signal.Signals) -
 def pretend_bf16(patch: pytest.MonkeyPatch, has_bf16: bool) -> None:
     """Have the CPU look as if it had fast instructions for bf16, or none."""
     patch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_bf16})
-    patch.setattr("training.precision.cpu_is_faster_in_bf16", lambda: has_bf16)
+    patch.setattr("training.system.precision.cpu_is_faster_in_bf16", lambda: has_bf16)

@@ -18,7 +18,7 @@ from training.data.masking import NgramMasking
 from training.losses import Score, Tally, pretrain_scores, pretrain_sums, score
 from training.model.albert import Batch
 from training.model.heads import AlbertForTasks, FillMaskHead, Task
-from training.precision import precision
+from training.system.precision import precision
 
 BOTH: tuple[Task, ...] = ("fill-mask", "sentence-order")
 # A row of two sequences and padding, and one of a single segment.

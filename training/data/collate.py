@@ -23,7 +23,7 @@ from training.data.packing import MAX_IN_ROW, Plan, PlannedStep, Position
 from training.data.shards import Shards
 from training.errors import TrainingError
 from training.model.albert import Batch, Packing
-from training.signals import STOPPING
+from training.system.signals import STOPPING
 
 Rows: TypeAlias = Sequence[Sequence[Example]]
 # Collate function: from the examples of each row to a batch.

@@ -31,7 +31,7 @@ from training.data.shards import (
     is_intact,
     part_name,
 )
-from training.locking import locked_folder
+from training.system.locking import locked_folder
 
 _HALF: Final = ".half"
 _PART: Final = re.compile(rf"part-[0-9]{{5,}}({re.escape(_HALF)})?")

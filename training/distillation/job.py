@@ -17,10 +17,10 @@ from training.distillation.batches import DistilCollator
 from training.distillation.losses import DistillationLoss, Objectives, student_states
 from training.distillation.start import shared_pieces, start_from_teacher
 from training.distillation.teacher import Teacher, TeacherError
-from training.job import Job
 from training.loop.step import Run
 from training.losses import LOSS_OF
 from training.model.heads import AlbertForTasks, Task, head_sizes
+from training.run.job import Job
 
 # Minimum fraction of the corpus' tokens that are one piece of the teacher's vocabulary. The
 # official vocabularies of English encoders share over 80 % on Wikipedia.

@@ -20,7 +20,7 @@ from training.distillation.teacher import Teacher
 from training.losses import PretrainSums, Score, head_sums, read_rows, scores_of
 from training.model.albert import Attention, Batch, Packing, project
 from training.model.heads import AlbertForTasks
-from training.precision import precision
+from training.system.precision import precision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

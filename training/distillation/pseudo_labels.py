@@ -26,7 +26,7 @@ from training.data.batch import ExampleBatch, LossName
 from training.distillation.teacher import TeacherError, describe_model, load_frozen, num_positions
 from training.losses import Score
 from training.model.heads import AlbertForTasks
-from training.precision import precision
+from training.system.precision import precision
 
 Problem: TypeAlias = Literal["single_label", "multi_label", "regression"]
 _FILE: Final = "teacher-logits.safetensors"

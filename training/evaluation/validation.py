@@ -21,7 +21,7 @@ from training.data.packing import Plan
 from training.data.shards import Shards
 from training.losses import Tally
 from training.model.heads import Task
-from training.precision import precision
+from training.system.precision import precision
 
 # Fixed, so that all models predict the same tokens.
 _SEED: Final = 12345

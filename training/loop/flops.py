@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from albert_serve.config import AlbertConfig
-from training.precision import product_dtype
+from training.system.precision import product_dtype
 
 # Data sheets: dense products in bf16 (fp16 on V100 and T4, which have no bf16), floating-point
 # operations a second. The device's name must have all words of a key; the first match counts.

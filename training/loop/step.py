@@ -23,7 +23,7 @@ from training.losses import Score, Tally
 from training.model.checkpoint import parameters
 from training.model.heads import AlbertForTasks
 from training.optim.optimizers import Optimizers, Schedule
-from training.precision import precision
+from training.system.precision import precision
 
 _STATE_VERSION: Final = 2
 

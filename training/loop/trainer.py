@@ -16,7 +16,6 @@ from tqdm import tqdm
 from training.evaluation.validation import Validation, measure
 from training.loop.checkpointing import Checkpoints, claim, load_state, step_of
 from training.loop.distributed import World, reshard, whole
-from training.loop.memory import keep_freed_memory
 from training.loop.meter import Meter, describe
 from training.loop.metrics import Metrics
 from training.loop.plateau import PlateauAlarm
@@ -25,7 +24,8 @@ from training.loop.provenance import record_stage
 from training.loop.step import Run
 from training.model.checkpoint import parameters, read_weights, save_checkpoint
 from training.model.similarity import layer_similarity
-from training.signals import StopFlag
+from training.system.memory import keep_freed_memory
+from training.system.signals import StopFlag
 
 _PROGRESS_BAR: Final = "{percentage:5.1f}%|{bar}| {elapsed}<{remaining} {postfix}"
 _POSTFIX_EVERY_S: Final = 0.5

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from training.precision import product_dtype
+from training.system.precision import product_dtype
 
 _Group: TypeAlias = "dict[str, Any]"
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from training import options
 from training.loop.progress import Progress, RunError, Stability, is_known_run, record_run
-from training.signals import StopFlag
+from training.run import options
+from training.system.signals import StopFlag
 
 
 def test_progress_is_that_of_the_nearer_end() -> None:

@@ -28,7 +28,7 @@ from training.model.checkpoint import grow_depth, load_checkpoint
 from training.model.heads import AlbertForTasks, Task, head_sizes
 from training.model.initialization import start_local
 from training.optim.optimizers import build_optimizers
-from training.recipes import Recipe
+from training.run.recipes import Recipe
 
 # Default tokens of a micro-batch.
 _TOKENS_A_MICRO_BATCH: Final = {"cpu": 8192, "cuda": 65536}

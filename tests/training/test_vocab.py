@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from training.data.corpus import read_documents
 from training.vocab import VocabError, build_tokenizer, main, train_vocab
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[2]
 WIKI = REPOSITORY / "tests" / "data" / "wiki.jsonl"
 
 

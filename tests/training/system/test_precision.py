@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from training import precision as precision_module
-from training.precision import (
+from training.system import precision as precision_module
+from training.system.precision import (
     cpu_has_bf16,
     cpu_is_faster_in_bf16,
     precision,

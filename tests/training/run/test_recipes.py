@@ -11,7 +11,7 @@ from albert_serve.config import PRESETS, preset
 from training.data.examples import MIN_LENGTH, ExampleSettings
 from training.data.masking import NgramMasking
 from training.optim.optimizers import OptimizerSettings, Schedule
-from training.recipes import RECIPES, scaled_lr
+from training.run.recipes import RECIPES, scaled_lr
 
 PAPER = RECIPES["paper"]
 
