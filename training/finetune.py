@@ -28,18 +28,16 @@ from training.data.masking import NgramMasking, word_starts
 from training.data.packing import Plan
 from training.data.windows import span_examples
 from training.errors import report_errors
-from training.loop.checkpointing import Checkpoints
 from training.loop.distributed import World, join_world
-from training.loop.metrics import Metrics
-from training.loop.progress import Progress, RunError, is_known_run, record_run
+from training.loop.progress import Progress, RunError, is_known_run
 from training.loop.provenance import file_names
 from training.loop.step import Run
-from training.loop.trainer import Saver, Trainer
 from training.losses import LOSS_OF, LossFunction, Objective
 from training.model.checkpoint import cut_positions, label_keys, load_checkpoint, read_config
 from training.model.heads import head_sizes
 from training.optim.optimizers import OptimizerSettings, Schedule, build_optimizers
 from training.prepare import prepare
+from training.run.driver import Origin, train_run
 from training.run.options import add_end, add_optimization, add_reports, parse_count, parse_positive
 
 _EXAMPLES: Final = r"""examples:
@@ -239,30 +237,15 @@ def _train(options: argparse.Namespace) -> int:
     settings = {
         name: str(value) for name, value in vars(options).items() if name not in _NOT_RECORDED
     }
-    is_known = is_known_run(options.output, settings)
-    checkpoints = Checkpoints(folder=options.output, num_kept=options.keep)
+    is_known_run(options.output, settings)
     run, extra_config = _build(options)
-    if not is_known:
-        record_run(options.output, settings)
-    saver = Saver(
-        folder=options.output,
-        checkpoints=checkpoints,
-        tokenizer_from=options.initialize_from,
-        every_s=options.save_every,
+    origin = Origin(
         program="training.finetune",
         stage={"settings": {**settings, **_data_names(options)}},
-        initialized_from=options.initialize_from,
+        tokenizer_from=options.initialize_from,
         extra_config=extra_config,
     )
-    if saver.resume(run):
-        print(f"going on from step {run.progress.step:,}")
-    trainer = Trainer(
-        run=run,
-        saver=saver,
-        metrics=Metrics(options.output, step=run.progress.step),
-        report_every=options.report_every,
-    )
-    status = trainer.train()
+    status = train_run(options, run, settings, origin)
     batches = ", ".join(f"{count:,} of {name}" for name, count in run.num_steps.items())
     print(f"{options.output / 'checkpoint'}: {run.progress.step:,} steps ({batches})")
     return status

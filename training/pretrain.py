@@ -21,16 +21,14 @@ from training.data.examples import MIN_LENGTH, SentenceTask
 from training.data.shards import Shards
 from training.errors import report_errors
 from training.evaluation.validation import Validation, held_out, unigram_entropy
-from training.loop.checkpointing import Checkpoints
 from training.loop.distributed import Parallelism, World, join_world
 from training.loop.flops import peak_flops, train_flops_per_token
-from training.loop.metrics import Metrics
 from training.loop.plateau import PlateauAlarm
-from training.loop.progress import Progress, RunError, is_known_run, record_run
+from training.loop.progress import Progress, RunError, is_known_run
 from training.loop.provenance import file_names
 from training.loop.step import Run
-from training.loop.trainer import Saver, Trainer
 from training.model.checkpoint import load_checkpoint
+from training.run.driver import Origin, train_run
 from training.run.job import Job
 from training.run.options import (
     add_end,
@@ -247,18 +245,13 @@ def train_job(
         program: module that trains, such as `training.pretrain`.
     """
     world = job.world
-    saver = _saver(options, record, program)
     entropy = unigram_entropy(job.shards, job.config.vocab_size)
-    if world.is_main and not is_known_run(options.output, record):
-        record_run(options.output, {**record, "unigram_entropy": round(entropy, 4)})
-    if saver.resume(run) and world.is_main:
-        print(f"going on from step {run.progress.step:,}")
     length = job.recipe.length  # slightly over the mean length of packed sequences
-    trainer = Trainer(
-        run=run,
-        saver=saver,
-        metrics=Metrics(options.output, step=run.progress.step) if world.is_main else None,
-        report_every=options.report_every,
+    status = train_run(
+        options,
+        run,
+        {**record, "unigram_entropy": round(entropy, 4)},
+        _origin(options, record, program),
         alarm=PlateauAlarm(unigram_entropy=entropy, warmup=job.recipe.warmup),
         validation=_validation(options, job),
         flops_a_token=train_flops_per_token(
@@ -270,7 +263,6 @@ def train_job(
         ),
         peak_flops=peak_flops(world.device),
     )
-    status = trainer.train()
     if world.is_main:
         print(
             f"{options.output / 'checkpoint'}: {run.progress.step:,} steps, "
@@ -279,16 +271,12 @@ def train_job(
     return status
 
 
-def _saver(options: argparse.Namespace, record: Mapping[str, Any], program: str) -> Saver:
+def _origin(options: argparse.Namespace, record: Mapping[str, Any], program: str) -> Origin:
     files = [options.shards] if options.corpus is None else [Path(n) for n, _ in record["corpus"]]
-    return Saver(
-        folder=options.output,
-        checkpoints=Checkpoints(folder=options.output, num_kept=options.keep),
-        tokenizer_from=options.tokenizer,
-        every_s=options.save_every,
+    return Origin(
         program=program,
         stage={"settings": record["settings"], "corpus": file_names(files)},
-        initialized_from=options.initialize_from,
+        tokenizer_from=options.tokenizer,
         extra_config={"albert_sentence_task": record["settings"]["sentence_task"]},
     )
 
