@@ -1,10 +1,9 @@
 """The paper's ablations at small scale: sharing, size of the embeddings, sentence task.
 
 Every model is pretrained on the same number of tokens and measured on the same held-out text.
-Writes into the output folder: `runs/`, a folder for each; `results.json`; `ablations.md`, tables
-with the paper's figures beside; and `ablations.png`. The same command goes on with an ablation that
-was stopped, in whatever way, and repeats no run that is done; with more `--tables` or `--seeds` it
-adds to it.
+Writes `runs/`, `results.json` and `ablations.md` (tables with the paper's figures) into the output
+folder. The same command resumes an ablation that was stopped and repeats no finished run; with more
+`--tables` or `--seeds` it adds runs.
 """
 
 from __future__ import annotations
@@ -15,19 +14,18 @@ import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 import torch
 
 from albert_serve.files import write_atomically
 from benchmarks.ablations.findings import Result
-from benchmarks.ablations.report import draw, render
-from benchmarks.ablations.runs import Runs, claim
+from benchmarks.ablations.report import render
+from benchmarks.ablations.runs import make_runs, read_result
 from benchmarks.ablations.setup import Setup
 from benchmarks.ablations.tables import Base, Table, TableName, Variant, distinct_variants
 from training.errors import report_errors
 from training.loop.progress import is_known_run, record_run
-from training.plot import save_figure
 from training.run.options import default_device, parse_count, parse_part
 
 _EXAMPLES: Final = r"""examples:
@@ -35,7 +33,7 @@ _EXAMPLES: Final = r"""examples:
       --tokenizer vocab/ --output runs/ablations --steps 2000
   python -m benchmarks.ablations --shards wiki-shards/ --validation held-out-shards/ \
       --tokenizer vocab/ --output runs/sentence --tables sentence --seeds 2 --steps 1000 \
-      --hidden-size 128 --layers 4 --length 64 --batch-size 64 --at-once 2
+      --hidden-size 128 --layers 4 --length 64 --batch-size 64
 """
 
 
@@ -56,20 +54,13 @@ def _run(options: argparse.Namespace) -> int:
     )
     tables = [base.table(name) for name in dict.fromkeys(options.tables)]
     settings = setup.settings()
-    with claim(options.output):
-        if not is_known_run(options.output, {"ablation": settings}):
-            record_run(options.output, {"ablation": settings})
-        runs = Runs(
-            setup=setup,
-            variants=distinct_variants(tables),
-            folder=options.output / "runs",
-            num_at_once=options.at_once,
-        )
-        try:
-            status = runs.make()
-        finally:
-            _write_report(options.output, tables, runs, settings)
-    return status
+    if not is_known_run(options.output, {"ablation": settings}):
+        record_run(options.output, {"ablation": settings})
+    variants = distinct_variants(tables)
+    try:
+        return make_runs(setup, variants, options.output / "runs")
+    finally:
+        _write_report(options.output, tables, variants, setup)
 
 
 def _setup(options: argparse.Namespace) -> Setup:
@@ -90,36 +81,35 @@ def _setup(options: argparse.Namespace) -> Setup:
 
 
 def _write_report(
-    folder: Path, tables: Sequence[Table], runs: Runs, settings: dict[str, Any]
+    folder: Path, tables: Sequence[Table], variants: Sequence[Variant], setup: Setup
 ) -> None:
-    """Write the results of all runs that are done, if there are any."""
-    found = {variant: runs.result(variant) for variant in runs.variants}
-    results = {variant: result for variant, result in found.items() if result is not None}
+    """Write the results of all finished runs, if there are any."""
+    all_results = {variant: read_result(folder / "runs" / variant.name) for variant in variants}
+    results = {variant: result for variant, result in all_results.items() if result is not None}
     if not results:
         return
     record = {
-        "settings": settings,
+        "settings": setup.settings(),
         "machine": {
             "processor": platform.processor() or platform.machine(),
             "torch": torch.__version__,
-            "device": str(runs.setup.device),
+            "device": str(setup.device),
         },
         "runs": {variant.name: dict(result.figures) for variant, result in results.items()},
     }
     write_atomically(folder / "results.json", (json.dumps(record, indent=2) + "\n").encode())
-    text = render(tables, results, _heading(runs.setup, results, len(runs.variants)))
+    text = render(tables, results, _heading(setup, results, len(variants)))
     write_atomically(folder / "ablations.md", text.encode())
-    save_figure(draw(tables, results), folder / "ablations.png")
     print(text)
-    print(f"{folder / 'ablations.md'}: {len(results)} of {len(runs.variants)} runs")
+    print(f"{folder / 'ablations.md'}: {len(results)} of {len(variants)} runs")
 
 
 def _heading(setup: Setup, results: dict[Variant, Result], num_variants: int) -> list[str]:
-    """What was run, and on what it was measured."""
+    """Return the description of the runs and of their held-out text."""
     millions = [run.figures["tokens"] / 1e6 for each, run in results.items() if each.num_steps > 1]
     tokens = f", {min(millions):.2f} to {max(millions):.2f}M tokens each" if millions else ""
     figures = next(iter(results.values())).figures
-    what = (
+    runs = (
         f"Hidden {setup.hidden_size}, {setup.num_layers} layers, {setup.num_heads} heads, "
         f"{setup.batch_size} rows of {setup.length} tokens a step, weight of the sentence task "
         f"{setup.sentence_weight:g}; {len(results)} of {num_variants} runs{tokens}."
@@ -129,7 +119,7 @@ def _heading(setup: Setup, results: dict[Variant, Result], num_variants: int) ->
         f"and {figures['sop_pairs']:,.0f} SOP pairs. ± is one standard error, of sampling and, "
         "where models were trained with several seeds, of the seed."
     )
-    return [what, "", measured_on]
+    return [runs, "", measured_on]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -188,7 +178,6 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the machine")
     add = group.add_argument
     add("--device", type=torch.device, default=default_device(), help="(%(default)s)")
-    add("--at-once", type=parse_count, default=1, help="runs at a time; they divide the cores (1)")
     add(
         "--compile",
         action=argparse.BooleanOptionalAction,

@@ -88,12 +88,12 @@ class Estimates:
 
         That is always to give the more frequent label, or to go by the segments' lengths.
         """
-        task, found = accuracy.split("_")[0], self.of(row, accuracy)
+        task, estimate = accuracy.split("_")[0], self.of(row, accuracy)
         by_lengths = self.difference(row, accuracy, row, f"{task}_lengths_accuracy")
-        if found is None or by_lengths is None:
+        if estimate is None or by_lengths is None:
             return None
         majority = self._runs(row, accuracy)[0].figures[f"{task}_majority"]
-        by_label = Estimate(mean=found.mean - majority, error=found.error)
+        by_label = Estimate(mean=estimate.mean - majority, error=estimate.error)
         return min(by_lengths, by_label, key=lambda each: each.mean)
 
     def seed_variance(self, figure: str) -> float:

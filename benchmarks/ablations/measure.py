@@ -75,11 +75,11 @@ class Texts:
     def batches(self, task: SentenceTask, shards: Shards) -> Iterator[PretrainBatch]:
         """The same batches each time."""
         settings = ExampleSettings(length=self.length, sentence_task=task)
-        left = self.num_tokens
+        num_left = self.num_tokens
         for batch in held_out(shards, self.masking, settings):
             yield batch
-            left -= batch.num_tokens
-            if left <= 0:
+            num_left -= batch.num_tokens
+            if num_left <= 0:
                 return
 
     @property
@@ -106,15 +106,15 @@ class Measured:
 
     def figures(self) -> dict[str, float]:
         """All means by name, and what ends in `_se`, their standard errors."""
-        found: dict[str, float] = {"parameters": self.parameters}
+        means: dict[str, float] = {"parameters": self.parameters}
         for name, values in self.predictions.items():
-            found[name] = float(values.mean(dtype=np.float64))
-            found[f"{name}_se"] = float(values.std(dtype=np.float64)) / math.sqrt(len(values))
+            means[name] = float(values.mean(dtype=np.float64))
+            means[f"{name}_se"] = float(values.std(dtype=np.float64)) / math.sqrt(len(values))
         for task, share in self.majority.items():
-            found[f"{task}_majority"] = share
-            found[f"{task}_pairs"] = len(self.predictions[f"{task}_lengths_accuracy"])
-        found["masked_tokens"] = len(self.predictions["masked_loss"])
-        return found
+            means[f"{task}_majority"] = share
+            means[f"{task}_pairs"] = len(self.predictions[f"{task}_lengths_accuracy"])
+        means["masked_tokens"] = len(self.predictions["masked_loss"])
+        return means
 
 
 def measure_variant(
@@ -209,15 +209,15 @@ def _numbered(sequences_BS: Tensor) -> Tensor:
 
 def _guesses(training: Reading, held_out: Reading) -> dict[str, Tensor]:
     """The labels (P,) that each way to tell gives to the held-out pairs."""
-    found = {
+    guesses = {
         "probe": probe(training.features, training.labels, held_out.features),
         "lengths": probe(
             length_features(training.lengths), training.labels, length_features(held_out.lengths)
         ),
     }
     if (held_out.guesses != IGNORED).all():
-        found["head"] = held_out.guesses
-    return found
+        guesses["head"] = held_out.guesses
+    return guesses
 
 
 def length_features(lengths_P2: Tensor) -> Tensor:

@@ -1,20 +1,13 @@
-"""An ablation's results as tables beside the paper's, as directions, and as a picture."""
+"""An ablation's results as tables with the paper's figures, and as directions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from benchmarks.ablations.findings import Estimate, Estimates, Finding, Results, find_directions
 from benchmarks.ablations.tables import Table, distinct_variants
-
-if TYPE_CHECKING:  # slow to import
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-_COLOUR: Final = "#0072B2"
-_GREY: Final = "#555555"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,60 +104,3 @@ def _cell(estimate: Estimate | None, column: Column) -> str:
 
 def _cells(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def draw(tables: Sequence[Table], results: Results) -> Figure:
-    """Plots of each table's figures, a row for each table, and last the paper's average.
-
-    Error bars are standard errors.
-    """
-    from matplotlib.figure import Figure
-
-    tables = [table for table in tables if any(v in results for v in distinct_variants([table]))]
-    num_columns = max(len(columns(table)) for table in tables) + 1
-    heights = [0.34 * len(table.rows) + 0.9 for table in tables]
-    figure = Figure(figsize=(2.1 * num_columns + 1.4, sum(heights) + 0.3), layout="constrained")
-    parts = figure.subfigures(len(tables), 1, height_ratios=heights, squeeze=False)[:, 0]
-    estimates = Estimates(results)
-    for table, part in zip(tables, parts, strict=True):
-        part.suptitle(f"{table.title}; dashed: by the segments' lengths alone", fontsize="medium")
-        axes = part.subplots(1, num_columns, squeeze=False)[0]
-        for ax in axes[len(columns(table)) + 1 :]:
-            ax.set_axis_off()
-        for ax, column in zip(axes, columns(table), strict=False):
-            _draw_column(ax, table, column, estimates)
-        _draw_paper(axes[len(columns(table))], table)
-        for ax in axes[: len(columns(table)) + 1]:
-            _finish(ax, table)
-            ax.tick_params(labelleft=ax is axes[0])
-    return figure
-
-
-def _draw_column(ax: Axes, table: Table, column: Column, estimates: Estimates) -> None:
-    scale = 100 if column.is_part else 1
-    for place, row in enumerate(table.rows):
-        found = estimates.of(row, column.figure)
-        if found is not None:
-            mean, error = scale * found.mean, scale * found.error
-            ax.errorbar(mean, place, xerr=error, fmt="o", color=_COLOUR, markersize=5, capsize=3)
-    task = column.figure.split("_")[0]
-    without = [estimates.of(row, f"{task}_lengths_accuracy") for row in table.rows]
-    for found in filter(None, without[-1:]):
-        ax.axvline(scale * found.mean, color=_GREY, linestyle="--", linewidth=1.2)
-    ax.set_title(column.heading + (" (%)" if column.is_part else " (nats)"), fontsize="small")
-
-
-def _draw_paper(ax: Axes, table: Table) -> None:
-    rows = [(place, row) for place, row in enumerate(table.rows) if row.paper]
-    averages = [float(row.paper[-1]) for _, row in rows]
-    ax.plot(averages, [place for place, _ in rows], "o", color=_GREY, markersize=5)
-    ax.set_title("paper: average (%)", fontsize="small", color=_GREY)
-
-
-def _finish(ax: Axes, table: Table) -> None:
-    ax.set_yticks(range(len(table.rows)), [row.label for row in table.rows])
-    ax.set_ylim(len(table.rows) - 0.5, -0.5)
-    ax.grid(visible=True, axis="x", color="#dddddd", linewidth=0.6)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.margins(x=0.2)
-    ax.tick_params(labelsize="small")

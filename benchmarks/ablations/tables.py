@@ -177,6 +177,6 @@ class Base:
 
 def distinct_variants(tables: Iterable[Table]) -> list[Variant]:
     """Every model of the tables once; all models with the first seed before those with others."""
-    found = {variant for table in tables for row in table.rows for variant in row.variants}
+    variants = {variant for table in tables for row in table.rows for variant in row.variants}
     order = [variant for table in tables for row in table.rows for variant in row.variants]
-    return sorted(found, key=lambda variant: (variant.seed, order.index(variant)))
+    return sorted(variants, key=lambda variant: (variant.seed, order.index(variant)))

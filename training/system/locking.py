@@ -11,27 +11,24 @@ from filelock import lock_descriptor
 
 
 @contextmanager
-def locked_folder(folder: Path, *, waits: bool = False) -> Iterator[bool]:
+def locked_folder(folder: Path) -> Iterator[bool]:
     """Lock a folder until the end of `with`; yield False if another process holds the lock.
 
     The folder itself is locked, so that no lock file appears in it. On a file system without locks
     the result is True.
-
-    Args:
-        waits: whether to wait for the lock.
 
     Raises:
         OSError: the folder cannot be opened.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        yield _lock(descriptor, waits)
+        yield _lock(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, waits: bool) -> bool:
+def _lock(descriptor: int) -> bool:
     try:
-        return lock_descriptor(descriptor, blocking=waits)
+        return lock_descriptor(descriptor, blocking=False)
     except OSError:
         return True
