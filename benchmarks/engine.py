@@ -21,7 +21,7 @@ from tqdm import tqdm
 from albert_serve.config import PRESETS
 from albert_serve.settings import num_usable_cpus
 from benchmarks.engines.jobs import CONTESTANTS, KINDS, Shape
-from benchmarks.engines.measurement import Asked, Subject, measure
+from benchmarks.engines.measurement import MeasurementOptions, Subject, measure
 from benchmarks.engines.tables import markdown, save
 from training.errors import report_errors
 from training.run.options import parse_count, parse_duration
@@ -50,10 +50,10 @@ out; all take part after: pip install openvino nncf onnxscript
 
 def _run(options: argparse.Namespace) -> int:
     began = time.monotonic()
-    asked = _asked(options)
+    measurement = _measurement_options(options)
     bar: tqdm[Any]
     with tqdm(disable=None, unit="turn") as bar:
-        report = measure(asked, bar)
+        report = measure(measurement, bar)
     save(report, options.output)
     print(markdown(report))
     minutes = (time.monotonic() - began) / 60
@@ -61,12 +61,12 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _asked(options: argparse.Namespace) -> Asked:
+def _measurement_options(options: argparse.Namespace) -> MeasurementOptions:
     amounts = {
         name: values[options.quick] if getattr(options, name) is None else getattr(options, name)
         for name, values in _AMOUNTS.items()
     }
-    return Asked(
+    return MeasurementOptions(
         subject=Subject(
             checkpoint=options.checkpoint, preset=options.preset, tokenizer=options.tokenizer
         ),

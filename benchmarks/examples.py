@@ -41,9 +41,9 @@ def _rows(bundle: Bundle) -> Iterator[tuple[str, ...]]:
         if name not in tasks:
             continue
         for example in examples:
-            said, is_right = _REPLIES[name](engine, tasks[name], example)
+            reply, is_right = _REPLIES[name](engine, tasks[name], example)
             mark = {True: "right", False: "wrong", None: ""}[is_right]
-            yield name, _text(example["inputs"]), said, _expected(example["expected"]), mark
+            yield name, _text(example["inputs"]), reply, _expected(example["expected"]), mark
 
 
 def _ask(engine: Engine, name: str, task: AnyTask, inputs: Any, **parameters: Any) -> Any:
@@ -57,11 +57,11 @@ def _ask(engine: Engine, name: str, task: AnyTask, inputs: Any, **parameters: An
 def _fill_mask(engine: Engine, task: AnyTask, example: dict[str, Any]) -> tuple[str, bool | None]:
     answers = _ask(engine, "fill-mask", task, example["inputs"], top_k=_TOP_K)
     masks = answers if isinstance(answers[0], list) else [answers]
-    said = "; ".join(
+    reply = "; ".join(
         ", ".join(f"{each.token_str} ({each.score:.0%})" for each in mask) for mask in masks
     )
     expected = example["expected"]
-    return said, None if expected is None else masks[0][0].token_str in expected
+    return reply, None if expected is None else masks[0][0].token_str in expected
 
 
 def _classify(engine: Engine, task: AnyTask, example: dict[str, Any]) -> tuple[str, bool | None]:
@@ -105,9 +105,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the replies of a bundle."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.examples", description=__doc__)
     parser.add_argument("bundle", type=Path, nargs="?", default=shipped_bundle())
-    given = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     try:
-        print(table(Bundle.open(given.bundle)))
+        print(table(Bundle.open(options.bundle)))
     except AlbertServeError as error:
         raise SystemExit(f"error: {error}") from error
 

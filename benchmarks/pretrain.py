@@ -53,28 +53,28 @@ _EXAMPLES: Final = r"""examples:
 
 def _case(text: str, options: argparse.Namespace, num_pieces: int) -> Case:
     """The case of a word such as `base@128` or, with rows a step, `base@128x32`."""
-    found = re.fullmatch(r"(\w+)@(\d+)(?:x(\d+))?", text)
-    if found is None or found[1] not in PRESETS:
+    match = re.fullmatch(r"(\w+)@(\d+)(?:x(\d+))?", text)
+    if match is None or match[1] not in PRESETS:
         raise BenchmarkError(
             f"--cases {text}: write SHAPE@LENGTH or SHAPE@LENGTHxROWS, "
             f"where SHAPE is one of {', '.join(PRESETS)}"
         )
-    length = int(found[2])
+    length = int(match[2])
     tokens = options.batch_tokens or _BATCH_TOKENS[options.device.type]
-    vocab_size = _SMALL_VOCAB if found[1] == "small" else PRESETS[found[1]].vocab_size
+    vocab_size = _SMALL_VOCAB if match[1] == "small" else PRESETS[match[1]].vocab_size
     return Case(
-        shape=found[1],
+        shape=match[1],
         vocab_size=max(vocab_size, num_pieces),
         length=length,
-        num_rows=int(found[3] or max(1, tokens // length)),
+        num_rows=int(match[3] or max(1, tokens // length)),
     )
 
 
 def _candidates(case: Case, options: argparse.Namespace) -> list[HfSettings]:
     """The settings of `transformers` among which the fastest is looked for."""
     tokens = options.hf_batch_tokens or [case.num_rows * case.length * n for n in (1, 2)]
-    found = [HfSettings(num_rows=max(1, number // case.length)) for number in tokens]
-    return [*found, replace(found[0], padding="grouped")]
+    settings = [HfSettings(num_rows=max(1, number // case.length)) for number in tokens]
+    return [*settings, replace(settings[0], padding="grouped")]
 
 
 def _rival(name: Rival, fastest: HfSettings) -> HfSettings:

@@ -113,16 +113,16 @@ def _our_services(checkpoint: Path, options: argparse.Namespace) -> Iterator[Ser
 
 def _candidates(num_threads: int) -> list[PeerSettings]:
     """Settings among which the peer has its best: as they come, and with padded batches."""
-    found = [
+    services = [
         PeerSettings(max_batch_size=32, pipeline_batch_size=1),
         PeerSettings(max_batch_size=8, pipeline_batch_size=8),
         PeerSettings(max_batch_size=32, pipeline_batch_size=32),
     ]
     if num_threads > 1:
-        found.append(
+        services.append(
             PeerSettings(max_batch_size=32, pipeline_batch_size=1, num_workers=num_threads)
         )
-    return found
+    return services
 
 
 def _machine(num_threads: int) -> Iterator[str]:

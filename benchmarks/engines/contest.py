@@ -94,7 +94,7 @@ class Child(Worker):
         return Memory(**self.ask(asdict(Request(case=MEMORY))))
 
 
-class Witness:
+class CpuWatch:
     """Counts the processors' time that other programs, or other machines on the host, took."""
 
     def __init__(self) -> None:
@@ -241,23 +241,23 @@ class Contest:
             machine = stack.enter_context(Child(peak, self.logs / "peak.log"))
             entries = [self._enter(contestant, jobs, stack) for contestant, jobs in field]
             peaks: dict[str, list[Peak]] = {case: [] for case in self.cases}
-            witness = Witness()
+            cpu_watch = CpuWatch()
             for number in range(self.rounds):
                 for case in self.cases:
                     self.bar.set_postfix_str(f"round {number + 1}, {case}")
                     peaks[case].append(machine.peak())
                     for entry in entries:
-                        self._turn(entry, case, witness)
+                        self._turn(entry, case, cpu_watch)
             for entry in entries:
                 _look_at_memory(entry)
             results = [entry.result() for entry in entries]
-            return Measured(results=results, peaks=peaks, others=witness.others)
+            return Measured(results=results, peaks=peaks, others=cpu_watch.others)
 
-    def _turn(self, entry: _Entry, case: str, witness: Witness) -> None:
+    def _turn(self, entry: _Entry, case: str, cpu_watch: CpuWatch) -> None:
         if case in entry.children:
             child = entry.children[case]
             action = partial(child.turn, entry.requests[case])
-            turn = entry.attempt(child, partial(witness.watch, child.pid, action))
+            turn = entry.attempt(child, partial(cpu_watch.watch, child.pid, action))
             if turn is not None:
                 entry.turns.setdefault(case, []).append(turn)
         self.bar.update()

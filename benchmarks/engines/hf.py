@@ -16,7 +16,7 @@ from benchmarks.engines.inputs import (
     Batch,
     Encode,
     Floats,
-    Outcome,
+    LoadResult,
     PaddedClassifier,
     Tokens,
     in_order,
@@ -100,7 +100,7 @@ class Pipeline:
     pipeline: Any
     max_tokens: int
 
-    def process(self, items: Sequence[str], batch_size: int) -> Outcome:
+    def process(self, items: Sequence[str], batch_size: int) -> LoadResult:
         """Probabilities of each text."""
         labels = self.pipeline.model.config.label2id
         answers = self.pipeline(
@@ -118,7 +118,7 @@ class Pipeline:
             ]
             for answer in answers
         ]
-        return Outcome(outputs=outputs, count=lambda: self._count(items, batch_size))
+        return LoadResult(outputs=outputs, count=lambda: self._count(items, batch_size))
 
     def _count(self, items: Sequence[str], batch_size: int) -> Tokens:
         encoded = self.pipeline.tokenizer(list(items), truncation=True, max_length=self.max_tokens)

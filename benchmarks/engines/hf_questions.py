@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.engines.inputs import Batch, Floats, Outcome, Tokens, group, in_order, pad
+from benchmarks.engines.inputs import Batch, Floats, LoadResult, Tokens, group, in_order, pad
 
 MAX_SEQUENCE: Final = 384
 MAX_ANSWER_TOKENS: Final = 30
@@ -52,7 +52,7 @@ class HfAnswerer:
     max_tokens: int
     pads_fully: bool
 
-    def process(self, items: Sequence[Mapping[str, str]], batch_size: int) -> Outcome:
+    def process(self, items: Sequence[Mapping[str, str]], batch_size: int) -> LoadResult:
         """The text of the answer to each question."""
         windows = self._windows(items)
         sizes = [len(ids) for ids in windows["input_ids"]]
@@ -62,11 +62,11 @@ class HfAnswerer:
             starts, ends = self.spans(_batch(windows, members))
             for row, window in enumerate(members):
                 item = windows["overflow_to_sample_mapping"][window]
-                found = _best_span(
+                answer = _best_span(
                     starts[row], ends[row], _context_offsets(windows, window), items[item]
                 )
-                best[item] = max(best[item], found, key=lambda one: one[0])
-        return Outcome(
+                best[item] = max(best[item], answer, key=lambda one: one[0])
+        return LoadResult(
             outputs=[text for _, text in best],
             count=lambda: Tokens(
                 num_real=sum(map(sum, windows["attention_mask"])),
@@ -116,7 +116,7 @@ def _best_span(
     item: Mapping[str, str],
 ) -> tuple[float, str]:
     """Score and text of a window's best span."""
-    best, found = -np.inf, ""
+    best, answer = -np.inf, ""
     for start in np.argsort(starts_S)[: -_NUM_BEST - 1 : -1].tolist():
         for end in np.argsort(ends_S)[: -_NUM_BEST - 1 : -1].tolist():
             if not start <= end < min(start + MAX_ANSWER_TOKENS, len(offsets)):
@@ -124,5 +124,5 @@ def _best_span(
             first, last = offsets[start], offsets[end]
             score = float(starts_S[start] + ends_S[end])
             if first is not None and last is not None and score > best:
-                best, found = score, item["context"][first[0] : last[1]].strip()
-    return best, found
+                best, answer = score, item["context"][first[0] : last[1]].strip()
+    return best, answer

@@ -71,7 +71,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class LoadResult:
     """What a pass over a stream gave.
 
     Attributes:
@@ -102,7 +102,7 @@ class PaddedClassifier:
         """Logits (B, K) of a batch."""
         return self.run([batch])[0]
 
-    def process(self, items: Sequence[str], batch_size: int) -> Outcome:
+    def process(self, items: Sequence[str], batch_size: int) -> LoadResult:
         """Probabilities of each text, tokenisation included."""
         sequences = self.encode(list(items))
         lengths = [len(ids) for ids in sequences]
@@ -112,7 +112,7 @@ class PaddedClassifier:
         for members, logits_BK in zip(groups, logits, strict=True):
             for index, row in zip(members, probabilities(logits_BK), strict=True):
                 outputs[index] = row
-        return Outcome(outputs=outputs, count=lambda: Tokens.of(lengths, groups))
+        return LoadResult(outputs=outputs, count=lambda: Tokens.of(lengths, groups))
 
 
 def group(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
@@ -144,8 +144,8 @@ def probabilities(logits_BK: Floats) -> list[list[float]]:
     wide = logits_BK.astype(np.float64)
     powers = np.exp(wide - wide.max(axis=1, keepdims=True))
     shares = powers / powers.sum(axis=1, keepdims=True)
-    found: list[list[float]] = (shares if wide.shape[1] > 1 else 1 / (1 + np.exp(-wide))).tolist()
-    return found
+    chosen = shares if wide.shape[1] > 1 else 1 / (1 + np.exp(-wide))
+    return [[float(share) for share in row] for row in chosen]
 
 
 def plain_encoder(tokenizer_file: Path, max_tokens: int) -> Encode:
@@ -214,7 +214,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class Selection:
     """Which inputs to choose.
 
     Attributes:
@@ -230,7 +230,7 @@ class Wanted:
     max_tokens: int
 
 
-def choose(wanted: Wanted, tokenizer: Tokenizer) -> Inputs:
+def choose(selection: Selection, tokenizer: Tokenizer) -> Inputs:
     """Draw texts of 8 tokens to as many as the model has positions, and questions.
 
     A text that is longer is taken by its paragraphs; the same files give the same inputs.
@@ -241,17 +241,17 @@ def choose(wanted: Wanted, tokenizer: Tokenizer) -> Inputs:
     """
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    num_wanted = wanted.num_texts + _NUM_CALIBRATION
-    fitting = _fitting(read_documents(find_files(wanted.texts)), tokenizer, wanted.max_tokens)
-    found = list(islice(fitting, _CANDIDATES * num_wanted))
-    if not found:
+    num_texts = selection.num_texts + _NUM_CALIBRATION
+    fitting = _fitting(read_documents(find_files(selection.texts)), tokenizer, selection.max_tokens)
+    candidates = list(islice(fitting, _CANDIDATES * num_texts))
+    if not candidates:
         raise BenchmarkError(
-            f"no text of {_LEAST_TOKENS} to {wanted.max_tokens} tokens in "
-            f"{', '.join(map(str, wanted.texts))}; name other files with --texts"
+            f"no text of {_LEAST_TOKENS} to {selection.max_tokens} tokens in "
+            f"{', '.join(map(str, selection.texts))}; name other files with --texts"
         )
-    drawn = random.Random(_SEED).sample(found, min(num_wanted, len(found)))
-    chosen, rest = drawn[: wanted.num_texts], drawn[wanted.num_texts :]
-    questions = _questions(wanted)
+    drawn = random.Random(_SEED).sample(candidates, min(num_texts, len(candidates)))
+    chosen, rest = drawn[: selection.num_texts], drawn[selection.num_texts :]
+    questions = _questions(selection)
     return Inputs(
         texts=[text for text, _ in chosen],
         text_lengths=[len(ids) for _, ids in chosen],
@@ -274,9 +274,9 @@ def _fitting(
                 yield part, ids
 
 
-def _questions(wanted: Wanted) -> list[dict[str, str]]:
-    if not wanted.num_questions:
+def _questions(selection: Selection) -> list[dict[str, str]]:
+    if not selection.num_questions:
         return []
-    found = read_squad(wanted.questions)
-    drawn = random.Random(_SEED).sample(found, min(wanted.num_questions, len(found)))
+    questions = read_squad(selection.questions)
+    drawn = random.Random(_SEED).sample(questions, min(selection.num_questions, len(questions)))
     return [{"question": one.question, "context": one.context} for one in drawn]

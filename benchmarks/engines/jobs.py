@@ -53,9 +53,9 @@ class Variant:
         return self.settings.get("compile") == "yes"
 
     @classmethod
-    def from_mapping(cls, given: Mapping[str, Any]) -> Variant:
+    def from_mapping(cls, fields: Mapping[str, Any]) -> Variant:
         """A variant from its fields, lists instead of tuples."""
-        return cls(**{**given, "kinds": tuple(given["kinds"])})
+        return cls(**{**fields, "kinds": tuple(fields["kinds"])})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,9 +242,9 @@ class Job:
     @classmethod
     def from_json(cls, text: str) -> Job:
         """What `to_json` wrote."""
-        given = json.loads(text)
-        paths = {name: Path(given[name]) for name in ("model", "tokenizer", "inputs")}
-        return cls(**{**given, **paths, "variant": Variant.from_mapping(given["variant"])})
+        fields = json.loads(text)
+        paths = {name: Path(fields[name]) for name in ("model", "tokenizer", "inputs")}
+        return cls(**{**fields, **paths, "variant": Variant.from_mapping(fields["variant"])})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

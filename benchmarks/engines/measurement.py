@@ -16,7 +16,7 @@ from albert_serve.bundle.weights import read_header
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.engines.contest import Contest, Measured, Result
-from benchmarks.engines.inputs import Inputs, Wanted, choose
+from benchmarks.engines.inputs import Inputs, Selection, choose
 from benchmarks.engines.jobs import Contestant, Job, Kind, Shape, TaskName, Variant
 from benchmarks.engines.models import TOKENIZER_FILE, Plan, disk_bytes, make
 from benchmarks.engines.report import Report, form_key
@@ -115,14 +115,14 @@ class Setting:
                 f"{self.config.vocab_size}; name the model's own with --tokenizer"
             )
 
-    def choose_inputs(self, wanted: Wanted) -> Inputs:
+    def choose_inputs(self, selection: Selection) -> Inputs:
         """Draw what is measured on, and write it.
 
         Raises:
             BenchmarkError, CorpusError: see `inputs.choose`.
         """
         tokenizer = Tokenizer.from_file(str(self._tokenizer_file))
-        inputs = choose(wanted, tokenizer)
+        inputs = choose(selection, tokenizer)
         inputs.write(self.inputs_file)
         return inputs
 
@@ -239,7 +239,7 @@ def present(contestants: Sequence[Contestant]) -> Iterator[Contestant | str]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class MeasurementOptions:
     """What is to be measured.
 
     Attributes:
@@ -300,7 +300,7 @@ class Asked:
         return units
 
 
-def measure(asked: Asked, bar: tqdm[Any]) -> Report:
+def measure(options: MeasurementOptions, bar: tqdm[Any]) -> Report:
     """Prepare everything, measure, and gather what came of it.
 
     Raises:
@@ -308,31 +308,34 @@ def measure(asked: Asked, bar: tqdm[Any]) -> Report:
         CorpusError: a file of texts or questions cannot be read.
         OSError: the output folder cannot be written.
     """
-    machine = list(describe_machine(asked.num_threads))
-    asked.output.mkdir(parents=True, exist_ok=True)
+    machine = list(describe_machine(options.num_threads))
+    options.output.mkdir(parents=True, exist_ok=True)
     setting = Setting(
-        output=asked.output.resolve(), num_threads=asked.num_threads, subject=asked.subject, bar=bar
+        output=options.output.resolve(),
+        num_threads=options.num_threads,
+        subject=options.subject,
+        bar=bar,
     )
-    asked = _without_absent(asked, setting)
-    tasks = asked.tasks()
-    bar.reset(asked.num_units())
+    options = _without_absent(options, setting)
+    tasks = options.tasks()
+    bar.reset(options.num_units())
     setting.make_checkpoints(tasks)
-    _check_shapes(asked, setting.max_tokens)
+    _check_shapes(options, setting.max_tokens)
     inputs = setting.choose_inputs(
-        Wanted(
-            texts=asked.texts,
-            questions=asked.questions,
-            num_texts=asked.num_texts,
-            num_questions=asked.num_questions if "question-answering" in tasks else 0,
+        Selection(
+            texts=options.texts,
+            questions=options.questions,
+            num_texts=options.num_texts,
+            num_questions=options.num_questions if "question-answering" in tasks else 0,
             max_tokens=setting.max_tokens,
         )
     )
-    if asked.rounds < _LEAST_ROUNDS:
+    if options.rounds < _LEAST_ROUNDS:
         setting.notes.append(_FEW_ROUNDS)
-    measured = [_measure(asked, setting, task) for task in tasks]
+    measured = [_measure(options, setting, task) for task in tasks]
     return Report(
-        machine=[*machine, _model_line(asked, setting)],
-        num_threads=asked.num_threads,
+        machine=[*machine, _model_line(options, setting)],
+        num_threads=options.num_threads,
         config=setting.config,
         num_labels=setting.num_labels,
         inputs=inputs,
@@ -347,12 +350,12 @@ def measure(asked: Asked, bar: tqdm[Any]) -> Report:
 
 def merged(results: Sequence[Result]) -> list[Result]:
     """One result a contestant, over all tasks."""
-    found: dict[str, Result] = {}
+    merged_results: dict[str, Result] = {}
     for result in results:
         name = result.contestant.name
-        before = found.get(name)
-        found[name] = result if before is None else _both(before, result)
-    return list(found.values())
+        before = merged_results.get(name)
+        merged_results[name] = result if before is None else _both(before, result)
+    return list(merged_results.values())
 
 
 def _both(one: Result, other: Result) -> Result:
@@ -366,25 +369,25 @@ def _both(one: Result, other: Result) -> Result:
     )
 
 
-def _without_absent(asked: Asked, setting: Setting) -> Asked:
+def _without_absent(options: MeasurementOptions, setting: Setting) -> MeasurementOptions:
     there: list[Contestant] = []
-    for one in present(asked.contestants):
+    for one in present(options.contestants):
         if isinstance(one, str):
             setting.notes.append(one)
             with setting.bar.external_write_mode():
                 print(f"note: {one}")
         else:
             there.append(one)
-    return replace(asked, contestants=there)
+    return replace(options, contestants=there)
 
 
-def _measure(asked: Asked, setting: Setting, task: TaskName) -> Measured:
-    entrants = asked.entrants(task)
+def _measure(options: MeasurementOptions, setting: Setting, task: TaskName) -> Measured:
+    entrants = options.entrants(task)
     setting.make_forms(task, entrants)
     contest = Contest(
-        cases=asked.cases(task),
-        rounds=asked.rounds,
-        shape_s=asked.shape_s,
+        cases=options.cases(task),
+        rounds=options.rounds,
+        shape_s=options.shape_s,
         logs=setting.output,
         bar=setting.bar,
     )
@@ -392,18 +395,22 @@ def _measure(asked: Asked, setting: Setting, task: TaskName) -> Measured:
     return contest.run([each for each in field if each[1]], setting.peak_job(task))
 
 
-def _check_shapes(asked: Asked, max_tokens: int) -> None:
-    too_long = [str(shape) for shape in asked.shapes if shape.length > max_tokens]
-    if too_long and "shapes" in asked.kinds:
+def _check_shapes(options: MeasurementOptions, max_tokens: int) -> None:
+    too_long = [str(shape) for shape in options.shapes if shape.length > max_tokens]
+    if too_long and "shapes" in options.kinds:
         raise BenchmarkError(
             f"--shapes {' '.join(too_long)}: the model has {max_tokens} positions; leave them out"
         )
 
 
-def _model_line(asked: Asked, setting: Setting) -> str:
-    given, config = asked.subject.checkpoint, setting.config
-    name = f"{asked.subject.preset}, random weights" if given is None else given.resolve().name
+def _model_line(options: MeasurementOptions, setting: Setting) -> str:
+    checkpoint, config = options.subject.checkpoint, setting.config
+    name = (
+        f"{options.subject.preset}, random weights"
+        if checkpoint is None
+        else checkpoint.resolve().name
+    )
     return (
         f"ALBERT {name}: {config.num_layers} layers of {config.hidden_size}, vocabulary "
-        f"{config.vocab_size:,}; medians of {asked.rounds} rounds"
+        f"{config.vocab_size:,}; medians of {options.rounds} rounds"
     )

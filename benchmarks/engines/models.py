@@ -55,10 +55,10 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """What `to_json` wrote."""
-        given = json.loads(text)
-        paths = {name: Path(given[name]) for name in ("tokenizer", "inputs", "target")}
-        source = None if given["source"] is None else Path(given["source"])
-        return cls(**{**given, **paths, "source": source})
+        fields = json.loads(text)
+        paths = {name: Path(fields[name]) for name in ("tokenizer", "inputs", "target")}
+        source = None if fields["source"] is None else Path(fields["source"])
+        return cls(**{**fields, **paths, "source": source})
 
 
 def make(plan: Plan, log: Path) -> None:

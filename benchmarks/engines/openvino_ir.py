@@ -55,13 +55,13 @@ class Streams:
 def open_player(job: Job) -> Player:
     """The compiled graph, with the variant's hint and precision."""
     settings = job.variant.settings
-    wanted: dict[str, Any] = {
+    options: dict[str, Any] = {
         "PERFORMANCE_HINT": settings["hint"].upper(),
         "INFERENCE_NUM_THREADS": job.num_threads,
     }
     if settings["precision"]:
-        wanted["INFERENCE_PRECISION_HINT"] = settings["precision"]
-    compiled = openvino.Core().compile_model(str(job.model / GRAPH_FILE), "CPU", wanted)
+        options["INFERENCE_PRECISION_HINT"] = settings["precision"]
+    compiled = openvino.Core().compile_model(str(job.model / GRAPH_FILE), "CPU", options)
     encode = plain_encoder(job.tokenizer, job.max_tokens)
     if settings["hint"] == "latency":
         one = OneByOne(request=compiled.create_infer_request())

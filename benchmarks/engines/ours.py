@@ -23,17 +23,17 @@ from albert_serve.tasks import AnyTask, EncoderInput, Prepared
 from albert_serve.tasks.grouping import group_by_length
 from albert_serve.tasks.load import load_tasks
 from benchmarks.engines.hf_questions import MAX_ANSWER_TOKENS, Lengths
-from benchmarks.engines.inputs import Batch, Floats, Outcome, Tokens
+from benchmarks.engines.inputs import Batch, Floats, LoadResult, Tokens
 from benchmarks.engines.jobs import Job
 from benchmarks.engines.turns import Player, serve
 
 
 def _run(engine: Engine, items: Sequence[Prepared[Any]]) -> tuple[list[Any], list[int]]:
     """The answer to each item, and the lengths of all inputs."""
-    inputs = [given for item in items for given in item.inputs]
+    inputs = [encoder_input for item in items for encoder_input in item.inputs]
     logits = iter(engine.run(inputs))
     answers = [item.finish([next(logits) for _ in item.inputs]) for item in items]
-    return answers, [len(given.ids) for given in inputs]
+    return answers, [len(encoder_input.ids) for encoder_input in inputs]
 
 
 def _count(engine: Engine, lengths: Sequence[int]) -> Tokens:
@@ -63,7 +63,7 @@ class OurClassifier:
         ]
         return np.concatenate(self.engine.run(inputs))
 
-    def process(self, items: Sequence[str], batch_size: int) -> Outcome:
+    def process(self, items: Sequence[str], batch_size: int) -> LoadResult:
         """Probabilities of each text."""
         parameters = TextClassificationParameters(
             truncation="truncate",
@@ -76,7 +76,7 @@ class OurClassifier:
             [each.score for each in sorted(answer, key=lambda one: places[one.label])]
             for answer in answers
         ]
-        return Outcome(outputs=outputs, count=lambda: _count(self.engine, lengths))
+        return LoadResult(outputs=outputs, count=lambda: _count(self.engine, lengths))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +87,7 @@ class OurAnswerer:
     task: AnyTask
     max_tokens: int
 
-    def process(self, items: Sequence[Mapping[str, str]], batch_size: int) -> Outcome:
+    def process(self, items: Sequence[Mapping[str, str]], batch_size: int) -> LoadResult:
         """The text of the answer to each question."""
         lengths = Lengths.fitting(self.max_tokens)
         parameters = QuestionAnsweringParameters(
@@ -99,7 +99,7 @@ class OurAnswerer:
         prepared = [self.task.prepare(QuestionContext(**item), parameters) for item in items]
         answers, sizes = _run(self.engine, prepared)
         outputs = [answer.answer for answer in answers]
-        return Outcome(outputs=outputs, count=lambda: _count(self.engine, sizes))
+        return LoadResult(outputs=outputs, count=lambda: _count(self.engine, sizes))
 
 
 def open_player(job: Job) -> Player:

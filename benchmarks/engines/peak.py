@@ -70,13 +70,13 @@ class Machine:
 
 
 def _fastest(products: Iterator[Product]) -> Product | None:
-    best, found = 0.0, None
+    best, fastest = 0.0, None
     for product in products:
         product.multiply()
         speed = product.measure()
         if speed > best:
-            best, found = speed, product
-    return found
+            best, fastest = speed, product
+    return fastest
 
 
 def _fp32_products(num_threads: int) -> Iterator[Product]:

@@ -143,8 +143,8 @@ class Report:
 
     def find(self, key: str) -> Result | None:
         """A contestant's result, where it has one."""
-        found = [one for one in self.results if one.contestant is CONTESTANTS[key] and one.turns]
-        return found[0] if found else None
+        results = [one for one in self.results if one.contestant is CONTESTANTS[key] and one.turns]
+        return results[0] if results else None
 
     def flops(self, shape: str) -> float:
         """Floating-point operations of a call."""
@@ -195,7 +195,7 @@ class Report:
             "turns": {
                 case: [_turn(turn) for turn in turns] for case, turns in result.turns.items()
             },
-            "differences": {case: asdict(apart) for case, apart in differences},
+            "differences": {case: asdict(one) for case, one in differences},
             "processes": [_process(process) for process in result.processes],
             "failures": list(result.failures),
         }

@@ -150,12 +150,12 @@ def _largest_difference(report: Report, result: Result, process: Process) -> str
     """Of the process' probabilities, over all its cases."""
     if process.job.task != "text-classification":
         return _NONE
-    found = [
-        apart.largest
-        for case, apart in report.differences(result).items()
+    largest = [
+        difference.largest
+        for case, difference in report.differences(result).items()
         if result.ways.get(case) == process.job.variant.name
     ]
-    return f"{max(found):.1e}" if found else _NONE
+    return f"{max(largest):.1e}" if largest else _NONE
 
 
 def _agreement(report: Report, result: Result, case: str) -> list[str]:
@@ -164,8 +164,12 @@ def _agreement(report: Report, result: Result, case: str) -> list[str]:
         return [_NONE] * (3 if case == TEXTS else 1)
     if case == QUESTIONS:
         return [f"{same_answers(result.turns[case][0].outputs, reference):.0%}"]
-    apart = report.differences(result)[case]
-    return [f"{apart.largest:.1e}", f"{apart.relative:.1%}", f"{apart.same_label:.0%}"]
+    difference = report.differences(result)[case]
+    return [
+        f"{difference.largest:.1e}",
+        f"{difference.relative:.1%}",
+        f"{difference.same_label:.0%}",
+    ]
 
 
 def _notes(report: Report) -> Iterator[str]:

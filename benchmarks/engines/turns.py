@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any, Final, Protocol, runtime_checkable
 
 from albert_serve.doctor.memory import read_memory as memory_of_process
-from benchmarks.engines.inputs import Batch, Floats, Inputs, Outcome, probabilities
+from benchmarks.engines.inputs import Batch, Floats, Inputs, LoadResult, probabilities
 from benchmarks.engines.jobs import (
     MEMORY,
     QUESTIONS,
@@ -45,7 +45,7 @@ def read_memory() -> Memory:
 class Player(Protocol):
     """A model that is ready."""
 
-    def process(self, items: Sequence[Any], batch_size: int) -> Outcome:
+    def process(self, items: Sequence[Any], batch_size: int) -> LoadResult:
         """Answer all items of a stream, from their text."""
         ...
 
@@ -81,16 +81,16 @@ class Referee:
             for few in (items[:2], items[:1]):
                 self._player.process(few, request.batch_size)
         began, began_cpu = time.perf_counter(), time.process_time()
-        outcome = self._player.process(items, request.batch_size)
+        result = self._player.process(items, request.batch_size)
         seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - began_cpu
-        tokens = outcome.count()
+        tokens = result.count()
         return Turn(
             seconds=seconds,
             cpu_seconds=cpu_seconds,
             num_items=len(items),
             num_tokens=tokens.num_real,
             num_computed=tokens.num_computed,
-            outputs=outcome.outputs,
+            outputs=result.outputs,
         )
 
     def _shape(self, request: Request) -> Turn:

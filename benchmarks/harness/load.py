@@ -16,30 +16,30 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 
-from benchmarks.harness.apart import run_apart, running_apart
-from benchmarks.harness.outcome import NO_REPLY, Outcome, Reply
 from benchmarks.harness.plan import ClosedLoop, Passes, Plan
+from benchmarks.harness.replies import NO_REPLY, LoadResult, Reply
 from benchmarks.harness.service import HOST
+from benchmarks.harness.subprocess_call import run_in_process, running_in_process
 
 _LENGTH: Final = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 _RETRY_AFTER: Final = re.compile(rb"retry-after: *([^\r]*)", re.IGNORECASE)
 _MAX_EXAMPLES: Final = 3
 
 
-def loading(plan: Plan) -> AbstractContextManager[Callable[[], Outcome]]:
+def loading(plan: Plan) -> AbstractContextManager[Callable[[], LoadResult]]:
     """Send in a process of its own, while this one does what it is to be tested against.
 
-    Inside `with`, what it gives waits for the outcome.
+    Inside `with`, what it gives waits for the result.
     """
-    return running_apart(send, plan)
+    return running_in_process(send, plan)
 
 
-def load(plan: Plan) -> Outcome:
+def load(plan: Plan) -> LoadResult:
     """Send in a process of its own, and wait for the end."""
-    return run_apart(send, plan)
+    return run_in_process(send, plan)
 
 
-def send(plan: Plan) -> Outcome:
+def send(plan: Plan) -> LoadResult:
     """Send in this process."""
     allow_open_files()
     return asyncio.run(_Sender(plan).run())
@@ -107,26 +107,26 @@ class _Connection(asyncio.Protocol):
 class _Sender:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._outcome = Outcome()
+        self._result = LoadResult()
         self._idle: list[_Connection] = []
-        self._slots = asyncio.Semaphore(plan.pace.num_connections)
+        self._slots = asyncio.Semaphore(plan.pattern.num_connections)
         self._stop = asyncio.Event()
 
-    async def run(self) -> Outcome:
+    async def run(self) -> LoadResult:
         watching = asyncio.create_task(self._watch())
         began_s, began_cpu_s = time.monotonic(), time.process_time()
-        pace, num_requests = self._plan.pace, len(self._plan.requests)
-        if isinstance(pace, ClosedLoop | Passes):
-            turns = pace.turns(num_requests)
-            await asyncio.gather(*(self._caller(turns) for _ in range(pace.num_connections)))
+        pattern, num_requests = self._plan.pattern, len(self._plan.requests)
+        if isinstance(pattern, ClosedLoop | Passes):
+            turns = pattern.turns(num_requests)
+            await asyncio.gather(*(self._caller(turns) for _ in range(pattern.num_connections)))
         else:
-            await self._by_the_clock(began_s + each for each in pace.times_s(num_requests))
-        self._outcome.seconds = time.monotonic() - began_s
-        self._outcome.cpu_s = time.process_time() - began_cpu_s
+            await self._by_the_clock(began_s + each for each in pattern.times_s(num_requests))
+        self._result.seconds = time.monotonic() - began_s
+        self._result.cpu_s = time.process_time() - began_cpu_s
         watching.cancel()
         for connection in self._idle:
             connection.close()
-        return self._outcome
+        return self._result
 
     async def _caller(self, turns: Iterator[int]) -> None:
         for index in turns:
@@ -156,7 +156,7 @@ class _Sender:
                     answer = await self._ask(request)
             except (OSError, ValueError) as error:  # TimeoutError is an OSError
                 problem = f"{type(error).__name__}: {error}"
-        self._outcome.replies.append(
+        self._result.replies.append(
             Reply(
                 due_s=due_s,
                 latency_s=time.monotonic() - due_s,
@@ -172,11 +172,11 @@ class _Sender:
     def _keep(self, index: int, answer: _Answer, problem: str) -> None:
         """A body of each request; of what failed only some, which may be very many."""
         if answer.status == 200:
-            self._outcome.bodies.setdefault(index, answer.body)
-        elif len(self._outcome.failures) < _MAX_EXAMPLES:
+            self._result.bodies.setdefault(index, answer.body)
+        elif len(self._result.failures) < _MAX_EXAMPLES:
             path = self._plan.requests[index].split(b" ", 2)[1].decode()
             text = problem or f"{answer.status} {answer.body[:200].decode(errors='replace')}"
-            self._outcome.failures.append(f"{path}: {text}")
+            self._result.failures.append(f"{path}: {text}")
 
     async def _ask(self, request: bytes) -> _Answer:
         connection = await self._connection()
@@ -207,7 +207,7 @@ class _Sender:
             with contextlib.suppress(OSError, ValueError):
                 status = (await self._ask(look)).status
             if status != 200:
-                self._outcome.stopped_s = time.monotonic()
+                self._result.stopped_s = time.monotonic()
                 self._stop.set()
 
 

@@ -23,8 +23,10 @@ def describe_machine(num_threads: int) -> Iterator[str]:
     yield f"{processor_name()} {sets}, {threads}; {platform.platform()}"
     one_minute, five_minutes, _ = os.getloadavg()
     yield f"load before the start: {one_minute:.2f} over 1 minute, {five_minutes:.2f} over 5"
-    found = [f"{name} {found}" for name in _PACKAGES if (found := installed_version(name))]
-    yield ", ".join([f"Python {platform.python_version()}", *found])
+    installed = [
+        f"{name} {installed}" for name in _PACKAGES if (installed := installed_version(name))
+    ]
+    yield ", ".join([f"Python {platform.python_version()}", *installed])
 
 
 def installed_version(package: str) -> str | None:

@@ -87,7 +87,7 @@ class RandomArrivals:
         return itertools.accumulate(draw.expovariate(self.rate_per_s) for _ in range(num_requests))
 
 
-Pace: TypeAlias = ClosedLoop | Passes | OpenLoop | RandomArrivals
+LoadPattern: TypeAlias = ClosedLoop | Passes | OpenLoop | RandomArrivals
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +96,7 @@ class Plan:
 
     Attributes:
         requests: whole requests as bytes; they are sent in turns.
-        pace: when they are sent.
+        pattern: when they are sent.
         timeout_s: of a request.
         watch_s: look at /readyz so often, as a load balancer does, and send nothing new once it is
             not 200; None: do not look.
@@ -104,6 +104,6 @@ class Plan:
 
     port: int
     requests: Sequence[bytes]
-    pace: Pace
+    pattern: LoadPattern
     timeout_s: float = 70.0
     watch_s: float | None = None

@@ -117,10 +117,10 @@ class Job:
     @classmethod
     def from_json(cls, text: str) -> Job:
         """What `to_json` wrote."""
-        given = json.loads(text)
-        hf = None if given["hf"] is None else HfSettings(**given["hf"])
-        paths = {name: Path(given[name]) for name in ("shards", "examples", "tokenizer")}
-        return cls(**{**given, **paths, "case": Case(**given["case"]), "hf": hf})
+        fields = json.loads(text)
+        hf = None if fields["hf"] is None else HfSettings(**fields["hf"])
+        paths = {name: Path(fields[name]) for name in ("shards", "examples", "tokenizer")}
+        return cls(**{**fields, **paths, "case": Case(**fields["case"]), "hf": hf})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -74,9 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _merged(file: Path, results: Sequence[Result]) -> list[Result]:
     """The results, and those of other scenarios that the file has."""
-    found = {name: Result(**each) for name, each in _kept(file).items()}
-    found |= {result.name: result for result in results}
-    return [found[name] for name in SCENARIOS if name in found]
+    records = {name: Result(**each) for name, each in _kept(file).items()}
+    records |= {result.name: result for result in results}
+    return [records[name] for name in SCENARIOS if name in records]
 
 
 def _kept(file: Path) -> dict[str, dict[str, Any]]:
@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("scenarios", nargs="*", metavar="SCENARIO", help=f"of {', '.join(SCENARIOS)} (all)")
-    add("--bundle", type=Path, help="what is served (the bundle that ships)")
+    add("--bundle", type=Path, help="bundle to serve (the shipped one)")
     add(
         "--seconds",
         type=float,

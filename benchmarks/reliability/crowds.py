@@ -14,8 +14,8 @@ from multiprocessing import get_context
 from typing import Any, Final, TypeAlias
 
 from benchmarks.harness.load import allow_open_files, http_request, load
-from benchmarks.harness.outcome import Outcome
 from benchmarks.harness.plan import ClosedLoop, Plan
+from benchmarks.harness.replies import LoadResult
 from benchmarks.harness.service import HOST
 from benchmarks.reliability.host import Service, mixed_requests, serving
 from benchmarks.reliability.pressure import Setting, counted
@@ -93,7 +93,7 @@ def _beside(
                 for kind, (client, number) in kinds.items()
             }
             time.sleep(stay_s / 4)  # until they are there
-            beside, beside_mb = _others(service, stay_s / 2), service.pss_mb
+            busy, busy_mb = _others(service, stay_s / 2), service.pss_mb
             stays = {kind: future.result() for kind, future in running.items()}
         after = _others(service, stay_s / 4)
         after_mb = service.pss_mb
@@ -103,21 +103,21 @@ def _beside(
         name=name,
         figures={
             **{kind: _told(stay) for kind, stay in stays.items()},
-            "replies to others": counted(beside),
+            "replies to others": counted(busy),
             "p50 of others alone, beside, after, ms": ", ".join(
-                f"{one.latency_ms(50):.0f}" for one in (alone, beside, after)
+                f"{one.latency_ms(50):.0f}" for one in (alone, busy, after)
             ),
             "p99 of others alone, beside, after, ms": ", ".join(
-                f"{one.latency_ms(99):.0f}" for one in (alone, beside, after)
+                f"{one.latency_ms(99):.0f}" for one in (alone, busy, after)
             ),
-            "memory alone, beside, after, MB": f"{alone_mb:.0f}, {beside_mb:.0f}, {after_mb:.0f}",
-            "kB a connection": f"{(beside_mb - alone_mb) * 1000 / total:.1f}",
+            "memory alone, beside, after, MB": f"{alone_mb:.0f}, {busy_mb:.0f}, {after_mb:.0f}",
+            "kB a connection": f"{(busy_mb - alone_mb) * 1000 / total:.1f}",
         },
         checks={
             "all connect": total == sum(number for _, number in kinds.values()),
-            "others are all answered": beside.num_others + after.num_others == 0,
+            "others are all answered": busy.num_others + after.num_others == 0,
             "p50 of others under twice that alone": (
-                beside.latency_ms(50) < 2 * alone.latency_ms(50)
+                busy.latency_ms(50) < 2 * alone.latency_ms(50)
             ),
             "it is ready afterwards": is_ready,
         },
@@ -136,12 +136,12 @@ def _told(stay: Stay) -> str:
     return text
 
 
-def _others(service: Service, seconds: float) -> Outcome:
+def _others(service: Service, seconds: float) -> LoadResult:
     return load(
         Plan(
             port=service.port,
             requests=mixed_requests(),
-            pace=ClosedLoop(num_connections=_OTHERS, duration_s=seconds),
+            pattern=ClosedLoop(num_connections=_OTHERS, duration_s=seconds),
         )
     )
 
@@ -215,12 +215,12 @@ async def _resets(connection: socket.socket) -> list[int]:
 
 async def _dribble(connection: socket.socket, content: bytes) -> list[int]:
     """Send a byte a second, then nothing, until the service answers or closes the connection."""
-    loop, left, reply = asyncio.get_running_loop(), list(content), b""
+    loop, remaining, reply = asyncio.get_running_loop(), list(content), b""
     while True:
-        if left:
-            await loop.sock_sendall(connection, bytes([left.pop(0)]))
+        if remaining:
+            await loop.sock_sendall(connection, bytes([remaining.pop(0)]))
         try:
-            async with asyncio.timeout(1.0 if left else None):
+            async with asyncio.timeout(1.0 if remaining else None):
                 part = await loop.sock_recv(connection, 4096)
         except TimeoutError:
             continue

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Final
 
 from benchmarks.harness.load import loading
-from benchmarks.harness.outcome import Outcome
 from benchmarks.harness.plan import ClosedLoop, Plan
-from benchmarks.reliability.host import Service, Shelf, mixed_requests, revision_of, serving
+from benchmarks.harness.replies import LoadResult
+from benchmarks.reliability.host import BundleLink, Service, mixed_requests, revision_of, serving
 from benchmarks.reliability.pressure import Setting, counted
 from benchmarks.reliability.report import Result
 
@@ -31,22 +31,22 @@ def sigterm(setting: Setting) -> Result:
 
     settings = {"DRAIN_GRACE_S": str(_GRACE_S)}
     with serving(setting.bundle, setting.folder / "sigterm", settings) as service:
-        outcome = _disturbed(service, setting.seconds, end, watch_s=0.1)
+        result = _disturbed(service, setting.seconds, end, watch_s=0.1)
         status = service.process.wait(timeout=60)
         took_s = time.monotonic() - asked_s
-    noticed_s = float("nan") if outcome.stopped_s is None else outcome.stopped_s - asked_s
+    noticed_s = float("nan") if result.stopped_s is None else result.stopped_s - asked_s
     return Result(
         name="sigterm",
         figures={
-            "replies": counted(outcome),
-            "asked after the signal": str(sum(r.due_s > asked_s for r in outcome.replies)),
+            "replies": counted(result),
+            "asked after the signal": str(sum(r.due_s > asked_s for r in result.replies)),
             "not ready after, s": f"{noticed_s:.2f}",
             "ended after, s": f"{took_s:.1f}",
             "exit status": str(status),
         },
         checks={
-            "nothing is lost": outcome.num_others == 0 and outcome.num(200) > 0,
-            "not ready before it ends": outcome.stopped_s is not None,
+            "nothing is lost": result.num_others == 0 and result.num(200) > 0,
+            "not ready before it ends": result.stopped_s is not None,
             "it ends by itself": status == 0,
         },
     )
@@ -70,17 +70,17 @@ def killed_worker(setting: Setting) -> Result:
 
     with serving(setting.bundle, setting.folder / "killed", {"WORKERS": "2"}) as service:
         _wait_for(lambda: service.log.count(_STARTED) >= 2)
-        outcome = _disturbed(service, max(setting.seconds, 30.0), kill)
+        result = _disturbed(service, max(setting.seconds, 30.0), kill)
         num_workers = len(service.workers)
     return Result(
         name="killed-worker",
         figures={
-            "replies": counted(outcome),
+            "replies": counted(result),
             "connections": str(_CONNECTIONS),
             "back after, s": f"{back_s:.1f}",
         },
         checks={
-            "only what it held is lost": outcome.num_others <= _CONNECTIONS,
+            "only what it held is lost": result.num_others <= _CONNECTIONS,
             "it comes back": num_workers == 2 and back_s == back_s,
         },
     )
@@ -92,30 +92,30 @@ _STARTED: Final = "initialized"  # BentoML logs it once a worker
 
 def reload(setting: Setting) -> Result:
     """Another bundle, the first one again, and one that does not verify, by SIGHUP each."""
-    shelf = Shelf.make(setting.bundle, setting.folder / "reload")
-    taken: list[bool] = []
+    bundles = BundleLink.make(setting.bundle, setting.folder / "reload")
+    is_loaded: list[bool] = []
 
     def change(service: Service) -> None:
         for name in ("other", "first"):
-            shelf.put(name)
+            bundles.put(name)
             service.process.send_signal(signal.SIGHUP)
-            wanted = revision_of(shelf.folder / name)
-            _wait_for(lambda wanted=wanted: service.revision == wanted)  # type: ignore[misc]
-            taken.append(service.revision == wanted)
-        shelf.put("damaged")
+            revision = revision_of(bundles.folder / name)
+            _wait_for(lambda revision=revision: service.revision == revision)  # type: ignore[misc]
+            is_loaded.append(service.revision == revision)
+        bundles.put("damaged")
         service.process.send_signal(signal.SIGHUP)
         _wait_for(lambda: _REJECTED in service.log)
 
-    with serving(shelf.served, setting.folder / "reload") as service:
-        outcome = _disturbed(service, setting.seconds, change)
+    with serving(bundles.link, setting.folder / "reload") as service:
+        result = _disturbed(service, setting.seconds, change)
         is_rejected = _REJECTED in service.log
-        kept = service.revision == revision_of(shelf.folder / "first")
+        kept = service.revision == revision_of(bundles.folder / "first")
     return Result(
         name="reload",
-        figures={"replies": counted(outcome), "p99, ms": f"{outcome.latency_ms(99):.0f}"},
+        figures={"replies": counted(result), "p99, ms": f"{result.latency_ms(99):.0f}"},
         checks={
-            "nothing is lost": outcome.num_others == 0,
-            "each change is taken": taken == [True, True],
+            "nothing is lost": result.num_others == 0,
+            "each change is taken": is_loaded == [True, True],
             "what does not verify is rejected, and the one before goes on": is_rejected and kept,
         },
     )
@@ -126,12 +126,12 @@ def _disturbed(
     seconds: float,
     disturb: Callable[[Service], None],
     watch_s: float | None = None,
-) -> Outcome:
+) -> LoadResult:
     """Ask in a closed loop, and do something to the service when a quarter of that has passed."""
     plan = Plan(
         port=service.port,
         requests=mixed_requests(),
-        pace=ClosedLoop(num_connections=_CONNECTIONS, duration_s=seconds),
+        pattern=ClosedLoop(num_connections=_CONNECTIONS, duration_s=seconds),
         watch_s=watch_s,
     )
     with loading(plan) as result:

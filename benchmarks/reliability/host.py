@@ -45,12 +45,12 @@ class Service(ServiceProcess):
     @property
     def workers(self) -> list[int]:
         """The processes that answer."""
-        found = []
+        pids = []
         for process in self._processes():
             with contextlib.suppress(psutil.Error):
                 if _WORKER in process.cmdline():
-                    found.append(process.pid)
-        return found
+                    pids.append(process.pid)
+        return pids
 
     @property
     def revision(self) -> str:
@@ -90,18 +90,18 @@ def serving(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shelf:
+class BundleLink:
     """Bundles that a service can be turned from one to another: first, other and damaged.
 
     Attributes:
-        served: a link to one of them.
+        link: symbolic link to one of them, which the service opens.
     """
 
     folder: Path
-    served: Path
+    link: Path
 
     @classmethod
-    def make(cls, bundle: Path | None, folder: Path) -> Shelf:
+    def make(cls, bundle: Path | None, folder: Path) -> BundleLink:
         """Copies of a bundle, the other with a word more in its manifest, with first put up."""
         folder = folder / "bundles"
         shutil.rmtree(folder, ignore_errors=True)
@@ -113,15 +113,15 @@ class Shelf:
         manifest.write_text(json.dumps(content), encoding="utf-8")
         with (folder / "damaged" / WEIGHTS_FILE).open("r+b") as weights:
             weights.truncate(1000)
-        shelf = cls(folder=folder, served=folder / "served")
-        shelf.put("first")
-        return shelf
+        bundles = cls(folder=folder, link=folder / "link")
+        bundles.put("first")
+        return bundles
 
     def put(self, name: str) -> None:
-        """Turn the link, in one step."""
+        """Let the link point to a bundle, atomically."""
         new = self.folder / "new"
         new.symlink_to(self.folder / name)
-        new.replace(self.served)
+        new.replace(self.link)
 
 
 def revision_of(bundle: Path) -> str:

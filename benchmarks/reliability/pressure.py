@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.harness.load import load
-from benchmarks.harness.outcome import Outcome
-from benchmarks.harness.plan import ClosedLoop, OpenLoop, Pace, Plan
+from benchmarks.harness.plan import ClosedLoop, LoadPattern, OpenLoop, Plan
+from benchmarks.harness.replies import LoadResult
 from benchmarks.reliability.host import (
+    BundleLink,
     Service,
-    Shelf,
     growth,
     mixed_requests,
     revision_of,
@@ -36,7 +36,7 @@ class Setting:
     """What scenarios are run with.
 
     Attributes:
-        bundle: to be served; None for the one that ships.
+        bundle: to serve; None for the shipped one.
         folder: for logs.
         seconds: of the main part of a scenario, three times that of overload, not of the soak.
         minutes: of the soak.
@@ -77,33 +77,33 @@ def measure_capacity(
     turn_s = max(1.0, setting.seconds / 6, turn_s)
     with serving(setting.bundle, setting.folder / "capacity", _PATIENT) as service:
         load(_plan(service, ClosedLoop(num_connections=8, duration_s=turn_s)))  # warm
-        outcomes = {
+        results = {
             num: load(_plan(service, ClosedLoop(num_connections=num, duration_s=turn_s)))
             for num in concurrencies
         }
     levels = {
-        num: (outcome.num(200) / turn_s, outcome.latency_ms(50), outcome.latency_ms(99))
-        for num, outcome in outcomes.items()
+        num: (result.num(200) / turn_s, result.latency_ms(50), result.latency_ms(99))
+        for num, result in results.items()
     }
     per_s, _, p99_ms = levels[concurrencies[-1]]
     return Capacity(
         per_s=per_s,
         p99_ms=p99_ms,
         levels=levels,
-        num_others=sum(outcome.num_others for outcome in outcomes.values()),
+        num_others=sum(result.num_others for result in results.values()),
     )
 
 
 def capacity(setting: Setting) -> Result:
     """Closed loop."""
-    found = measure_capacity(setting)
+    capacity = measure_capacity(setting)
     return Result(
         name="capacity",
         figures={
             f"{num} connections": f"{per_s:.0f}/s, p50 {p50_ms:.0f} ms, p99 {p99_ms:.0f} ms"
-            for num, (per_s, p50_ms, p99_ms) in found.levels.items()
+            for num, (per_s, p50_ms, p99_ms) in capacity.levels.items()
         },
-        checks={"every reply is 200": found.num_others == 0},
+        checks={"every reply is 200": capacity.num_others == 0},
     )
 
 
@@ -117,29 +117,29 @@ def overload(setting: Setting, times: float = 10.0) -> Result:
         load(_plan(service, OpenLoop(rate_per_s=rate_per_s, duration_s=warm_up_s)))
         before_mb = service.pss_mb
         with sampling(service, every_s=max(0.1, seconds / 60)) as samples_mb:
-            pace = OpenLoop(rate_per_s=rate_per_s, duration_s=seconds)
-            outcome = load(_plan(service, pace))
+            pattern = OpenLoop(rate_per_s=rate_per_s, duration_s=seconds)
+            result = load(_plan(service, pattern))
         after_mb = service.pss_mb
-    p99_ms = outcome.latency_ms(99)
+    p99_ms = result.latency_ms(99)
     grown = growth(samples_mb)
     return Result(
         name="overload",
         figures={
             "offered/s": f"{rate_per_s:.0f}",
-            "replies": counted(outcome),
-            "answered/s": f"{outcome.num(200) / seconds:.0f}",
+            "replies": counted(result),
+            "answered/s": f"{result.num(200) / seconds:.0f}",
             "p99 at capacity, ms": f"{at_capacity.p99_ms:.0f}",
-            "p50 of 200, ms": f"{outcome.latency_ms(50):.0f}",
+            "p50 of 200, ms": f"{result.latency_ms(50):.0f}",
             "p99 of 200, ms": f"{p99_ms:.0f}",
-            "p99 of 429, ms": f"{outcome.latency_ms(99, 429):.0f}",
+            "p99 of 429, ms": f"{result.latency_ms(99, 429):.0f}",
             "memory before, most, after, MB": (
                 f"{before_mb:.0f}, {max(samples_mb):.0f}, {after_mb:.0f}"
             ),
         },
         checks={
-            "every reply is 200 or 429": outcome.num_others == 0,
-            "every 429 has Retry-After": outcome.num_bad_refusals == 0,
-            "some are answered": outcome.num(200) > 0,
+            "every reply is 200 or 429": result.num_others == 0,
+            "every 429 has Retry-After": result.num_bad_refusals == 0,
+            "some are answered": result.num(200) > 0,
             "p99 of the accepted under twice that at capacity": p99_ms < 2 * at_capacity.p99_ms,
             "memory within 5 %": abs(grown) <= _MOST_GROWTH,
         },
@@ -152,20 +152,20 @@ def soak(setting: Setting) -> Result:
     at_capacity = measure_capacity(setting, _CONCURRENCIES[-1:], turn_s=soak_s / 30)
     rate_per_s = 0.8 * at_capacity.per_s
     every_s = min(10.0, soak_s / 40)
-    shelf = Shelf.make(setting.bundle, setting.folder / "soak")
-    with serving(shelf.served, setting.folder / "soak") as service:
+    bundles = BundleLink.make(setting.bundle, setting.folder / "soak")
+    with serving(bundles.link, setting.folder / "soak") as service:
 
         def change() -> None:
-            shelf.put("other")
+            bundles.put("other")
             service.process.send_signal(signal.SIGHUP)
 
         reloading = threading.Timer(soak_s / 2, change)
         reloading.start()
         with sampling(service, every_s=every_s) as samples_mb:
-            pace = OpenLoop(rate_per_s=rate_per_s, duration_s=soak_s)
-            outcome = load(_plan(service, pace))
+            pattern = OpenLoop(rate_per_s=rate_per_s, duration_s=soak_s)
+            result = load(_plan(service, pattern))
         reloading.cancel()
-        is_changed = service.revision == revision_of(shelf.folder / "other")
+        is_changed = service.revision == revision_of(bundles.folder / "other")
     grown = growth(samples_mb)
     step = max(1, len(samples_mb) // 12)
     return Result(
@@ -174,25 +174,25 @@ def soak(setting: Setting) -> Result:
             "minutes": f"{setting.minutes:g}",
             "requests/s at capacity": f"{at_capacity.per_s:.0f}",
             "requests/s": f"{rate_per_s:.0f}",
-            "replies": counted(outcome),
-            "p50, ms": f"{outcome.latency_ms(50):.0f}",
-            "p99, ms": f"{outcome.latency_ms(99):.0f}",
+            "replies": counted(result),
+            "p50, ms": f"{result.latency_ms(50):.0f}",
+            "p99, ms": f"{result.latency_ms(99):.0f}",
             "memory grew by": f"{grown:+.1%}",
         },
         checks={
             "memory within 5 %": abs(grown) <= _MOST_GROWTH,
-            "every reply is 200 or 429": outcome.num_others == 0,
-            "fewer than 1 % are refused": outcome.num(429) < 0.01 * len(outcome.replies),
+            "every reply is 200 or 429": result.num_others == 0,
+            "fewer than 1 % are refused": result.num(429) < 0.01 * len(result.replies),
             "the other bundle was taken": is_changed,
         },
         curve=[(at * every_s / 60, samples_mb[at]) for at in range(0, len(samples_mb), step)],
     )
 
 
-def counted(outcome: Outcome) -> str:
+def counted(result: LoadResult) -> str:
     """The replies by status, and what went wrong with the others."""
-    text = ", ".join(f"{num} x {status or 'none'}" for status, num in outcome.statuses.items())
-    return f"{text} {outcome.problems}" if outcome.problems else text
+    text = ", ".join(f"{num} x {status or 'none'}" for status, num in result.statuses.items())
+    return f"{text} {result.problems}" if result.problems else text
 
 
 @contextmanager
@@ -214,6 +214,6 @@ def sampling(service: Service, *, every_s: float) -> Iterator[list[float]]:
         thread.join()
 
 
-def _plan(service: Service, pace: Pace) -> Plan:
+def _plan(service: Service, pattern: LoadPattern) -> Plan:
     requests = mixed_requests(seed=time.time_ns())
-    return Plan(port=service.port, requests=requests, pace=pace)
+    return Plan(port=service.port, requests=requests, pattern=pattern)

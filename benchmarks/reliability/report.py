@@ -39,9 +39,9 @@ def tables(results: Sequence[Result]) -> str:
     lines = ["| scenario | asked for | met | measured |", "| --- | --- | --- | --- |"]
     for result in results:
         measured = "; ".join(f"{name}: {value}" for name, value in result.figures.items())
-        for index, (asked, met) in enumerate(result.checks.items()):
+        for index, (check, met) in enumerate(result.checks.items()):
             first = index == 0
-            cells = [result.name if first else "", asked, "yes" if met else "**no**"]
+            cells = [result.name if first else "", check, "yes" if met else "**no**"]
             lines.append(f"| {' | '.join([*cells, measured if first else ''])} |")
     for result in results:
         if result.curve:

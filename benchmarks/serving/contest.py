@@ -11,8 +11,8 @@ from typing import Any, Final
 from tqdm import tqdm
 
 from benchmarks.harness.load import http_request, load
-from benchmarks.harness.outcome import Outcome
-from benchmarks.harness.plan import Pace, Passes, Plan, RandomArrivals
+from benchmarks.harness.plan import LoadPattern, Passes, Plan, RandomArrivals
+from benchmarks.harness.replies import LoadResult
 from benchmarks.serving.in_process import Alone, Comparison, compare
 from benchmarks.serving.services import Call, PeerSettings, Service, peer_service, running
 from benchmarks.serving.stream import Stream
@@ -41,12 +41,12 @@ class Result:
     """
 
     service: Service
-    levels: dict[int, list[Outcome]] = field(default_factory=dict)
-    arrivals: list[Outcome] = field(default_factory=list)
-    saturated: list[Outcome] = field(default_factory=list)
+    levels: dict[int, list[LoadResult]] = field(default_factory=dict)
+    arrivals: list[LoadResult] = field(default_factory=list)
+    saturated: list[LoadResult] = field(default_factory=list)
     alone: list[Alone] = field(default_factory=list)
 
-    def runs(self) -> Iterator[Outcome]:
+    def runs(self) -> Iterator[LoadResult]:
         """All loads that were timed."""
         for runs in self.levels.values():
             yield from runs
@@ -86,20 +86,20 @@ class Contest:
     ) -> tuple[Service, list[Tried]]:
         """The peer with the settings that are best for it, fastest of all tried first."""
         tasks = list(dict.fromkeys(item.task for item in self.stream.items))
-        found: list[tuple[Tried, Service]] = []
+        trials: list[tuple[Tried, Service]] = []
         for settings in candidates:
             service = peer_service(checkpoint, tasks, settings, self.num_threads)
             self._tell(f"trying {settings}")
             with running(service, self.folder / "peer") as process:
                 requests = self._requests(service)
                 _warm_up(process.port, requests, service.num_workers)
-                pace = Passes(num_connections=_TRIED_CONNECTIONS)
-                measured = _send(process.port, requests[:_NUM_TRIED], pace)
+                pattern = Passes(num_connections=_TRIED_CONNECTIONS)
+                measured = _send(process.port, requests[:_NUM_TRIED], pattern)
             # What fails is no answer: settings that shed load do not win by it.
-            found.append((Tried(settings=settings, per_s=measured.per_s), service))
+            trials.append((Tried(settings=settings, per_s=measured.per_s), service))
             self.bar.update()
-        found.sort(key=lambda pair: -pair[0].per_s)
-        return found[0][1], [tried for tried, _ in found]
+        trials.sort(key=lambda pair: -pair[0].per_s)
+        return trials[0][1], [tried for tried, _ in trials]
 
     def run(self, services: Sequence[Service], rate_per_s: float) -> list[Result]:
         """Measure all services, in each round in another order.
@@ -164,8 +164,8 @@ class Contest:
         self.bar.set_postfix_str(what)
 
 
-def _send(port: int, requests: Sequence[bytes], pace: Pace) -> Outcome:
-    return load(Plan(port=port, requests=requests, pace=pace, timeout_s=_TIMEOUT_S))
+def _send(port: int, requests: Sequence[bytes], pattern: LoadPattern) -> LoadResult:
+    return load(Plan(port=port, requests=requests, pattern=pattern, timeout_s=_TIMEOUT_S))
 
 
 def _warm_up(port: int, requests: Sequence[bytes], num_workers: int) -> None:

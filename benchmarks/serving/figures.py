@@ -9,19 +9,19 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.harness.outcome import Outcome
+from benchmarks.harness.replies import LoadResult
 from benchmarks.serving.contest import Result
 
 # Of the best throughput: more connections than reach it only make everybody wait.
 _SATURATED: Final = 0.95
 
 
-def per_s(runs: Sequence[Outcome]) -> float:
+def per_s(runs: Sequence[LoadResult]) -> float:
     """Requests a second, the median over rounds."""
     return statistics.median(run.per_s for run in runs)
 
 
-def latency_s(runs: Sequence[Outcome], percent: float) -> float:
+def latency_s(runs: Sequence[LoadResult], percent: float) -> float:
     """Of all rounds' requests together; NaN where none was answered."""
     latencies_s = [each for run in runs for each in run.latencies_s()]
     return float(np.percentile(latencies_s, percent)) if latencies_s else float("nan")
@@ -80,8 +80,8 @@ def largest_difference(peer: Result, ours: Result) -> float:
 
 def _best(answer: Any) -> Mapping[str, Any]:
     """The first of some answers, or the only one."""
-    found: Mapping[str, Any] = answer[0] if isinstance(answer, list) else answer
-    return found
+    reply: Mapping[str, Any] = answer[0] if isinstance(answer, list) else answer
+    return reply
 
 
 def _score(theirs: Any, our: Any) -> float:

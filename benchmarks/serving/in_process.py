@@ -19,12 +19,12 @@ from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks import TASKS, Work, prepare_request
 from albert_serve.tasks.load import load_tasks
-from benchmarks.harness.apart import run_apart
 from benchmarks.harness.errors import BenchmarkError
+from benchmarks.harness.subprocess_call import run_in_process
 from benchmarks.serving.services import Call
 
 _NUM_PASSES: Final = 2
-# Asked of one side before it is the other's turn.
+# MeasurementOptions of one side before it is the other's turn.
 _TURN: Final = 5
 # Requests to an idle service do not come one upon another.
 _PAUSE_S: Final = 0.005
@@ -66,13 +66,13 @@ class Alone:
     idle: dict[str, tuple[list[float], list[float]]]
 
 
-def compare(asked: Comparison) -> Alone:
+def compare(comparison: Comparison) -> Alone:
     """Do it in a process of its own.
 
     Raises:
         BenchmarkError: the process failed.
     """
-    return run_apart(_run, asked)
+    return run_in_process(_run, comparison)
 
 
 class _InProcess:
@@ -90,8 +90,8 @@ class _InProcess:
         rounds = []
         for path, body in calls:
             name = path.removeprefix("/")
-            given = TASKS[name].request.model_validate(body)
-            rounds += prepare_request(self._tasks[name], given)
+            request = TASKS[name].request.model_validate(body)
+            rounds += prepare_request(self._tasks[name], request)
         return Work(rounds)
 
     def ask(self, call: Call) -> None:
@@ -154,9 +154,9 @@ def _idle(
     return over_http, alone
 
 
-def _run(asked: Comparison) -> Alone:
-    engine = _InProcess(asked.bundle, asked.num_threads)
-    service = _Http(asked.url)
-    engine_s, stream_s = min(engine.stream(asked.calls) for _ in range(_NUM_PASSES))
-    idle = {length: _idle(engine, service, calls) for length, calls in asked.idle.items()}
+def _run(comparison: Comparison) -> Alone:
+    engine = _InProcess(comparison.bundle, comparison.num_threads)
+    service = _Http(comparison.url)
+    engine_s, stream_s = min(engine.stream(comparison.calls) for _ in range(_NUM_PASSES))
+    idle = {length: _idle(engine, service, calls) for length, calls in comparison.idle.items()}
     return Alone(engine_s=engine_s, stream_s=stream_s, idle=idle)

@@ -44,6 +44,6 @@ class Pipelines:
     )
     def fill_mask(self, texts: list[str]) -> list[list[dict[str, Any]]]:
         """The best tokens for the mask of each text."""
-        found = self.pipelines["fill-mask"](texts, batch_size=_PIPELINE_BATCH_SIZE)
+        predictions = self.pipelines["fill-mask"](texts, batch_size=_PIPELINE_BATCH_SIZE)
         # Of a list of one text the pipeline gives that text's answer alone.
-        return [found] if len(texts) == 1 else list(found)
+        return [predictions] if len(texts) == 1 else list(predictions)

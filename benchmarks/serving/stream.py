@@ -16,7 +16,7 @@ from albert_serve.bundle.weights import read_header
 from albert_serve.config import PRESETS, AlbertConfig
 from albert_serve.settings import shipped_bundle
 from albert_serve.tokenizer import AlbertTokenizer
-from benchmarks.engines.inputs import Wanted, choose
+from benchmarks.engines.inputs import Selection, choose
 from benchmarks.harness.errors import BenchmarkError
 from training.model.checkpoint import find_tasks, read_config, save_checkpoint
 from training.model.heads import AlbertForTasks
@@ -88,10 +88,10 @@ def make_stream(
     most = AlbertConfig.from_hf(read_config(checkpoint)).max_positions
     tasks = _tasks(checkpoint)
     # A mask in place of a word may be a token more.
-    wanted = Wanted(
+    selection = Selection(
         texts=texts, questions=[], num_texts=num_requests, num_questions=0, max_tokens=most - 2
     )
-    chosen = choose(wanted, tokenizer).texts
+    chosen = choose(selection, tokenizer).texts
     draw = random.Random(_SEED)
     items = [
         _item(tasks[index % len(tasks)], text, tokenizer, draw) for index, text in enumerate(chosen)
@@ -115,8 +115,8 @@ def _tokenizer(checkpoint: Path) -> Tokenizer:
 
 def _tasks(checkpoint: Path) -> Sequence[str]:
     shapes = {name: each.shape for name, each in read_header(checkpoint / WEIGHTS_FILE).items()}
-    found = find_tasks(shapes, read_config(checkpoint).get("architectures") or ())
-    tasks = [task for task in TASKS if task in found]
+    known_tasks = find_tasks(shapes, read_config(checkpoint).get("architectures") or ())
+    tasks = [task for task in TASKS if task in known_tasks]
     if not tasks:
         raise BenchmarkError(f"{checkpoint} has no head for {' or '.join(TASKS)}")
     return tasks

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.harness.outcome import Outcome
+from benchmarks.harness.replies import LoadResult
 from benchmarks.harness.tables import bullets, table, write_between
 from benchmarks.serving.contest import ARRIVAL_PART, Result, Tried
 from benchmarks.serving.figures import (
@@ -122,11 +122,11 @@ def _summary(report: Report) -> str:
         ]
     ]
     for one in report.ours:
-        found = best_within(one, most_s)
+        within = best_within(one, most_s)
         cells = [_NONE] * 4
-        if found is not None:
-            p99_s = latency_s(one.levels[found[0]], 99)
-            cells = [f"{found[1]:.1f}", str(found[0]), _ms(p99_s), f"**{found[1] / best:.2f}**"]
+        if within is not None:
+            p99_s = latency_s(one.levels[within[0]], 99)
+            cells = [f"{within[1]:.1f}", str(within[0]), _ms(p99_s), f"**{within[1] / best:.2f}**"]
         rows.append([f"**{one.service.name}**", *cells, _failed(one)])
     return table(
         ["", "requests/s", "connections", "p99, ms", "times the peer", "failed of all"], rows
@@ -171,9 +171,9 @@ def _idle(report: Report) -> str:
     rows = []
     for one in report.ours:
         for length in report.stream.idle:
-            over_http, alone, apart = idle_ms(one, str(length))
+            over_http, alone, overhead = idle_ms(one, str(length))
             name = f"{one.service.name}, {length} tokens"
-            rows.append([name, f"{over_http:.2f}", f"{alone:.2f}", f"**{apart:.2f}**"])
+            rows.append([name, f"{over_http:.2f}", f"{alone:.2f}", f"**{overhead:.2f}**"])
     return table(
         ["p50 of one request at a time, ms", "over HTTP", "tokeniser and engine", "between"], rows
     )
@@ -189,8 +189,8 @@ def _notes(report: Report) -> Iterator[str]:
     yield f"settings of the peer that were tried, requests/s, of which the best was taken: {tried}"
     yield f"requests at random times: {ARRIVAL_PART:.0%} of what the peer managed when tried"
     for one in report.ours:
-        apart = largest_difference(report.peer, one)
-        yield f"{one.service.name}: scores at most {apart:.1e} from the peer's"
+        difference = largest_difference(report.peer, one)
+        yield f"{one.service.name}: scores at most {difference:.1e} from the peer's"
     shares = [run.cpu_s / run.seconds for one in report.results for run in one.runs()]
     yield f"the process that sent the requests took {max(shares):.2f} CPUs at most"
     for one in report.results:
@@ -207,7 +207,7 @@ def _stream(stream: Stream) -> str:
     )
 
 
-def _figures(runs: Sequence[Outcome]) -> list[dict[str, Any]]:
+def _figures(runs: Sequence[LoadResult]) -> list[dict[str, Any]]:
     return [
         {
             "seconds": run.seconds,
@@ -225,7 +225,7 @@ def _failed(result: Result) -> str:
     return f"{num_failed} of {num_all:,}"
 
 
-def _latencies(runs: Sequence[Outcome]) -> list[str]:
+def _latencies(runs: Sequence[LoadResult]) -> list[str]:
     return [_ms(latency_s(runs, percent)) for percent in (50, 99)]
 
 

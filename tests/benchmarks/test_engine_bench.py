@@ -27,14 +27,14 @@ from albert_serve.config import AlbertConfig
 from benchmarks import engine
 from benchmarks.engines import hf, measurement, ours
 from benchmarks.engines import report as figures
-from benchmarks.engines.contest import Child, Contest, Result, Witness
+from benchmarks.engines.contest import Child, Contest, CpuWatch, Result
 from benchmarks.engines.hf_questions import HfAnswerer
 from benchmarks.engines.inputs import (
     Batch,
     Floats,
     Inputs,
+    Selection,
     Tokens,
-    Wanted,
     choose,
     group,
     in_order,
@@ -80,10 +80,10 @@ LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
-    wanted = Wanted(
+    selection = Selection(
         texts=[WIKI], questions=[SQUAD], num_texts=12, num_questions=8, max_tokens=MAX_TOKENS
     )
-    return choose(wanted, Tokenizer.from_file(str(TOKENIZER)))
+    return choose(selection, Tokenizer.from_file(str(TOKENIZER)))
 
 
 @pytest.fixture(scope="module")
@@ -147,22 +147,22 @@ def test_contestants_answer_alike_and_read_the_same_tokens(
     right = OPENERS["transformers-fp32"](make_job(folder, "transformers-fp32")).process(
         inputs.texts, 4
     )
-    outcome = OPENERS[key](make_job(folder, key)).process(inputs.texts, 4)
-    np.testing.assert_allclose(outcome.outputs, right.outputs, atol=1e-5)
+    result = OPENERS[key](make_job(folder, key)).process(inputs.texts, 4)
+    np.testing.assert_allclose(result.outputs, right.outputs, atol=1e-5)
     assert np.std(np.array(right.outputs)[:, 0]) > 1e-3  # they depend on the text
-    assert outcome.count().num_real == right.count().num_real == sum(inputs.text_lengths)
-    assert outcome.count().num_computed >= outcome.count().num_real
+    assert result.count().num_real == right.count().num_real == sum(inputs.text_lengths)
+    assert result.count().num_computed >= result.count().num_real
 
 
 def test_fixed_shapes_are_answered_alike(folder: Path, inputs: Inputs) -> None:
     batch = inputs.batch(Shape(num_rows=3, length=20))
-    found = []
+    results = []
     for key in ("transformers-fp32", "ours-fp32"):
         player = OPENERS[key](make_job(folder, key))
         assert isinstance(player, ShapePlayer)
-        found.append(player.logits(batch))
-    assert found[0].shape == (3, 2)
-    np.testing.assert_allclose(found[0], found[1], atol=1e-5)
+        results.append(player.logits(batch))
+    assert results[0].shape == (3, 2)
+    np.testing.assert_allclose(results[0], results[1], atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "autocast"])
@@ -170,8 +170,10 @@ def test_bf16_is_near_and_not_the_same(dtype: str, folder: Path, inputs: Inputs)
     right = hf.open_player(make_job(folder, "transformers-fp32")).process(inputs.texts, 4)
     job = make_job(folder, "transformers-bf16", way=["bf16", "autocast"].index(dtype))
     assert job.variant.settings["dtype"] == dtype
-    apart = figures.difference(hf.open_player(job).process(inputs.texts, 4).outputs, right.outputs)
-    assert 0 < apart.relative < 0.5
+    difference = figures.difference(
+        hf.open_player(job).process(inputs.texts, 4).outputs, right.outputs
+    )
+    assert 0 < difference.relative < 0.5
 
 
 # Several windows are read as one document by ours, each for itself by theirs.
@@ -196,9 +198,9 @@ def test_answers_are_those_of_transformers(
     ]
     theirs = hf.open_player(make_job(tmp_path, "transformers-fp32", task)).process(items, 4)
     example = hf.open_player(make_job(tmp_path, "example-qa", task)).process(items, 4)
-    outcome = ours.open_player(make_job(tmp_path, "ours-fp32", task)).process(items, 0)
+    result = ours.open_player(make_job(tmp_path, "ours-fp32", task)).process(items, 0)
     assert figures.same_answers(example.outputs, theirs.outputs) >= least
-    assert figures.same_answers(outcome.outputs, theirs.outputs) >= least
+    assert figures.same_answers(result.outputs, theirs.outputs) >= least
     assert theirs.count().num_real == example.count().num_real
     assert example.count().num_computed % MAX_TOKENS == 0
     assert example.count().num_computed > theirs.count().num_computed
@@ -244,11 +246,11 @@ def test_operations_are_those_that_torch_counts(shape: str) -> None:
     config._attn_implementation = "eager"  # the counter passes over the fused kernel
     model: Any = transformers.AlbertForSequenceClassification(config)
     model.eval()
-    asked = Shape.parse(shape)
-    ids = torch.ones(asked.num_rows, asked.length, dtype=torch.int64)
+    parsed = Shape.parse(shape)
+    ids = torch.ones(parsed.num_rows, parsed.length, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(input_ids=ids)
-    assert figures.forward_flops(TINY, asked, 5) == counter.get_total_flops()
+    assert figures.forward_flops(TINY, parsed, 5) == counter.get_total_flops()
 
 
 def make_turn(seconds: float, outputs: Sequence[Any] = (), num_items: int = 4) -> Turn:
@@ -329,11 +331,11 @@ def test_parts_spread_over_all_lengths(num_items: int, inputs: Inputs) -> None:
 
 def test_no_text_of_a_fitting_length_is_told(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("too short")
-    wanted = Wanted(
+    selection = Selection(
         texts=[tmp_path], questions=[], num_texts=2, num_questions=0, max_tokens=MAX_TOKENS
     )
     with pytest.raises(BenchmarkError, match=r"no text of 8 to 64 tokens .*--texts"):
-        choose(wanted, Tokenizer.from_file(str(TOKENIZER)))
+        choose(selection, Tokenizer.from_file(str(TOKENIZER)))
 
 
 def test_everything_travels_as_json(folder: Path, inputs: Inputs) -> None:
@@ -403,7 +405,7 @@ def test_a_process_that_dies_says_of_what(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/stat").is_file(), reason="the system does not tell")
 def test_a_witness_sees_who_else_works() -> None:
-    witness = Witness()
+    witness = CpuWatch()
     assert witness.others is None
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
         for _ in range(50):
@@ -572,5 +574,5 @@ def test_all_contestants_take_part_and_agree(tmp_path: Path) -> None:
     assert {one["name"] for one in content["contestants"]} == present
     for result in content["contestants"]:
         assert not result["failures"]
-        for apart in result["differences"].values():
-            assert apart["largest"] < (1e-5 if "fp32" in result["name"] else 0.1)
+        for difference in result["differences"].values():
+            assert difference["largest"] < (1e-5 if "fp32" in result["name"] else 0.1)

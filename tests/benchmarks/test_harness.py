@@ -11,23 +11,23 @@ from threading import Thread
 
 import pytest
 
-from benchmarks.harness.apart import run_apart, running_apart
 from benchmarks.harness.errors import BenchmarkError
 from benchmarks.harness.load import http_request, load
-from benchmarks.harness.outcome import NO_REPLY, Outcome, Reply
-from benchmarks.harness.plan import ClosedLoop, OpenLoop, Pace, Passes, Plan, RandomArrivals
+from benchmarks.harness.plan import ClosedLoop, LoadPattern, OpenLoop, Passes, Plan, RandomArrivals
+from benchmarks.harness.replies import NO_REPLY, LoadResult, Reply
+from benchmarks.harness.subprocess_call import run_in_process, running_in_process
 
 # --- a process of its own -----------------------------------------------------------------------
 
 
 def test_what_a_function_prints_is_not_its_result(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_apart(print, "anything") is None
+    assert run_in_process(print, "anything") is None
     assert not capfd.readouterr().out
-    assert run_apart(math.sqrt, 4.0) == 2.0
+    assert run_in_process(math.sqrt, 4.0) == 2.0
 
 
 def test_this_process_goes_on_meanwhile() -> None:
-    with running_apart(time.sleep, 0.2) as result:
+    with running_in_process(time.sleep, 0.2) as result:
         began = time.monotonic()
         assert result() is None
         assert time.monotonic() - began > 0.1
@@ -35,31 +35,31 @@ def test_this_process_goes_on_meanwhile() -> None:
 
 def test_a_function_that_fails_says_why() -> None:
     with pytest.raises(BenchmarkError, match=r"math ended with status 1: ValueError: "):
-        run_apart(math.sqrt, -1.0)
+        run_in_process(math.sqrt, -1.0)
     with pytest.raises(BenchmarkError, match="ended with status 3: it printed nothing"):
-        run_apart(sys.exit, 3)
+        run_in_process(sys.exit, 3)
 
 
 # --- load ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "pace", [Passes(num_connections=1), OpenLoop(rate_per_s=100, duration_s=0.1)]
+    "pattern", [Passes(num_connections=1), OpenLoop(rate_per_s=100, duration_s=0.1)]
 )
-def test_requests_are_sent_in_turns(pace: Pace, refusing_port: int) -> None:
+def test_requests_are_sent_in_turns(pattern: LoadPattern, refusing_port: int) -> None:
     requests = [http_request(f"/{name}", {}) for name in "abcd"]
-    outcome = load(Plan(port=refusing_port, requests=requests, pace=pace))
-    num_replies = 4 if isinstance(pace, Passes) else 10
-    assert len(outcome.replies) == num_replies
-    assert outcome.num(200) == num_replies // 2
+    result = load(Plan(port=refusing_port, requests=requests, pattern=pattern))
+    num_replies = 4 if isinstance(pattern, Passes) else 10
+    assert len(result.replies) == num_replies
+    assert result.num(200) == num_replies // 2
 
 
 def test_a_service_that_is_not_there_is_a_failure_each_time() -> None:
-    pace = ClosedLoop(num_connections=2, duration_s=0.3)
-    plan = Plan(port=1, requests=[http_request("/x")], pace=pace)
-    outcome = load(plan)
-    assert set(outcome.statuses) == {NO_REPLY}
-    assert outcome.num_others == len(outcome.replies) > 1
+    pattern = ClosedLoop(num_connections=2, duration_s=0.3)
+    plan = Plan(port=1, requests=[http_request("/x")], pattern=pattern)
+    result = load(plan)
+    assert set(result.statuses) == {NO_REPLY}
+    assert result.num_others == len(result.replies) > 1
 
 
 def test_a_refusal_without_a_time_is_counted() -> None:
@@ -67,7 +67,7 @@ def test_a_refusal_without_a_time_is_counted() -> None:
         Reply(due_s=0, latency_s=0.1, status=429, retry_after=text)
         for text in ("1", "60", None, "", "0", "1.5", "soon")
     ]
-    assert Outcome(replies=replies).num_bad_refusals == 5
+    assert LoadResult(replies=replies).num_bad_refusals == 5
 
 
 class Refusing(BaseHTTPRequestHandler):
@@ -101,23 +101,23 @@ def refusing_port() -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    "pace", [Passes(num_connections=1), RandomArrivals(rate_per_s=200, num_connections=1)]
+    "pattern", [Passes(num_connections=1), RandomArrivals(rate_per_s=200, num_connections=1)]
 )
-def test_requests_that_fail_are_counted_and_told(pace: Pace, refusing_port: int) -> None:
+def test_requests_that_fail_are_counted_and_told(pattern: LoadPattern, refusing_port: int) -> None:
     requests = [http_request("/fill-mask", {})] * 10
-    outcome = load(Plan(port=refusing_port, requests=requests, pace=pace))
-    assert outcome.statuses == {200: 5, 503: 5}
-    assert (outcome.num_failed, len(outcome.latencies_s())) == (5, 5)
-    assert outcome.failures == ["/fill-mask: 503 {}"] * 3
-    assert outcome.bodies == dict.fromkeys(range(1, 10, 2), b"{}")
+    result = load(Plan(port=refusing_port, requests=requests, pattern=pattern))
+    assert result.statuses == {200: 5, 503: 5}
+    assert (result.num_failed, len(result.latencies_s())) == (5, 5)
+    assert result.failures == ["/fill-mask: 503 {}"] * 3
+    assert result.bodies == dict.fromkeys(range(1, 10, 2), b"{}")
 
 
 def test_random_times_have_the_rate_that_was_asked_for(refusing_port: int) -> None:
-    pace = RandomArrivals(rate_per_s=100)
+    pattern = RandomArrivals(rate_per_s=100)
     requests = [http_request("/x", {})] * 40
-    outcome = load(Plan(port=refusing_port, requests=requests, pace=pace))
-    assert outcome.seconds > 40 / 100 / 2  # whoever sends all at once takes no time
-    assert list(pace.times_s(40)) == list(pace.times_s(40))
+    result = load(Plan(port=refusing_port, requests=requests, pattern=pattern))
+    assert result.seconds > 40 / 100 / 2  # whoever sends all at once takes no time
+    assert list(pattern.times_s(40)) == list(pattern.times_s(40))
 
 
 def test_passes_are_whole() -> None:

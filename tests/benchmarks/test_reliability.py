@@ -22,17 +22,17 @@ def test_ten_times_too_much_is_answered_or_refused(
     tmp_path: Path,
 ) -> None:
     with serving(bundle_dir, tmp_path, {"THREADS": "1"}) as service:
-        outcome = load(
+        result = load(
             Plan(
                 port=service.port,
                 requests=mixed_requests(),
-                pace=OpenLoop(rate_per_s=1000, duration_s=3, num_connections=500),
+                pattern=OpenLoop(rate_per_s=1000, duration_s=3, num_connections=500),
             )
         )
-    assert len(outcome.replies) == pytest.approx(3000, rel=0.01)
-    assert outcome.num_others == 0, outcome.problems
-    assert outcome.num_bad_refusals == 0
-    assert outcome.num(200) > 0
+    assert len(result.replies) == pytest.approx(3000, rel=0.01)
+    assert result.num_others == 0, result.problems
+    assert result.num_bad_refusals == 0
+    assert result.num(200) > 0
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from albert_serve.config import AlbertConfig
 from albert_serve.settings import shipped_bundle
 from benchmarks import serve
 from benchmarks.harness.errors import BenchmarkError
-from benchmarks.harness.outcome import Outcome, Reply
+from benchmarks.harness.replies import LoadResult, Reply
 from benchmarks.serving.contest import Contest, Result, Tried
 from benchmarks.serving.figures import best_within, failed, largest_difference, saturation
 from benchmarks.serving.services import (
@@ -160,9 +160,9 @@ def test_tables_have_a_row_for_everything(report: Report, tmp_path: Path) -> Non
         assert content.endswith("\nafter\n")
 
 
-def make_outcome(rate: float, latency_s: float) -> Outcome:
+def make_outcome(rate: float, latency_s: float) -> LoadResult:
     reply = Reply(due_s=0.0, latency_s=latency_s, status=200)
-    return Outcome(seconds=100 / rate, replies=[reply] * 100)
+    return LoadResult(seconds=100 / rate, replies=[reply] * 100)
 
 
 def make_result(rows: dict[int, tuple[float, float]]) -> Result:
@@ -179,9 +179,9 @@ def test_the_peer_counts_where_more_connections_only_wait() -> None:
 
 def test_ours_counts_with_the_best_level_that_is_no_slower() -> None:
     result = make_result({1: (8.0, 0.1), 4: (20.0, 0.2), 8: (30.0, 0.3)})
-    found = best_within(result, 0.25)
-    assert found is not None
-    assert (found[0], round(found[1], 6)) == (4, 20.0)
+    level = best_within(result, 0.25)
+    assert level is not None
+    assert (level[0], round(level[1], 6)) == (4, 20.0)
     assert best_within(result, 0.05) is None
     nothing = make_result({1: (8.0, math.nan)})
     assert best_within(nothing, 10.0) is None

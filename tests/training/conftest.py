@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.processes import run_apart
+from tests.training.processes import run_in_process
 from tests.training.support import SQUAD, WIKI
 from training import finetune, pretrain
 from training.data.corpus import read_documents
@@ -135,5 +135,5 @@ def tiny_options(
 def tiny(tiny_options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of that run, never interrupted. Copy it before changing it."""
     folder = tmp_path_factory.mktemp("tiny") / "run"
-    assert run_apart(tiny_options, folder).status == 0
+    assert run_in_process(tiny_options, folder).status == 0
     return folder

@@ -103,7 +103,7 @@ def start(
     return Started(process=process, out=out, err=err)
 
 
-def run_apart(
+def run_in_process(
     options: Sequence[str],
     folder: Path,
     *more: str,

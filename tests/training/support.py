@@ -109,12 +109,12 @@ def copies(config: AlbertConfig, class_name: str) -> tuple[AlbertForTasks, Any]:
     """Our model and that of `transformers`, with the same weights in float64."""
     ours = our_model(config, HF_CLASSES[class_name]).double()
     theirs = hf_model(config, class_name).double()
-    given = dict(theirs.named_parameters())
-    wanted = parameters(ours)
-    assert given.keys() == wanted.keys()
+    hf_parameters = dict(theirs.named_parameters())
+    our_parameters = parameters(ours)
+    assert hf_parameters.keys() == our_parameters.keys()
     with torch.no_grad():
-        for name, parameter in wanted.items():
-            parameter.copy_(given[name])
+        for name, parameter in our_parameters.items():
+            parameter.copy_(hf_parameters[name])
     return ours, theirs
 
 
@@ -185,9 +185,9 @@ def weighed(hidden_sh: Tensor) -> Tensor:
 
 
 def gradients(model: AlbertForTasks) -> dict[str, Tensor]:
-    found = {name: p.grad for name, p in model.albert.named_parameters()}
-    assert all(gradient is not None for gradient in found.values())
-    return {name: gradient for name, gradient in found.items() if gradient is not None}
+    gradients = {name: p.grad for name, p in model.albert.named_parameters()}
+    assert all(gradient is not None for gradient in gradients.values())
+    return {name: gradient for name, gradient in gradients.items() if gradient is not None}
 
 
 def is_real(batch: Batch) -> Tensor:

@@ -78,30 +78,30 @@ def test_a_task_s_figures_do_not_depend_on_what_else_is_measured(
     checkpoint: Path, easy_corpus: Path, labelled: Path, tmp_path: Path
 ) -> None:
     """The classifier has dropout, which a task before it must not turn on."""
-    asked = ["--text-classification", str(labelled)]
+    classification = ["--text-classification", str(labelled)]
     others = ["--pretraining", str(easy_corpus), "--length", "32"]
-    found = []
-    for arguments in (asked, asked + others):
+    results = []
+    for arguments in (classification, classification + others):
         output = tmp_path / "figures.json"
         assert main([str(checkpoint), *arguments, "--output", str(output)]) == 0
-        found.append(json.loads(output.read_text()))
-    for name, figure in found[0].items():
-        assert found[1][name] == figure
+        results.append(json.loads(output.read_text()))
+    for name, figure in results[0].items():
+        assert results[1][name] == figure
 
 
 def test_two_checkpoints_are_asked_for_the_same_tokens(
     checkpoint: Path, pretrained: Path, easy_corpus: Path, tmp_path: Path
 ) -> None:
-    found = []
+    results = []
     for folder in (checkpoint, pretrained / "checkpoint"):
         output = tmp_path / "figures.json"
         arguments = ["--pretraining", str(easy_corpus), "--length", "32", "--output", str(output)]
         assert main([str(folder), *arguments]) == 0
-        found.append(json.loads(output.read_text()))
+        results.append(json.loads(output.read_text()))
     for name in ("masked_tokens", "sentence_order_pairs", "unigram_entropy"):
-        assert found[0][name] == found[1][name]
-    assert found[0]["masked_loss"] != found[1]["masked_loss"]
-    assert found[1]["masked_loss"] < found[1]["unigram_entropy"]
+        assert results[0][name] == results[1][name]
+    assert results[0]["masked_loss"] != results[1]["masked_loss"]
+    assert results[1]["masked_loss"] < results[1]["unigram_entropy"]
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_the_engine_keeps_the_order_of_ragged_inputs() -> None:
     ]
     got = TorchEngine(model, max_batch_tokens=10).run(inputs)
     assert [logits.shape for logits in got] == [(3, 2), (1, 50), (2, 2), (2, 50)]
-    for given, logits in zip(inputs, got, strict=True):
-        (alone,) = TorchEngine(model).run([given])
+    for encoder_input, logits in zip(inputs, got, strict=True):
+        (alone,) = TorchEngine(model).run([encoder_input])
         assert np.abs(logits - alone).max() < 1e-4
 
 

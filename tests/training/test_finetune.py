@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.processes import before_step, die, run_apart, run_world, spoil
+from tests.training.processes import before_step, die, run_in_process, run_world, spoil
 from tests.training.support import (
     SQUAD,
     TINY,
@@ -88,9 +88,11 @@ def test_a_run_that_is_killed_goes_on_to_the_same_weights(
     for step, saving in ((4, "10h"), (9, "0.0001s"), (9, "10h"), (30, "0.0001s")):
         fate = partial(before_step, step, die)
         more = ("--save-every", saving)
-        ended = run_apart(finetune_options, tmp_path / "run", *more, fate=fate, program=PROGRAM)
+        ended = run_in_process(
+            finetune_options, tmp_path / "run", *more, fate=fate, program=PROGRAM
+        )
         assert ended.status == -signal.SIGKILL
-    assert run_apart(finetune_options, tmp_path / "run", program=PROGRAM).status == 0
+    assert run_in_process(finetune_options, tmp_path / "run", program=PROGRAM).status == 0
     assert same_weights(tmp_path / "run", finetuned)
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [10, 20, 30, 40]
 
@@ -101,7 +103,7 @@ def test_steps_that_come_to_nothing_are_undone_in_all_feeds(
     """The run goes on at half the rate, from the batches that it had not had by its checkpoint."""
     fate = partial(spoil, range(21, 26))
     options = [*finetune_options, "--save-every", "0.0001s"]
-    ended = run_apart(options, tmp_path / "run", fate=fate, program=PROGRAM)
+    ended = run_in_process(options, tmp_path / "run", fate=fate, program=PROGRAM)
     assert ended.status == 0
     assert "back at step 20 after 5 steps whose gradient was not finite" in ended.out
     mine, whole = checkpoint_state(tmp_path / "run"), checkpoint_state(finetuned)

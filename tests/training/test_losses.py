@@ -189,7 +189,7 @@ def test_pretraining_computes_the_vocabulary_for_masked_rows_only() -> None:
     head = model.heads["fill-mask"]
     assert isinstance(head, FillMaskHead)
     shapes: list[tuple[int, ...]] = []
-    head.decoder.register_forward_hook(lambda *given: shapes.append(tuple(given[2].shape)))
+    head.decoder.register_forward_hook(lambda *arguments: shapes.append(tuple(arguments[2].shape)))
     batch = make_batch(ROWS * 16)
     pretrain_scores(model, batch)
     assert 64 < batch.num_masked < 128 < batch.num_tokens

@@ -85,8 +85,8 @@ def entropies(ax: Axes) -> dict[float, Line2D]:
 
 def legend(figure: Figure) -> dict[str, str]:
     """The colours of the legend by label."""
-    [found] = figure.legends
-    lines = [handle for handle in found.legend_handles if isinstance(handle, Line2D)]
+    [legend] = figure.legends
+    lines = [handle for handle in legend.legend_handles if isinstance(handle, Line2D)]
     return {str(line.get_label()): to_hex(line.get_color()) for line in lines}
 
 
@@ -140,8 +140,8 @@ def test_what_is_to_the_right(run: Path, x: Any, label: str, first: float, last:
 
 
 def test_the_entropy_is_a_dashed_line(run: Path) -> None:
-    found = entropies(draw_curves([read_run(run)]).axes[0])
-    assert {height: line.get_linestyle() for height, line in found.items()} == {6.8: "--"}
+    lines = entropies(draw_curves([read_run(run)]).axes[0])
+    assert {height: line.get_linestyle() for height, line in lines.items()} == {6.8: "--"}
     without = draw_curves([read_run(record(run.parent / "other", entropy=None))])
     assert list(legend(without)) == ["other", "held-out"]
 
@@ -155,8 +155,8 @@ def test_several_runs_are_told_apart(run: Path) -> None:
     for name in ("base", "steep"):
         for ax in figure.axes:
             assert to_hex(by_label(ax)[name].get_color()) == colours[name]
-    found = entropies(figure.axes[0])
-    drawn = {height: to_hex(line.get_color()) for height, line in found.items()}
+    lines = entropies(figure.axes[0])
+    drawn = {height: to_hex(line.get_color()) for height, line in lines.items()}
     assert drawn == {6.8: colours["base"], 7.1: colours["steep"]}
 
 
@@ -305,9 +305,9 @@ def test_damaged_runs_are_refused(
     with pytest.raises(RecordError, match=message):
         draw_curves([read_run(run)])
     assert main([str(run), "--output", str(run / "curves.png")]) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("error: ")
-    assert told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
     assert not (run / "curves.png").exists()
 
 
@@ -357,9 +357,9 @@ def test_a_picture_that_cannot_be_written(
 ) -> None:
     (run / "folder.png").mkdir()
     assert main([str(run), "--output", str(run / output)]) == 1
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert re.search(message, told), told
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(message, error), error
 
 
 def test_a_full_disk_leaves_the_picture_before(run: Path) -> None:

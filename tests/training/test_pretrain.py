@@ -18,7 +18,7 @@ import pytest
 import torch
 import transformers
 
-from tests.training.processes import before_step, die, run_apart
+from tests.training.processes import before_step, die, run_in_process
 from tests.training.support import (
     REPOSITORY,
     checkpoint_state,
@@ -151,7 +151,7 @@ def test_a_run_begins_with_the_weights_of_a_shallower_model(
     assert [stage["steps"] for stage in stages] == [8, 8]
 
     fate = partial(before_step, 3, die)
-    ended = run_apart(options, tmp_path / "run", "--save-every", "0.0001s", fate=fate)
+    ended = run_in_process(options, tmp_path / "run", "--save-every", "0.0001s", fate=fate)
     assert ended.status == -signal.SIGKILL
     assert run(options, tmp_path / "run") == 0
     assert "going on from step 2" in capsys.readouterr().out
@@ -198,8 +198,8 @@ def test_text_is_held_out_as_files_or_as_shards(
 ) -> None:
     """The run ends with the same weights as without."""
     runs = {"files": easy_corpus, "shards": pretrained / "shards"}
-    for name, given in runs.items():
-        more = ("--validation", str(given), "--validate-every", "40")
+    for name, arguments in runs.items():
+        more = ("--validation", str(arguments), "--validate-every", "40")
         assert run(pretrain_options, tmp_path / name, *more) == 0
         assert same_weights(tmp_path / name, pretrained)
     ours, theirs = (

@@ -121,7 +121,7 @@ def assert_bounds_cover(batch: PretrainBatch) -> None:
     row = torch.arange(shape[0])[:, None].expand(shape)
     own: list[int] = (row * (shape[1] + 1) + packing.sequences).flatten().tolist()
     spans = [set(own[begin:end]) for begin, end in pairwise(bounds) if begin < end]
-    assert all(len(found) == 1 for found in spans)
+    assert all(len(tokens) == 1 for tokens in spans)
     assert len(set.union(*spans)) == len(spans) == len(set(own))
 
 
@@ -218,8 +218,8 @@ def test_a_row_that_is_full_has_no_padding() -> None:
 def test_masked_tokens_are_those_of_the_rows(collator: Collator, plan: Plan) -> None:
     batch = collator(some_rows(plan, 40))
     assert len(set(batch.rows[: batch.num_masked].tolist())) == batch.num_masked
-    seen = batch.tokens.ids.flatten()[batch.rows[: batch.num_masked]]
-    assert 0.75 < float((seen == 4).float().mean()) < 0.85
+    replaced = batch.tokens.ids.flatten()[batch.rows[: batch.num_masked]]
+    assert 0.75 < float((replaced == 4).float().mean()) < 0.85
     assert (batch.targets[: batch.num_masked] >= 5).all()
     others = np.setdiff1d(np.arange(batch.tokens.ids.numel()), batch.rows.numpy())
     assert not (batch.tokens.ids.flatten()[others] == 4).any()
@@ -270,7 +270,7 @@ def test_a_batch_moves_whole(collator: Collator, plan: Plan) -> None:
     assert {tensor.device.type for tensor in tensors} == {"meta"}
 
 
-def taken(
+def first_steps(
     plan: Plan, collator: Collator, slicing: Slicing, num_steps: int, *, workers: int = 0
 ) -> list[tuple[list[MicroBatch], Position]]:
     steps = load_steps(plan, collator, slicing, Position(), num_workers=workers)
@@ -284,7 +284,7 @@ def planned(plan: Plan, num_rows: int, num_steps: int) -> list[PlannedStep]:
 def test_a_step_is_cut_into_batches_of_its_rows(collator: Collator, plan: Plan) -> None:
     slicing = Slicing(num_rows=12, rows_a_batch=4)
     for (batches, after), step in zip(
-        taken(plan, collator, slicing, 5), planned(plan, 12, 5), strict=True
+        first_steps(plan, collator, slicing, 5), planned(plan, 12, 5), strict=True
     ):
         assert after == step.next
         assert len(batches) == slicing.num_batches == 3
@@ -296,8 +296,8 @@ def test_a_step_is_cut_into_batches_of_its_rows(collator: Collator, plan: Plan) 
 def test_workers_make_the_same_batches(collator: Collator, plan: Plan) -> None:
     """In the same order, over more than an epoch."""
     slicing = Slicing(num_rows=100, rows_a_batch=50)
-    one = taken(plan, collator, slicing, 8)
-    other = taken(plan, collator, slicing, 8, workers=2)
+    one = first_steps(plan, collator, slicing, 8)
+    other = first_steps(plan, collator, slicing, 8, workers=2)
     assert [after for _, after in one] == [after for _, after in other]
     assert one[-1][1].epoch > 0
     for (batches, _), (made, _) in zip(one, other, strict=True):
@@ -309,7 +309,7 @@ def test_workers_make_the_same_batches(collator: Collator, plan: Plan) -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_go_on_from_a_position(collator: Collator, plan: Plan, num_workers: int) -> None:
     slicing = Slicing(num_rows=60, rows_a_batch=20)
-    whole = taken(plan, collator, slicing, 6)
+    whole = first_steps(plan, collator, slicing, 6)
     rest = load_steps(plan, collator, slicing, whole[2][1], num_workers=num_workers)
     for (batches, after), (again, same) in zip(whole[3:], rest, strict=False):
         assert after == same
@@ -323,16 +323,18 @@ def test_processes_share_the_rows_of_one(
 ) -> None:
     """Every row of a step goes to one of them, and all stand at the same place afterwards."""
     slicing = Slicing(num_rows=12, rows_a_batch=rows_a_batch, world_size=world_size)
-    ranks = [taken(plan, collator, replace(slicing, rank=rank), 4) for rank in range(world_size)]
+    ranks = [
+        first_steps(plan, collator, replace(slicing, rank=rank), 4) for rank in range(world_size)
+    ]
     for number, step in enumerate(planned(plan, 12, 4)):
         expected = Counter(tuple(collator([row]).tokens.ids[0].tolist()) for row in step.rows)
-        found: Counter[tuple[int, ...]] = Counter()
+        counts: Counter[tuple[int, ...]] = Counter()
         for rank in ranks:
             batches, after = rank[number]
             assert after == step.next
             assert len(batches) == slicing.num_batches == 12 // (rows_a_batch * world_size)
-            found.update(tuple(row) for batch in batches for row in batch.tokens.ids.tolist())
-        assert found == expected
+            counts.update(tuple(row) for batch in batches for row in batch.tokens.ids.tolist())
+        assert counts == expected
 
 
 def test_no_example_at_all() -> None:

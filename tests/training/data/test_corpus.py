@@ -192,9 +192,9 @@ def test_folders_are_searched_in_order_without_hidden_files(tmp_path: Path) -> N
     for name in ("b.txt", "a.txt", "sub/c.txt", ".hidden"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("text")
-    found = [tmp_path / name for name in ("a.txt", "b.txt", "sub/c.txt")]
-    assert find_files([tmp_path]) == found
-    assert find_files([tmp_path / "b.txt", tmp_path]) == [found[1], found[0], found[2]]
+    files = [tmp_path / name for name in ("a.txt", "b.txt", "sub/c.txt")]
+    assert find_files([tmp_path]) == files
+    assert find_files([tmp_path / "b.txt", tmp_path]) == [files[1], files[0], files[2]]
 
 
 def test_hidden_folders_are_passed_over(tmp_path: Path) -> None:

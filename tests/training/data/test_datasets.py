@@ -136,13 +136,13 @@ def test_squad_questions_stand_in_their_contexts() -> None:
         assert question.context[question.start :].startswith(question.answers[0])
 
 
-def squad(*asked: dict[str, Any]) -> str:
-    return json.dumps({"data": [{"paragraphs": [{"context": "A b.", "qas": list(asked)}]}]})
+def squad(*entry: dict[str, Any]) -> str:
+    return json.dumps({"data": [{"paragraphs": [{"context": "A b.", "qas": list(entry)}]}]})
 
 
 def test_a_question_without_an_answer(tmp_path: Path) -> None:
-    asked = {"id": "x", "question": " Why? ", "answers": [], "is_impossible": True}
-    (question,) = read_squad([write(tmp_path / "a.json", squad(asked))])
+    entry = {"id": "x", "question": " Why? ", "answers": [], "is_impossible": True}
+    (question,) = read_squad([write(tmp_path / "a.json", squad(entry))])
     assert (question.question, question.answers, question.start) == ("Why?", (), None)
 
 

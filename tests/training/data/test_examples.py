@@ -98,13 +98,13 @@ def test_order_is_cut_from_the_original_s_chunks(
 ) -> None:
     """Each example is of its chunk, cut at a sentence's end, truncated as there."""
     room = length - 3
-    found = rows(build(documents, "sop", length, seed=seed))
+    example_rows = rows(build(documents, "sop", length, seed=seed))
     for bounds in document_bounds(documents):
         first = 0
         while first < len(bounds) - 1:
             last = chunk_end(bounds, first, room)
             begin, end = bounds[first], bounds[last]
-            (a, b, c, d), label = next(found)
+            (a, b, c, d), label = next(example_rows)
             if last - first == 1:
                 assert label == IGNORED
                 assert lies_within((a, b), begin, end, min(end - begin, room))
@@ -119,7 +119,7 @@ def test_order_is_cut_from_the_original_s_chunks(
                     for sizes in [truncated(x - w, z - y, room)]
                 )
             first = last
-    assert next(found, None) is None
+    assert next(example_rows, None) is None
 
 
 @settings(deadline=None, max_examples=80)
@@ -129,17 +129,17 @@ def test_without_a_sentence_task_each_chunk_is_one_segment(
 ) -> None:
     room = length - 2
     examples = build(documents, "none", length, seed=seed)
-    found = rows(examples)
+    example_rows = rows(examples)
     for bounds in document_bounds(documents):
         first = 0
         while first < len(bounds) - 1:
             last = chunk_end(bounds, first, room)
-            (a, b, c, d), label = next(found)
+            (a, b, c, d), label = next(example_rows)
             size = bounds[last] - bounds[first]
             assert lies_within((a, b), bounds[first], bounds[last], min(size, room))
             assert (c == d, label) == (True, IGNORED)
             first = last
-    assert next(found, None) is None
+    assert next(example_rows, None) is None
     assert (examples.sizes <= length).all()
 
 
@@ -206,12 +206,12 @@ def test_nothing_of_the_corpus_is_lost(task: SentenceTask, sizes: list[int], see
     """Sentences of four tokens, of which full examples hold a whole number."""
     documents = [[4] * size for size in sizes]
     examples = build(documents, task, 4 * 5 + (2 if task == "none" else 3), seed=seed)
-    seen = np.zeros(4 * sum(sizes), int)
+    counts = np.zeros(4 * sum(sizes), int)
     for (a, b, c, d), label in rows(examples):
-        seen[a:b] += 1
+        counts[a:b] += 1
         if task == "sop" or label != 1:
-            seen[c:d] += 1
-    assert (seen == 1).all()
+            counts[c:d] += 1
+    assert (counts == 1).all()
 
 
 @each_task
@@ -261,8 +261,8 @@ def test_half_of_the_chunks_get_a_random_next_segment() -> None:
     """A draw is made for each chunk that could be cut; those of one sentence have no choice."""
     documents = [[3] * 12] * 300
     last_sentences = {bounds[-2] for bounds in document_bounds(documents)}
-    found = rows(build(documents, "nsp", 15))
-    labels = [label for (begin, *_), label in found if begin not in last_sentences]
+    example_rows = rows(build(documents, "nsp", 15))
+    labels = [label for (begin, *_), label in example_rows if begin not in last_sentences]
     assert len(labels) > 1000
     assert abs(np.mean(labels) - 0.5) < 0.05
 
@@ -363,10 +363,10 @@ def test_an_epoch_of_a_part_is_the_same_each_time_and_unlike_others(
 def test_masks_are_drawn_for_each_example_in_each_epoch() -> None:
     first = Example(part=1, epoch=2, number=3, bounds=(0, 1, 1, 2), label=0)
     others = [replace_one(first, name) for name in ("part", "epoch", "number")]
-    draws = [example.mask_rng(seed=4).random() for example in (first, *others)]
-    draws += [first.mask_rng(seed=5).random()]
-    assert len(set(draws)) == 5
-    assert first._replace(bounds=(5, 6, 6, 7)).mask_rng(seed=4).random() == draws[0]
+    numbers = [example.mask_rng(seed=4).random() for example in (first, *others)]
+    numbers += [first.mask_rng(seed=5).random()]
+    assert len(set(numbers)) == 5
+    assert first._replace(bounds=(5, 6, 6, 7)).mask_rng(seed=4).random() == numbers[0]
 
 
 def replace_one(example: Example, name: str) -> Example:

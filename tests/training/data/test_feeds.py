@@ -56,14 +56,14 @@ def test_each_epoch_has_every_example_once(lengths: list[int], tokens: int, seed
     batches = like_lengths(lengths, tokens_a_batch=tokens, seed=seed)
     epochs = []
     for _ in range(2):
-        taken: list[list[int]] = []
-        while sum(map(len, taken)) < len(lengths):
-            taken.append(next(batches))
-        assert sorted(index for batch in taken for index in batch) == list(range(len(lengths)))
-        for batch in taken:
+        epoch: list[list[int]] = []
+        while sum(map(len, epoch)) < len(lengths):
+            epoch.append(next(batches))
+        assert sorted(index for batch in epoch for index in batch) == list(range(len(lengths)))
+        for batch in epoch:
             longest = max(lengths[index] for index in batch)
             assert len(batch) == 1 or len(batch) * longest <= tokens
-        epochs.append(taken)
+        epochs.append(epoch)
     again = like_lengths(lengths, tokens_a_batch=tokens, seed=seed)
     assert list(islice(again, len(epochs[0]) + len(epochs[1]))) == epochs[0] + epochs[1]
 
@@ -71,9 +71,9 @@ def test_each_epoch_has_every_example_once(lengths: list[int], tokens: int, seed
 def test_epochs_differ_and_lengths_are_alike() -> None:
     lengths = np.random.default_rng(0).integers(1, 100, 400).tolist()
     batches = like_lengths(lengths, tokens_a_batch=400, seed=0)
-    taken = list(islice(batches, 200))
-    assert len({tuple(sorted(batch)) for batch in taken}) > 100
-    spread = [np.ptp([lengths[i] for i in batch]) for batch in taken if len(batch) > 1]
+    first_batches = list(islice(batches, 200))
+    assert len({tuple(sorted(batch)) for batch in first_batches}) > 100
+    spread = [np.ptp([lengths[i] for i in batch]) for batch in first_batches if len(batch) > 1]
     assert np.mean(spread) < 10
 
 
@@ -276,8 +276,8 @@ def test_processes_take_the_batches_of_one() -> None:
     ranks = [pretrain_feed(slicing=replace(slicing, rank=rank, world_size=3)) for rank in range(3)]
     for _ in range(3):
         whole = figures(alone, model, 1)
-        taken = [figures(feed, model, 1) for feed in ranks]
-        assert [each[place] for place in range(2) for each in taken] == whole
+        by_rank = [figures(feed, model, 1) for feed in ranks]
+        assert [each[place] for place in range(2) for each in by_rank] == whole
         assert all(feed.state() == alone.state() for feed in ranks)
 
 

@@ -27,11 +27,11 @@ sequences = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=60).ma
 
 def spans(chosen: Ids, begins: Ids, ends: Ids) -> list[int]:
     """The number of words of each run of chosen positions."""
-    taken = set(chosen.tolist())
+    masked = set(chosen.tolist())
     lengths: list[int] = []
     last_end = -1
     for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-        if begin in taken:
+        if begin in masked:
             if begin == last_end:
                 lengths[-1] += 1
             else:
@@ -54,10 +54,10 @@ def test_what_every_mask_keeps_to(ids: Ids, seed: int, rate: float) -> None:
     others = np.setdiff1d(np.arange(len(ids)), chosen)
     assert np.array_equal(masked[others], ids[others])
     assert ((masked[chosen] == 4) | (masked[chosen] >= NUM_SPECIAL)).all()
-    taken = np.isin(np.arange(len(ids)), chosen)
+    is_chosen = np.isin(np.arange(len(ids)), chosen)
     begins, ends = word_bounds(ids, STARTS)
     for begin, end in zip(begins, ends, strict=True):
-        assert taken[begin:end].all() or not taken[begin:end].any()
+        assert is_chosen[begin:end].all() or not is_chosen[begin:end].any()
 
 
 @settings(deadline=None)
@@ -173,8 +173,8 @@ def homogeneity(one: Ids, other: Ids) -> float:
     expected = [both * each.sum() / both.sum() for each in (one, other)]
     return float(
         sum(
-            ((found - wanted) ** 2 / wanted).sum()
-            for found, wanted in zip((one, other), expected, strict=True)
+            ((actual - expected_row) ** 2 / expected_row).sum()
+            for actual, expected_row in zip((one, other), expected, strict=True)
         )
     )
 
@@ -219,11 +219,11 @@ def test_a_word_longer_than_the_budget_is_left_alone() -> None:
     [("▁the", True), (".", True), ("(", True), ("é", True), ("5", True), ("ing", False)],
 )
 def test_pieces_that_begin_words(tokenizer: AlbertTokenizer, piece: str, starts: bool) -> None:
-    found = word_starts(tokenizer)
-    assert found.shape == (800,)
+    is_start = word_starts(tokenizer)
+    assert is_start.shape == (800,)
     token_id = tokenizer.token_id(piece)
     if token_id is not None:
-        assert found[token_id] == starts
+        assert is_start[token_id] == starts
     assert tokenizer.token_id("ing") is not None
     assert tokenizer.token_id("(") is not None
 

@@ -75,17 +75,17 @@ def test_packed_gradients_are_those_of_each_sequence_alone(
         (batch, [place for place, _ in alone]),
         (padded, [slice(16 * n, 16 * n + int(size)) for n, size in enumerate(lengths)]),
     ]
-    found = []
+    results = []
     for together, rows in places:
         model = as_double(replace(config, sharing=sharing)).train()
         hidden = model(together).flatten(0, 1)
         sum(weighed(hidden[row]) for row in rows).backward()  # type: ignore[union-attr]
-        found.append(gradients(model))
+        results.append(gradients(model))
     model = as_double(replace(config, sharing=sharing)).train()
     for _, one in alone:
         weighed(model(one)[0]).backward()  # type: ignore[no-untyped-call]
-    scale = max(float(gradient.abs().max()) for gradient in found[0].values())
-    for each in found:
+    scale = max(float(gradient.abs().max()) for gradient in results[0].values())
+    for each in results:
         assert_close(each, gradients(model), limit=1e-10 * max(scale, 1))
 
 
@@ -147,15 +147,15 @@ def test_tokens_that_are_read_are_those_of_all(
     """In any order and more than once; so are the gradients that they give."""
     batch, _ = packed(ROWS, 16)
     read = torch.tensor([70, 0, 17, 17, 31, 5, 0])
-    found = []
+    results = []
     for is_cut in (False, True):
         model = as_double(replace(config, sharing=sharing)).train()
         model.albert.encoder.recomputes = recomputes and is_cut
         hidden = model(batch, read) if is_cut else model(batch).flatten(0, 1)[read]
         weighed(hidden).backward()  # type: ignore[no-untyped-call]
-        found.append({**gradients(model), "hidden": hidden.detach()})
-    scale = max(float(tensor.abs().max()) for tensor in found[0].values())
-    assert_close(found[0], found[1], limit=1e-10 * max(scale, 1))
+        results.append({**gradients(model), "hidden": hidden.detach()})
+    scale = max(float(tensor.abs().max()) for tensor in results[0].values())
+    assert_close(results[0], results[1], limit=1e-10 * max(scale, 1))
 
 
 @torch.no_grad()
@@ -163,7 +163,7 @@ def test_the_last_layer_is_applied_to_tokens_that_are_read() -> None:
     model = our_model(TINY, ())
     shapes: list[tuple[int, ...]] = []
     model.albert.encoder.ffns[0].register_forward_hook(
-        lambda _, given, out: shapes.append((*given[0].shape, *out.shape))
+        lambda _, arguments, out: shapes.append((*arguments[0].shape, *out.shape))
     )
     assert model(packed(ROWS, 16)[0], torch.tensor([3, 1])).shape == (2, 24)
     assert shapes == [(5, 16, 24) * 2] * 3 + [(2, 24) * 2]
@@ -204,7 +204,7 @@ def test_attention_within_bounds_is_that_of_the_mask(
     """The kernel itself runs on a GPU alone; here its definition stands in its place."""
     batch, alone = packed(ROWS, 16)
     real = torch.cat([torch.arange(place.start, place.stop) for place, _ in alone])
-    found = []
+    results = []
     for is_forced in (False, True):
         if is_forced:
             monkeypatch.setattr(training.model.albert, "varlen_attn", attend_within)
@@ -212,9 +212,9 @@ def test_attention_within_bounds_is_that_of_the_mask(
         model = as_double(replace(config, sharing=sharing)).train()
         hidden = model(batch).flatten(0, 1)[real]
         weighed(hidden).backward()  # type: ignore[no-untyped-call]
-        found.append({**gradients(model), "hidden": hidden.detach()})
-    scale = max(float(tensor.abs().max()) for tensor in found[0].values())
-    assert_close(found[0], found[1], limit=1e-10 * max(scale, 1))
+        results.append({**gradients(model), "hidden": hidden.detach()})
+    scale = max(float(tensor.abs().max()) for tensor in results[0].values())
+    assert_close(results[0], results[1], limit=1e-10 * max(scale, 1))
 
 
 def bounds_of(model: Albert, batch: Batch) -> Bounds:
@@ -243,15 +243,15 @@ def test_a_gpu_attends_within_bounds_where_its_kernel_can(
     model = Albert(replace(TINY, attention_dropout=dropout)).train(is_training)
     batch, _ = packed(ROWS, 16)
     ids = FakeTensor(FakeTensorMode(), batch.ids.to("meta"), torch.device("cuda"))
-    seen = model._attention_mask(replace(batch, ids=ids))
+    mask = model._attention_mask(replace(batch, ids=ids))
     if is_within_bounds:
-        assert isinstance(seen, Bounds)
+        assert isinstance(mask, Bounds)
         assert batch.packing is not None
-        assert seen.bounds is batch.packing.bounds
-        assert seen.longest == 16
+        assert mask.bounds is batch.packing.bounds
+        assert mask.longest == 16
     else:
-        assert isinstance(seen, Tensor)
-        assert (seen.shape, seen.dtype) == ((5, 1, 16, 16), torch.bool)
+        assert isinstance(mask, Tensor)
+        assert (mask.shape, mask.dtype) == ((5, 1, 16, 16), torch.bool)
 
 
 def test_what_is_real_of_packed_rows() -> None:

@@ -56,16 +56,16 @@ def make_plan(
 
 def all_examples(plan: Plan, epoch: int) -> list[Example]:
     """Every example of an epoch, by the definition alone."""
-    found: list[Example] = []
+    examples: list[Example] = []
     for number, part in enumerate(plan.shards.parts):
         built = build_examples(part, plan.settings, seed=plan.seed, epoch=epoch, number=number)
-        found += [
+        examples += [
             Example(number, epoch, index, tuple(bounds), label)
             for index, (bounds, label) in enumerate(
                 zip(built.bounds.tolist(), built.labels.tolist(), strict=True)
             )
         ]
-    return found
+    return examples
 
 
 def num_tokens(plan: Plan, row: Sequence[Example]) -> int:
@@ -149,18 +149,18 @@ def test_steps_hold_each_example_once_an_epoch(
     plan = make_plan(documents)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "_WINDOW_TOKENS", window)
-        seen: Counter[Example] = Counter()
+        counts: Counter[Example] = Counter()
         order: list[int] = []
         for step in plan.steps(num_rows, Position()):
             for row in step.rows:
-                seen.update(row)
+                counts.update(row)
                 order += [example.epoch for example in row]
             if step.next.epoch >= 3:
                 break
     assert order == sorted(order)
     for epoch in range(3):
         expected = all_examples(plan, epoch)
-        assert {each: n for each, n in seen.items() if each.epoch == epoch} == dict.fromkeys(
+        assert {each: n for each, n in counts.items() if each.epoch == epoch} == dict.fromkeys(
             expected, 1
         )
 
@@ -298,10 +298,10 @@ def test_a_row_is_told_by_its_window() -> None:
     ]
     window = arrange(5, ((7, made[0]), (8, made[1]), (9, made[2])), np.random.default_rng(0), 11)
     rows = [window.row(number) for number in range(window.num_rows)]
-    found = [example for row in rows for example in row]
+    examples = [example for row in rows for example in row]
     assert window.num_rows == 5
-    assert {example.epoch for example in found} == {5}
-    assert sorted((e.part, e.number, e.label) for e in found) == [
+    assert {example.epoch for example in examples} == {5}
+    assert sorted((e.part, e.number, e.label) for e in examples) == [
         *((7, 0, 0), (7, 1, 1)),
         *((9, 0, 0), (9, 1, 1), (9, 2, 2)),
     ]

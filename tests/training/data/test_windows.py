@@ -41,11 +41,11 @@ def test_the_span_decodes_to_the_answer(
     question: Question, tokenizer: AlbertTokenizer, length: int
 ) -> None:
     """Tokens are whole, so that a span may have a little more at its ends than the answer."""
-    found = 0
+    num_answers = 0
     for window in windows(question, tokenizer, length):
         assert len(window.ids) <= length
         if window.start:
-            found += 1
+            num_answers += 1
             ids = window.ids[window.start : window.end + 1]
             text = squeezed(tokenizer.decode(ids, keep_special=True))
             answer = squeezed(question.answers[0])
@@ -54,7 +54,7 @@ def test_the_span_decodes_to_the_answer(
             inner = ids[2:] if tokenizer.token(ids[0]) == "▁" else ids[1:]
             for part in (inner, ids[:-1]):
                 assert answer not in squeezed(tokenizer.decode(part, keep_special=True))
-    assert found >= 1
+    assert num_answers >= 1
 
 
 @settings(deadline=None, max_examples=60)
@@ -63,16 +63,16 @@ def test_windows_cover_the_context_without_a_gap(
     tokenizer: AlbertTokenizer, question: Question, length: int, stride: int
 ) -> None:
     context = tokenizer.encode_plain(question.context).ids
-    asked = tokenizer.encode_plain(question.question).ids[: min(64, (length - 3) // 2)]
-    room = length - len(asked) - 3
+    question_ids = tokenizer.encode_plain(question.question).ids[: min(64, (length - 3) // 2)]
+    room = length - len(question_ids) - 3
     step = min(stride, room - room // 4)
     for number, window in enumerate(windows(question, tokenizer, length, stride)):
         part = context[number * step : number * step + room]
-        assert window.ids == [2, *asked, 3, *part, 3]
-        assert window.types == [0] * (len(asked) + 2) + [1] * (len(part) + 1)
+        assert window.ids == [2, *question_ids, 3, *part, 3]
+        assert window.types == [0] * (len(question_ids) + 2) + [1] * (len(part) + 1)
         assert (window.start == 0) == (window.end == 0)
         if window.start:
-            assert len(asked) + 2 <= window.start <= window.end < len(window.ids) - 1
+            assert len(question_ids) + 2 <= window.start <= window.end < len(window.ids) - 1
     assert number * step + room >= len(context)
     assert number == 0 or (number - 1) * step + room < len(context)
 

@@ -169,10 +169,10 @@ def test_special_tokens_and_what_the_student_cannot_write_are_spans_of_their_own
     ids = np.array([CLS, word, UNK, word, SEP, word, SEP])
     sequence = Aligner(tokenizer, known).sequence(ids, 5)
     the = [piece.token_id for piece in known.encode_word("the")]
-    wanted = [known.cls_id, *the, known.unk_id, *the, known.sep_id, *the, known.sep_id]
-    assert sequence.teacher_ids.tolist() == wanted
+    expected = [known.cls_id, *the, known.unk_id, *the, known.sep_id, *the, known.sep_id]
+    assert sequence.teacher_ids.tolist() == expected
     assert sequence.student_spans.tolist() == list(range(7))
-    first = len(wanted) - len(the) - 1
+    first = len(expected) - len(the) - 1
     assert sequence.teacher_types.tolist() == [0] * first + [1] * (len(the) + 1)
 
 
@@ -243,15 +243,15 @@ def test_means_over_spans_are_those_of_a_loop(
 ) -> None:
     """Of the spans that the teacher has whole within its positions, and of no others."""
     ours, theirs, max_teacher = given_spans
-    wanted: tuple[dict[int, float], dict[int, float]] = ({}, {})
+    expected: tuple[dict[int, float], dict[int, float]] = ({}, {})
     for span in range(int(ours[-1]) + 1):
         rows = np.flatnonzero(theirs == span)
         if not len(rows) or rows[-1] >= max_teacher:
             continue
         name = int(np.flatnonzero(ours == span)[0])
-        wanted[0][name] = float(np.flatnonzero(ours == span).mean())
-        wanted[1][name] = float(rows.mean())
-    for means, mean in zip(span_means(ours, theirs, max_teacher), wanted, strict=True):
+        expected[0][name] = float(np.flatnonzero(ours == span).mean())
+        expected[1][name] = float(rows.mean())
+    for means, mean in zip(span_means(ours, theirs, max_teacher), expected, strict=True):
         assert naive_means(means, np.arange(100.0)) == pytest.approx(mean, rel=1e-6)
 
 

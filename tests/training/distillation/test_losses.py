@@ -80,16 +80,16 @@ def states_of(student: AlbertForTasks, batch: DistilBatch, objectives: Objective
 
 
 def test_nothing_is_unexplained_of_what_is_equal() -> None:
-    wanted, is_span = rows_of(20, 4), torch.arange(20) % 3 > 0
-    found = torch.where(is_span[:, None], wanted, 99.0)
-    assert unexplained_variance(found, wanted, is_span) == 0
+    teacher, is_span = rows_of(20, 4), torch.arange(20) % 3 > 0
+    student = torch.where(is_span[:, None], teacher, 99.0)
+    assert unexplained_variance(student, teacher, is_span) == 0
 
 
 def test_the_mean_explains_nothing() -> None:
-    wanted, is_span = 5 + rows_of(20, 4), torch.arange(20) % 3 > 0
-    mean = wanted[is_span].mean(0).expand(20, -1)
-    assert unexplained_variance(mean, wanted, is_span) == pytest.approx(1.0, rel=1e-5)
-    scaled = unexplained_variance(7 * mean, 7 * wanted, is_span)
+    teacher, is_span = 5 + rows_of(20, 4), torch.arange(20) % 3 > 0
+    mean = teacher[is_span].mean(0).expand(20, -1)
+    assert unexplained_variance(mean, teacher, is_span) == pytest.approx(1.0, rel=1e-5)
+    scaled = unexplained_variance(7 * mean, 7 * teacher, is_span)
     assert scaled == pytest.approx(1.0, rel=1e-5)
 
 
@@ -97,16 +97,16 @@ def test_sums_over_spans_are_those_of_a_loop() -> None:
     rows = rows_of(30, 4)
     spans = torch.from_numpy(np.random.default_rng(0).integers(0, 11, 30))  # 10 counts for nothing
     weights = rows_of(30, seed=1)
-    wanted = torch.zeros(10, 4)
+    expected = torch.zeros(10, 4)
     for row, span, weight in zip(rows, spans.tolist(), weights, strict=True):
         if span < 10:
-            wanted[span] += weight * row
-    assert torch.allclose(span_sums(rows, spans, weights, 10), wanted, atol=1e-6)
+            expected[span] += weight * row
+    assert torch.allclose(span_sums(rows, spans, weights, 10), expected, atol=1e-6)
     assert span_sums(rows.bfloat16(), spans, weights, 10).dtype == torch.float32
 
 
 @pytest.fixture
-def seen() -> Tensor:
+def pair_mask() -> Tensor:
     """(2, 8, 8) rows of two sequences each, whose last two slots are padded and third no span."""
     sequences = torch.tensor([[0, 0, 0, 0, 1, 1, -1, -1], [0, 0, 0, 1, 1, 1, -1, -1]])
     is_span = (sequences >= 0) & (torch.arange(8) != 2)
@@ -114,48 +114,48 @@ def seen() -> Tensor:
     return same & is_span[:, :, None] & is_span[:, None, :]
 
 
-def test_relations_of_equal_states_do_not_diverge(seen: Tensor) -> None:
+def test_relations_of_equal_states_do_not_diverge(pair_mask: Tensor) -> None:
     states = rows_of(2, 8, 12)
-    divergence, agreement = relation_divergence(states, states.clone(), seen, 4)
+    divergence, agreement = relation_divergence(states, states.clone(), pair_mask, 4)
     assert divergence == pytest.approx(0.0, abs=1e-7)
     assert agreement == 1.0
 
 
-def test_relations_are_those_of_a_loop_whatever_the_widths(seen: Tensor) -> None:
-    found, wanted = rows_of(2, 8, 12), rows_of(2, 8, 20, seed=1)
+def test_relations_are_those_of_a_loop_whatever_the_widths(pair_mask: Tensor) -> None:
+    student, teacher = rows_of(2, 8, 12), rows_of(2, 8, 20, seed=1)
     divergences: list[Tensor] = []
     agreements: list[bool] = []
     for row in range(2):
         for slot in range(8):
-            others = torch.nonzero(seen[row, slot])[:, 0]
+            others = torch.nonzero(pair_mask[row, slot])[:, 0]
             for head in range(4) if len(others) else ():
                 logs = []
-                for states, size in ((found, 3), (wanted, 5)):
+                for states, size in ((student, 3), (teacher, 5)):
                     part = states[row, :, head * size : (head + 1) * size]
                     logs.append((part[others] @ part[slot] / size**0.5).log_softmax(0))
                 divergences.append((logs[1].exp() * (logs[1] - logs[0])).sum())
                 agreements.append(bool(logs[0].argmax() == logs[1].argmax()))
-    divergence, agreement = relation_divergence(found, wanted, seen, 4)
+    divergence, agreement = relation_divergence(student, teacher, pair_mask, 4)
     assert divergence == pytest.approx(float(torch.stack(divergences).mean()), rel=1e-4)
     assert agreement == pytest.approx(np.mean(agreements))
     assert divergence > 0.1
 
 
-def test_padded_slots_and_what_is_no_span_change_no_relation(seen: Tensor) -> None:
-    found, wanted = rows_of(2, 8, 12), rows_of(2, 8, 12, seed=1)
-    before = relation_divergence(found, wanted, seen, 3)
-    for states in (found, wanted):
+def test_padded_slots_and_what_is_no_span_change_no_relation(pair_mask: Tensor) -> None:
+    student, teacher = rows_of(2, 8, 12), rows_of(2, 8, 12, seed=1)
+    before = relation_divergence(student, teacher, pair_mask, 3)
+    for states in (student, teacher):
         states[:, [2, 6, 7]] = rows_of(2, 3, 12, seed=5) * 50
-    assert relation_divergence(found, wanted, seen, 3) == before
+    assert relation_divergence(student, teacher, pair_mask, 3) == before
 
 
-def test_relations_give_gradients_to_what_is_found_alone(seen: Tensor) -> None:
-    found = rows_of(2, 8, 12).requires_grad_()
-    relation_divergence(found, rows_of(2, 8, 12, seed=1), seen, 3)[0].backward()  # type: ignore[no-untyped-call]
-    assert found.grad is not None
-    assert found.grad.isfinite().all()
-    assert found.grad[:, :2].abs().min() > 0
-    assert found.grad[:, [2, 6, 7]].abs().max() == 0
+def test_relations_give_gradients_to_what_is_found_alone(pair_mask: Tensor) -> None:
+    student = rows_of(2, 8, 12).requires_grad_()
+    relation_divergence(student, rows_of(2, 8, 12, seed=1), pair_mask, 3)[0].backward()  # type: ignore[no-untyped-call]
+    assert student.grad is not None
+    assert student.grad.isfinite().all()
+    assert student.grad[:, :2].abs().min() > 0
+    assert student.grad[:, [2, 6, 7]].abs().max() == 0
 
 
 @torch.no_grad()
@@ -163,18 +163,18 @@ def test_targets_of_single_pieces_are_the_teachers_states(
     batch: DistilBatch, teacher: Teacher
 ) -> None:
     targets = teacher_targets(teacher, batch, BOTH)
-    found = (*targets.hidden, *targets.attention)
+    actual = (*targets.hidden, *targets.attention)
     spans = batch.teacher
     num_single = 0
     for line, size in enumerate(spans.is_real.sum(1).tolist()):
         alone = TeacherBatch(*(part[line : line + 1, :size] for part in spans.batch))
         states = teacher.states(alone, [1, 3], with_attention=True)
-        wanted = [*states.hidden, *states.attention]
+        expected = [*states.hidden, *states.attention]
         for row, span, weight in zip(spans.rows, spans.spans, spans.weights, strict=True):
             place = int(row) - line * spans.ids.shape[1]
             if weight == 1 and 0 <= place < size:
                 num_single += 1
-                for target, state in zip(found, wanted, strict=True):
+                for target, state in zip(actual, expected, strict=True):
                     assert torch.allclose(target[span], state[0, place], atol=1e-5)
     assert num_single > 40
 

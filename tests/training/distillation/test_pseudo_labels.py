@@ -193,6 +193,6 @@ def test_the_loss_of_one_label_is_the_divergence_at_the_temperature() -> None:
     def probabilities(logits: Tensor) -> Tensor:
         return (logits / 3.0).softmax(-1)
 
-    wanted = probabilities(LOGITS)
-    expected = 9.0 * (wanted * (wanted / probabilities(other)).log()).sum()
+    targets = probabilities(LOGITS)
+    expected = 9.0 * (targets * (targets / probabilities(other)).log()).sum()
     torch.testing.assert_close(distillation_loss(other, LOGITS, "single_label", 3.0), expected)

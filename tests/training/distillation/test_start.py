@@ -35,8 +35,8 @@ NUM_PIECES = len(SPECIAL_TOKENS)
 
 
 def config_of(teacher: Teacher, **changes: object) -> AlbertConfig:
-    given = AlbertConfig(vocab_size=800, embedding_size=teacher.hidden_size, **sizes_of(teacher))
-    return replace(given, **changes)  # type: ignore[arg-type]
+    config = AlbertConfig(vocab_size=800, embedding_size=teacher.hidden_size, **sizes_of(teacher))
+    return replace(config, **changes)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="session")
@@ -86,8 +86,8 @@ def teacher_id(teacher: Teacher, piece: str) -> int:
 
 
 def embedded(model: AlbertForTasks, batch: Batch) -> Tensor:
-    found: Tensor = model.albert.embeddings(batch.ids, batch.types, None)
-    return found
+    embeddings: Tensor = model.albert.embeddings(batch.ids, batch.types, None)
+    return embeddings
 
 
 @pytest.mark.parametrize("name", ["WordPiece", "byte-level BPE"])
@@ -101,8 +101,8 @@ def test_embeddings_of_the_teachers_width_are_its_own(
     teacher = teachers[name]
     model = started(teacher, tokenizer, counts)
     ours, theirs = both_read(teacher, tokenizer)
-    (wanted,) = teacher.states(theirs, [0], with_attention=False).hidden
-    assert torch.allclose(embedded(model, ours), wanted, atol=1e-5)
+    (expected,) = teacher.states(theirs, [0], with_attention=False).hidden
+    assert torch.allclose(embedded(model, ours), expected, atol=1e-5)
     table = teacher.model.embeddings.word_embeddings.weight
     assert torch.equal(model.albert.embeddings.word.weight[ours.ids], table[theirs.ids])
 
@@ -118,9 +118,9 @@ def test_a_student_without_sharing_computes_what_its_teacher_does(
     teacher = teachers[name]
     model = started(teacher, tokenizer, counts, (1, 2, 3), sharing="none")
     ours, theirs = both_read(teacher, tokenizer)
-    wanted = teacher.states(theirs, range(4), with_attention=False).hidden
-    for found, state in zip(model.albert.states(ours), wanted, strict=True):
-        assert torch.allclose(found, state, atol=1e-4)
+    expected = teacher.states(theirs, range(4), with_attention=False).hidden
+    for actual, state in zip(model.albert.states(ours), expected, strict=True):
+        assert torch.allclose(actual, state, atol=1e-4)
 
 
 @torch.no_grad()
@@ -202,22 +202,24 @@ def test_smaller_embeddings_explain_the_more_the_larger_they_are(
     teacher: Teacher, tokenizer: AlbertTokenizer, counts: NDArray[np.int64]
 ) -> None:
     ours, theirs = both_read(teacher, tokenizer)
-    (wanted,) = (
+    (expected,) = (
         state.flatten(0, 1) for state in teacher.states(theirs, [0], with_attention=False).hidden
     )
-    every = torch.ones(len(wanted), dtype=torch.bool)
-    left: list[float] = []
-    told: list[float] = []
+    every = torch.ones(len(expected), dtype=torch.bool)
+    unexplained: list[float] = []
+    explained: list[float] = []
     for size in (2, 4, 8, 16, 32):
         model = AlbertForTasks(config_of(teacher, embedding_size=size), {"fill-mask": 800})
-        told.append(start_from_teacher(model, teacher, tokenizer, counts, (2,)))
-        left.append(float(unexplained_variance(embedded(model, ours).flatten(0, 1), wanted, every)))
-    assert left == sorted(left, reverse=True)
-    assert told == sorted(told)
-    assert left[0] < 1.1
-    assert left[3] < 0.5
-    assert left[4] < 1e-8
-    assert told[4] == 1.0
+        explained.append(start_from_teacher(model, teacher, tokenizer, counts, (2,)))
+        unexplained.append(
+            float(unexplained_variance(embedded(model, ours).flatten(0, 1), expected, every))
+        )
+    assert unexplained == sorted(unexplained, reverse=True)
+    assert explained == sorted(explained)
+    assert unexplained[0] < 1.1
+    assert unexplained[3] < 0.5
+    assert unexplained[4] < 1e-8
+    assert explained[4] == 1.0
 
 
 @pytest.mark.parametrize("size", [1, 2, 16])
@@ -238,8 +240,8 @@ def test_the_output_bias_is_the_corpus_log_frequencies(
 ) -> None:
     head = started(teacher, tokenizer, counts).heads["fill-mask"]
     assert isinstance(head, FillMaskHead)
-    wanted = np.log((counts + 1) / (counts + 1).sum())
-    assert np.allclose(head.decoder.bias.numpy(), wanted, atol=1e-5)
+    expected = np.log((counts + 1) / (counts + 1).sum())
+    assert np.allclose(head.decoder.bias.numpy(), expected, atol=1e-5)
 
 
 def test_the_same_seed_gives_the_same_start(

@@ -88,10 +88,10 @@ def test_attention_parts_are_queries_keys_and_values_of_the_last_layer(
     teacher = teachers[name]
     states = teacher.states(read_by(teacher, TEXTS), [2], with_attention=True)
     block = teacher.model.get_submodule(last)
-    for part, found in zip(("query", "key", "value"), states.attention, strict=True):
+    for part, actual in zip(("query", "key", "value"), states.attention, strict=True):
         linear = block.get_submodule(part)
-        wanted = torch.nn.functional.linear(states.hidden[0], linear.weight, linear.bias)
-        assert torch.allclose(found, wanted, atol=1e-5)
+        expected = torch.nn.functional.linear(states.hidden[0], linear.weight, linear.bias)
+        assert torch.allclose(actual, expected, atol=1e-5)
         assert not linear._forward_hooks
 
 
@@ -243,11 +243,11 @@ def test_a_pooler_is_not_needed(folder: Path, teacher: Teacher) -> None:
 
     change_weights(folder, remove)
     batch = read_by(teacher, TEXTS)
-    found, wanted = (
+    actual, expected = (
         each.states(batch, [3], with_attention=False).hidden[0]
         for each in (load_teacher(str(folder), CPU), teacher)
     )
-    assert torch.equal(found, wanted)
+    assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -89,15 +89,17 @@ def test_masked_tokens_are_those_of_the_text(source: Source, tokenizer: AlbertTo
     known = documents(tokenizer, WIKI)
     sample = draw_samples(source, tokenizer, text(WIKI))["fill-mask"]
     for item in sample.items:
-        [given] = item.inputs
-        assert given.rows is not None
-        assert [place for place, each in enumerate(given.ids) if each == MASK] == given.rows
-        whole = list(given.ids)
-        for row, right in zip(given.rows, item.rights or [], strict=True):
+        [encoder_input] = item.inputs
+        assert encoder_input.rows is not None
+        assert [
+            place for place, each in enumerate(encoder_input.ids) if each == MASK
+        ] == encoder_input.rows
+        whole = list(encoder_input.ids)
+        for row, right in zip(encoder_input.rows, item.rights or [], strict=True):
             whole[row] = right
         for segment in segments(whole):
             assert any(spelled(segment) in document for document in known)
-        assert given.types == [0] * (whole.index(SEP) + 1) + [1] * (
+        assert encoder_input.types == [0] * (whole.index(SEP) + 1) + [1] * (
             len(whole) - whole.index(SEP) - 1
         )
         assert len(whole) <= 64
@@ -118,9 +120,9 @@ def test_pairs_are_labelled_by_their_order_in_the_text(
     labels = []
     for item in draw(source, tokenizer, "sentence-order", text(WIKI)).items:
         first, second = (spelled(segment) for segment in segments(item.inputs[0].ids))
-        found = [each for each in known if each.count(first) == each.count(second) == 1]
-        if len(found) == 1:  # else it is no proof
-            assert item.rights == [int(found[0].index(first) > found[0].index(second))]
+        candidates = [each for each in known if each.count(first) == each.count(second) == 1]
+        if len(candidates) == 1:  # else it is no proof
+            assert item.rights == [int(candidates[0].index(first) > candidates[0].index(second))]
             labels += item.rights
         assert item.inputs[0].rows == [0]
     assert len(labels) > 500
@@ -129,14 +131,14 @@ def test_pairs_are_labelled_by_their_order_in_the_text(
 
 def test_the_same_is_asked_each_time(source: Source, tokenizer: AlbertTokenizer) -> None:
     data = RealData(text=(WIKI,), questions=(SQUAD,))
-    asked = [
+    samples = [
         {
             task: (sample.files, [(item.inputs, item.rights) for item in sample.items])
             for task, sample in draw_samples(source, tokenizer, data).items()
         }
         for _ in range(2)
     ]
-    assert asked[0] == asked[1]
+    assert samples[0] == samples[1]
 
 
 def test_the_text_that_comes_along_is_enough(source: Source, tokenizer: AlbertTokenizer) -> None:
@@ -250,8 +252,8 @@ def test_labels_by_number_and_by_name(
     file = rows(tmp_path / "dev.tsv", f"good music\t{labels[1]}", f"a bad war\t{labels[0]}")
     data = RealData(text=(), labelled=(file,))
     sample = draw(source, tokenizer, "text-classification", data)
-    found = {tuple(item.inputs[0].ids): item.rights for item in sample.items}
-    assert found == {
+    rights_by_ids = {tuple(item.inputs[0].ids): item.rights for item in sample.items}
+    assert rights_by_ids == {
         tuple(tokenizer.encode("good music").ids): [1],
         tuple(tokenizer.encode("a bad war").ids): [0],
     }
@@ -309,10 +311,12 @@ def test_no_answer_is_one_where_a_question_has_none(
 
     answers = []
     for item in sample.items:
-        logits = [np.zeros((len(given.ids), 2), np.float32) for given in item.inputs]
+        logits = [
+            np.zeros((len(encoder_input.ids), 2), np.float32) for encoder_input in item.inputs
+        ]
         for each in logits:
             each[0] = 30  # [CLS], which stands for no answer
-        answers += [found.text for found in item.read(logits)]
+        answers += [answer.text for answer in item.read(logits)]
     assert answers.count("") == num_empty
 
 
@@ -337,7 +341,7 @@ def test_what_has_one_number_is_asked_in_fours(
     entry = TaskEntry(graph=f"{task}.onnx", num_outputs=1, problem_type="regression")
     sample = draw_samples(only(source, task, entry), tokenizer, text(WIKI))[task]
     assert {len(item.inputs) for item in sample.items[:-1]} == {4}
-    assert {given.task for item in sample.items for given in item.inputs} == {task}
+    assert {encoder_input.task for item in sample.items for encoder_input in item.inputs} == {task}
     assert sample.metric == "agreement"
 
 
@@ -349,7 +353,7 @@ def test_choices_are_the_next_sentence_and_others(
     choice = only(long, "multiple-choice", entry)
     known = documents(tokenizer, WIKI)
     for item in draw_samples(choice, tokenizer, text(WIKI))["multiple-choice"].items:
-        (first, second), *others = (segments(given.ids) for given in item.inputs)
+        (first, second), *others = (segments(encoder_input.ids) for encoder_input in item.inputs)
         assert any(spelled([*first, *second]) in document for document in known)
         for same, other in others:
             assert same == first

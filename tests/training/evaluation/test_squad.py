@@ -44,15 +44,15 @@ def test_f1_by_hand(predicted: str, answer: str, f1: float) -> None:
 
 
 def test_the_best_of_several_answers_counts() -> None:
-    asked = [question("a", "cat", "black cat"), question("b", "dog", "old dog")]
-    exact, f1 = evaluate_answers(asked, {"a": "the black cat", "b": "very old dog"})
+    questions = [question("a", "cat", "black cat"), question("b", "dog", "old dog")]
+    exact, f1 = evaluate_answers(questions, {"a": "the black cat", "b": "very old dog"})
     assert exact == 50
     assert f1 == pytest.approx((1 + 0.8) / 2 * 100)
 
 
 def test_no_answer_is_right_where_there_is_none() -> None:
-    asked = [question("a"), question("b"), question("c", "cat"), question("d", "the")]
-    assert evaluate_answers(asked, {"a": "", "b": "dog", "c": "", "d": ""}) == (50.0, 50.0)
+    questions = [question("a"), question("b"), question("c", "cat"), question("d", "the")]
+    assert evaluate_answers(questions, {"a": "", "b": "dog", "c": "", "d": ""}) == (50.0, 50.0)
 
 
 def test_a_question_without_a_prediction_is_wrong() -> None:

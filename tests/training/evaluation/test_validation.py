@@ -62,8 +62,10 @@ def test_all_of_the_text_is_asked_about_once(monkeypatch: pytest.MonkeyPatch) ->
         built = build_examples(part, SETTINGS, seed=12345, epoch=0, number=number)
         labels.update(built.labels.tolist())
         sizes += int(built.sizes.sum())
-    found = Counter(label for batch in batches for label in batch.labels.tolist())
-    assert {label: found[label] for label in (0, 1)} == {label: labels[label] for label in (0, 1)}
+    label_counts = Counter(label for batch in batches for label in batch.labels.tolist())
+    assert {label: label_counts[label] for label in (0, 1)} == {
+        label: labels[label] for label in (0, 1)
+    }
     assert sum(batch.num_tokens for batch in batches) == sizes
     assert sum(batch.num_pairs for batch in batches) == sum(labels.values()) - labels[IGNORED]
 
@@ -83,16 +85,16 @@ def test_no_text() -> None:
 def test_figures_are_those_of_all_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand, in fp32; the batches do not matter."""
     model = our_model(TINY, BOTH)
-    found = []
+    results = []
     for num_tokens in (32, 4096):
         monkeypatch.setattr("training.evaluation.validation._TOKENS_A_BATCH", num_tokens)
         tallies = measure(Objective(model, CPU), all_batches(), BOTH, CPU)
         assert tallies is not None
-        found.append(tallies)
+        results.append(tallies)
     (whole,) = all_batches()
     with torch.no_grad():
         expected = pretrain_scores(model, whole)
-    for tallies in found:
+    for tallies in results:
         assert tuple(tallies) == BOTH
         for task, tally in tallies.items():
             right = expected[task]

@@ -24,7 +24,7 @@ from tests.training.processes import (
     die_before_change,
     fill_disk,
     get_signals,
-    run_apart,
+    run_in_process,
     sleep,
     start,
     write_no_file_over,
@@ -286,7 +286,7 @@ def test_a_run_is_trained_by_one_command_at_a_time(
     first = start([*tiny_options, "--workers", "1"], folder, fate=partial(before_step, 3, sleep))
     first.wait_for(folder / "metrics.jsonl")
     (folder / "checkpoints" / "step-00000001.partial").mkdir()  # what the first is writing
-    second = run_apart(tiny_options, folder)
+    second = run_in_process(tiny_options, folder)
     assert second.status == 1
     assert second.err == (
         f"error: another process trains the run in {folder}; end it first, or wait for its end\n"
@@ -294,7 +294,7 @@ def test_a_run_is_trained_by_one_command_at_a_time(
     assert (folder / "checkpoints" / "step-00000001.partial").is_dir()
     first.send(signal.SIGKILL)
     assert first.wait().status == -signal.SIGKILL
-    assert run_apart(tiny_options, folder).status == 0
+    assert run_in_process(tiny_options, folder).status == 0
     assert same_weights(folder, tiny)
 
 
@@ -303,13 +303,13 @@ def killed_at(options: list[str], folder: Path, numbers: Iterator[int], tiny: Pa
     for killed, number in enumerate(numbers):
         run = folder / str(number)
         fate = partial(die_before_change, number, run)
-        status = run_apart(options, run, fate=fate).status
+        status = run_in_process(options, run, fate=fate).status
         if status == 0:
             return killed
         assert status == -signal.SIGKILL
         if (run / "checkpoint").is_symlink():
             linked_step(run)
-        ended = run_apart(options, run)
+        ended = run_in_process(options, run)
         assert (ended.status, ended.err) == (0, ""), number
         assert same_weights(run, tiny), number
         assert [line["step"] for line in read_metrics(run)] == [1, 2, 3]
@@ -328,7 +328,7 @@ def shortest(tiny_options: list[str]) -> list[str]:
 @pytest.fixture(scope="module")
 def shortest_run(shortest: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shortest") / "run"
-    assert run_apart(shortest, folder).status == 0
+    assert run_in_process(shortest, folder).status == 0
     return folder
 
 
@@ -349,7 +349,7 @@ def test_a_run_killed_before_any_change_to_its_folder_goes_on_to_the_same_weight
 def often(tiny_options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny run with the checkpoints of its last three steps."""
     folder = tmp_path_factory.mktemp("often") / "run"
-    assert run_apart(tiny_options, folder, *OFTEN, "--keep", "3").status == 0
+    assert run_in_process(tiny_options, folder, *OFTEN, "--keep", "3").status == 0
     return folder
 
 
@@ -368,7 +368,7 @@ def test_a_run_whose_newest_is_damaged_goes_on_to_the_same_weights(
     shutil.copytree(often, folder, symlinks=True)
     for step in (8, 7)[:num_damaged]:
         damage(folder / "checkpoints" / f"step-0000000{step}")
-    ended = run_apart(tiny_options, folder)
+    ended = run_in_process(tiny_options, folder)
     assert ended.status == 0
     assert f"going on from step {8 - num_damaged}\n" in ended.out
     assert ended.err.count("warning: passed over ") == num_damaged
@@ -384,7 +384,7 @@ def test_a_run_with_nothing_whole_is_refused_in_one_line(
     shutil.copytree(often, folder, symlinks=True)
     for path in (folder / "checkpoints").iterdir():
         flip_a_byte(path)
-    ended = run_apart(tiny_options, folder)
+    ended = run_in_process(tiny_options, folder)
     assert ended.status == 1
     *warnings, error = ended.err.splitlines()
     assert len(warnings) == 3
@@ -393,9 +393,9 @@ def test_a_run_with_nothing_whole_is_refused_in_one_line(
 
 def test_a_copied_run_goes_on(tiny: Path, tiny_options: list[str], tmp_path: Path) -> None:
     stop = partial(before_step, 4, partial(get_signals, signal.SIGTERM))
-    assert run_apart(tiny_options, tmp_path / "run", fate=stop).status == 143
+    assert run_in_process(tiny_options, tmp_path / "run", fate=stop).status == 143
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    assert run_apart(tiny_options, tmp_path / "copy").status == 0
+    assert run_in_process(tiny_options, tmp_path / "copy").status == 0
     assert same_weights(tmp_path / "copy", tiny)
 
 
@@ -422,11 +422,11 @@ def test_a_disk_that_is_full_stops_the_run(
 ) -> None:
     options = [*tiny_options, "--embedding-size", str(embedding_size), *OFTEN]
     fate = partial(before_step, 5, partial(write_no_file_over, limit))
-    ended = run_apart(options, tmp_path / "run", fate=fate)
+    ended = run_in_process(options, tmp_path / "run", fate=fate)
     assert ended.status == 1
     check_full(ended.err, tmp_path / "run", reason)
-    assert run_apart(options, tmp_path / "run").status == 0
-    assert run_apart(options, tmp_path / "whole").status == 0
+    assert run_in_process(options, tmp_path / "run").status == 0
+    assert run_in_process(options, tmp_path / "whole").status == 0
     assert same_weights(tmp_path / "run", tmp_path / "whole")
 
 
@@ -446,14 +446,14 @@ def test_a_disk_that_really_is_full_stops_the_run(
     tiny: Path, tiny_options: list[str], small_disk: Path
 ) -> None:
     fate = partial(before_step, 5, partial(fill_disk, small_disk / "filler"))
-    ended = run_apart(tiny_options, small_disk, *OFTEN, "--report-every", "100", fate=fate)
+    ended = run_in_process(tiny_options, small_disk, *OFTEN, "--report-every", "100", fate=fate)
     assert ended.status == 1
     (small_disk / "filler").unlink()
     assert "error: the checkpoint of step 5 could not be written: " in ended.err
     assert "o space left on device" in ended.err
     assert len(ended.err.splitlines()) == 1
     assert linked_step(small_disk) == 4
-    assert run_apart(tiny_options, small_disk).status == 0
+    assert run_in_process(tiny_options, small_disk).status == 0
     assert same_weights(small_disk, tiny)
 
 
@@ -462,10 +462,10 @@ def test_metrics_that_cannot_be_written_stop_the_run(
 ) -> None:
     folder = tmp_path / "run"
     fate = partial(before_step, 5, partial(write_no_file_over, 700))
-    ended = run_apart(tiny_options, folder, fate=fate)
+    ended = run_in_process(tiny_options, folder, fate=fate)
     assert ended.status == 1
     assert ended.err == f"error: [Errno 27] File too large: '{folder}/metrics.jsonl'\n"
-    assert run_apart(tiny_options, folder).status == 0
+    assert run_in_process(tiny_options, folder).status == 0
     assert same_weights(folder, tiny)
     assert [line["step"] for line in read_metrics(folder)] == STEPS
     assert checkpoint_state(folder)["step"] == 8

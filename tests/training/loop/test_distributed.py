@@ -25,7 +25,7 @@ from tests.training.processes import (
     compute_in_fp32,
     die,
     get_signals,
-    run_apart,
+    run_in_process,
     run_world,
     spoil,
     write_no_file_over,
@@ -114,7 +114,7 @@ def test_several_processes_train_as_one_does(
 ) -> None:
     """With dropout, and several passes a step."""
     one, several = tmp_path / "one", tmp_path / "several"
-    assert run_apart(options, one, *more, fate=compute_in_fp32).status == 0
+    assert run_in_process(options, one, *more, fate=compute_in_fp32).status == 0
     fates = dict.fromkeys(range(num_processes), compute_in_fp32)
     check_ended(run_world(options, several, *more, num_processes=num_processes, fates=fates), 0)
     check_close(one, several, weights=weights, losses=1e-5)
@@ -133,7 +133,7 @@ def test_several_processes_measure_as_one_does(
 ) -> None:
     measured = [*held_out([*options, *LAMB]), "--steps", "3", *OFTEN]
     one, two = tmp_path / "one", tmp_path / "two"
-    assert run_apart(measured, one, fate=compute_in_fp32).status == 0
+    assert run_in_process(measured, one, fate=compute_in_fp32).status == 0
     check_ended(run_world(measured, two, "--parallel", how, fates=both(compute_in_fp32)), 0)
     for name in ("metrics.jsonl", "layers.jsonl"):
         mine, theirs = (
@@ -152,17 +152,17 @@ def test_the_number_of_processes_may_change_amidst_a_run(
 ) -> None:
     """One begins, two go on, one ends it. A signal to either of the two ends both."""
     run, whole, more = tmp_path / "run", tmp_path / "whole", (*LAMB, "--parallel", how)
-    assert run_apart(options, whole, *more, fate=compute_in_fp32).status == 0
+    assert run_in_process(options, whole, *more, fate=compute_in_fp32).status == 0
 
     def stop_before(step: int) -> Fate:
         stops = partial(before_step, step, partial(get_signals, signal.SIGTERM))
         return partial(all_of, compute_in_fp32, stops)
 
-    assert run_apart(options, run, *more, fate=stop_before(2)).status == 128 + signal.SIGTERM
+    assert run_in_process(options, run, *more, fate=stop_before(2)).status == 128 + signal.SIGTERM
     fates = {0: compute_in_fp32, 1: stop_before(5)}
     check_ended(run_world(options, run, *more, fates=fates), 128 + signal.SIGTERM)
     assert checkpoint_state(run)["step"] == 5
-    ended = run_apart(options, run, *more, fate=compute_in_fp32)
+    ended = run_in_process(options, run, *more, fate=compute_in_fp32)
     assert "going on from step 5\n" in ended.out
     check_close(run, whole, weights=3e-5, losses=1e-5)
 

@@ -131,8 +131,8 @@ def test_the_models_of_the_paper(name: str, length: int, billions: float) -> Non
     ],
 )
 def test_the_peaks_of_data_sheets(name: str, teraflops: float | None) -> None:
-    found = data_sheet_flops(name)
-    assert found == (None if teraflops is None else pytest.approx(teraflops * 1e12))
+    flops = data_sheet_flops(name)
+    assert flops == (None if teraflops is None else pytest.approx(teraflops * 1e12))
 
 
 def test_the_peak_of_a_cpu_is_the_best_product_that_was_run() -> None:

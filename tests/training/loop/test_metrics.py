@@ -85,9 +85,9 @@ def test_a_run_that_goes_on_takes_the_place_of_what_was_lost(tmp_path: Path) -> 
         metrics.write_layers(step=25, layers=LAYERS)
     with Metrics(tmp_path, step=25) as metrics:
         metrics.write(step=30, loss=30.5)
-    wanted = [(10, 10.0), (20, 20.0), (25, 25.5), (30, 30.5)]
-    assert [(line["step"], line["loss"]) for line in read_metrics(tmp_path)] == wanted
-    assert events(tmp_path) == {"loss": wanted}
+    expected = [(10, 10.0), (20, 20.0), (25, 25.5), (30, 30.5)]
+    assert [(line["step"], line["loss"]) for line in read_metrics(tmp_path)] == expected
+    assert events(tmp_path) == {"loss": expected}
     layers = (tmp_path / "layers.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in layers] == [10, 20, 25]
 
@@ -148,8 +148,8 @@ def test_every_figure_is_one_line_of_strict_json(tmp_path: Path) -> None:
         assert line.keys() == {"step", *figures}
         for name, value in figures.items():
             is_finite = math.isfinite(value)
-            wanted = pytest.approx(value, rel=1e-5, abs=1e-300) if is_finite else None
-            assert line[name] == wanted
+            expected = pytest.approx(value, rel=1e-5, abs=1e-300) if is_finite else None
+            assert line[name] == expected
 
     check()
 
@@ -207,12 +207,12 @@ def test_a_run_that_is_killed_keeps_every_line(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(tmp_path)], cwd=REPOSITORY, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
-        told = [int(process.stdout.readline()) for _ in range(50)]
+        steps = [int(process.stdout.readline()) for _ in range(50)]
         process.send_signal(signal.SIGKILL)
-        told += [int(line) for line in process.stdout if line.endswith(b"\n")]
-    with Metrics(tmp_path, step=told[-1]):
-        assert [line["step"] for line in read_metrics(tmp_path)] == told
-    assert [step for step, _ in events(tmp_path)["loss"]][: len(told)] == told
+        steps += [int(line) for line in process.stdout if line.endswith(b"\n")]
+    with Metrics(tmp_path, step=steps[-1]):
+        assert [line["step"] for line in read_metrics(tmp_path)] == steps
+    assert [step for step, _ in events(tmp_path)["loss"]][: len(steps)] == steps
 
 
 @contextmanager

@@ -32,7 +32,7 @@ class Course:
     def alarms(self, curve: Curve) -> list[tuple[int, str]]:
         """The steps at which the alarm says something, and what."""
         alarm, rng = PlateauAlarm(unigram_entropy=ENTROPY, warmup=self.warmup), _rng(self.seed)
-        told = []
+        alarms = []
         for step in range(self.report_every, self.num_steps + 1, self.report_every):
             loss = curve(step) + self.noise * rng.standard_normal()
             accuracy = 0.12 if loss > 0.9 * ENTROPY else 0.3
@@ -40,8 +40,8 @@ class Course:
                 step=step, progress=step / self.num_steps, loss=loss, accuracy=accuracy
             )
             if message is not None:
-                told.append((step, message))
-        return told
+                alarms.append((step, message))
+        return alarms
 
 
 def _rng(seed: int) -> np.random.Generator:
@@ -82,9 +82,9 @@ def test_a_run_that_learns_is_left_in_peace(curve: Curve, report_every: int) -> 
 @pytest.mark.parametrize("report_every", [5, 50, 200])
 def test_a_run_that_stands_still_is_told_once(curve: Curve, report_every: int) -> None:
     for seed in range(5):
-        told = Course(seed=seed, report_every=report_every).alarms(curve)
-        assert len(told) == 1
-        assert told[0][0] <= 3500
+        alarms = Course(seed=seed, report_every=report_every).alarms(curve)
+        assert len(alarms) == 1
+        assert alarms[0][0] <= 3500
 
 
 def explained_part(num_tokens: int, exponent: float) -> float:
@@ -97,9 +97,9 @@ def explained_part(num_tokens: int, exponent: float) -> float:
     odds /= odds.sum()
     entropy = float(-(odds * np.log(odds)).sum())
     is_left = odds / (odds + 1 / num_tokens)
-    left = float(-(odds * np.log(is_left + (1 - is_left) * odds)).sum())
+    remaining = float(-(odds * np.log(is_left + (1 - is_left) * odds)).sum())
     swapped = entropy - float(np.log(1 - is_left).mean())
-    return (0.8 * entropy + 0.1 * left + 0.1 * swapped) / entropy
+    return (0.8 * entropy + 0.1 * remaining + 0.1 * swapped) / entropy
 
 
 @pytest.mark.parametrize("num_tokens", [800, 6000, 12_000, 30_000])
@@ -135,10 +135,10 @@ def test_a_run_that_leaves_is_told_once_and_again_when_it_comes_back() -> None:
     leaves = through((0, 6.9), (200, 6.4), (2000, 6.4), (2600, 5.5), (7000, 4.5))
     assert len(Course().alarms(leaves)) == 1
     returns = through((0, 6.4), (2000, 6.4), (2600, 5.0), (4000, 5.0), (4200, 6.9), (7000, 6.9))
-    told = Course().alarms(returns)
-    assert len(told) == 2
-    assert told[0][0] < 2000
-    assert 4200 < told[1][0] < 5000
+    alarms = Course().alarms(returns)
+    assert len(alarms) == 2
+    assert alarms[0][0] < 2000
+    assert 4200 < alarms[1][0] < 5000
 
 
 def test_it_lasts_as_long_as_the_plateau() -> None:
@@ -166,11 +166,11 @@ def test_a_run_that_goes_back_is_judged_by_where_it_is() -> None:
     alarm = PlateauAlarm(unigram_entropy=ENTROPY, warmup=0.0)
     for step in range(50, 951, 50):
         alarm.add(step=step, progress=step / 7000, loss=5.0, accuracy=0.3)
-    told = []
+    alarms = []
     for step in range(100, 1001, 50):  # back at step 50, and stuck from there
         message = alarm.add(step=step, progress=step / 7000, loss=6.8, accuracy=0.05)
-        told += [(step, message)] if message else []
-    [(step, message)] = told
+        alarms += [(step, message)] if message else []
+    [(step, message)] = alarms
     assert step == 550
     assert "over the 450 steps to step 550" in message
 
@@ -183,9 +183,9 @@ def test_a_run_too_short_to_tell_is_left_in_peace() -> None:
 def test_a_long_run_is_given_time() -> None:
     """The paper's 125,000 steps: a twentieth of them must have passed after warm-up."""
     course = replace(Course(), num_steps=125_000, warmup=0.025)
-    told = course.alarms(through((0, 6.84)))
-    assert len(told) == 1
-    assert told[0][0] == pytest.approx(0.075 * 125_000, abs=100)
+    alarms = course.alarms(through((0, 6.84)))
+    assert len(alarms) == 1
+    assert alarms[0][0] == pytest.approx(0.075 * 125_000, abs=100)
     assert not course.alarms(through((0, 9.4), (3000, 6.84), (5000, 6.84), (9000, 4.0)))
 
 
@@ -214,10 +214,10 @@ def test_pretraining_has_the_options_that_the_message_names(
 def test_a_loss_that_is_not_finite_counts_for_nothing(loss: float) -> None:
     plain = Course(noise=0.0).alarms(through((0, 6.41)))
     alarm = PlateauAlarm(unigram_entropy=ENTROPY, warmup=0.03)
-    told = []
+    alarms = []
     for step in range(50, 7001, 50):
         progress = step / 7000
         assert alarm.add(step=step, progress=progress, loss=loss, accuracy=math.nan) is None
         message = alarm.add(step=step, progress=progress, loss=6.41, accuracy=0.12)
-        told += [(step, message)] if message else []
-    assert told == plain
+        alarms += [(step, message)] if message else []
+    assert alarms == plain

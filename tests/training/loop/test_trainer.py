@@ -24,7 +24,7 @@ from tests.training.processes import (
     in_validation,
     kill_workers,
     lead_a_group,
-    run_apart,
+    run_in_process,
     signal_group,
     spoil,
 )
@@ -58,9 +58,9 @@ def test_a_killed_run_ends_with_the_same_weights(
     """However often it dies; it has dropout, and two passes a step."""
     folder = tmp_path / "run"
     for step in deaths:
-        ended = run_apart(tiny_options, folder, *saving, fate=partial(before_step, step, die))
+        ended = run_in_process(tiny_options, folder, *saving, fate=partial(before_step, step, die))
         assert ended.status == -signal.SIGKILL
-    ended = run_apart(tiny_options, folder, *saving)
+    ended = run_in_process(tiny_options, folder, *saving)
     assert ended.status == 0
     assert f"going on from step {deaths[-1] - 1 if saving is OFTEN else 0}\n" in ended.out
     check_same(folder, tiny)
@@ -70,9 +70,9 @@ def test_a_killed_run_with_workers_ends_with_the_same_weights(
     tiny: Path, tiny_options: list[str], tmp_path: Path
 ) -> None:
     options = [*tiny_options, "--workers", "1", *OFTEN]
-    ended = run_apart(options, tmp_path / "run", fate=partial(before_step, 6, die))
+    ended = run_in_process(options, tmp_path / "run", fate=partial(before_step, 6, die))
     assert ended.status == -signal.SIGKILL
-    assert run_apart(options, tmp_path / "run").status == 0
+    assert run_in_process(options, tmp_path / "run").status == 0
     check_same(tmp_path / "run", tiny)
 
 
@@ -81,11 +81,11 @@ def test_a_signal_ends_the_run_after_its_step(
     tiny: Path, tiny_options: list[str], tmp_path: Path, number: signal.Signals
 ) -> None:
     fate = partial(before_step, 3, partial(get_signals, number))
-    ended = run_apart(tiny_options, tmp_path / "run", *NEVER, fate=fate)
+    ended = run_in_process(tiny_options, tmp_path / "run", *NEVER, fate=fate)
     assert (ended.status, ended.err) == (128 + number, "")
     assert "stopped at 37.5%; the same command goes on\n" in ended.out
     assert checkpoint_state(tmp_path / "run")["step"] == 3
-    ended = run_apart(tiny_options, tmp_path / "run")
+    ended = run_in_process(tiny_options, tmp_path / "run")
     assert ended.status == 0
     assert "going on from step 3\n" in ended.out
     check_same(tmp_path / "run", tiny)
@@ -95,10 +95,10 @@ def test_a_second_signal_ends_the_run_at_once(
     tiny: Path, tiny_options: list[str], tmp_path: Path
 ) -> None:
     fate = partial(before_step, 3, partial(get_signals, signal.SIGINT, signal.SIGTERM))
-    ended = run_apart(tiny_options, tmp_path / "run", *NEVER, fate=fate)
+    ended = run_in_process(tiny_options, tmp_path / "run", *NEVER, fate=fate)
     assert (ended.status, ended.err) == (128 + signal.SIGTERM, "")
     assert checkpoint_state(tmp_path / "run")["step"] == 0
-    assert run_apart(tiny_options, tmp_path / "run").status == 0
+    assert run_in_process(tiny_options, tmp_path / "run").status == 0
     check_same(tmp_path / "run", tiny)
 
 
@@ -106,7 +106,7 @@ def test_a_signal_in_the_last_step_does_not_undo_the_end(
     tiny: Path, tiny_options: list[str], tmp_path: Path
 ) -> None:
     fate = partial(before_step, 8, partial(get_signals, signal.SIGTERM))
-    assert run_apart(tiny_options, tmp_path / "run", fate=fate).status == 0
+    assert run_in_process(tiny_options, tmp_path / "run", fate=fate).status == 0
     check_same(tmp_path / "run", tiny)
 
 
@@ -117,10 +117,10 @@ def test_a_signal_to_the_workers_as_well_ends_the_run_after_its_step(
     """As from a terminal, torchrun, or a scheduler that stops all processes of a job."""
     options = [*tiny_options, "--workers", "1", *NEVER]
     fate = partial(all_of, lead_a_group, partial(before_step, 3, partial(signal_group, number)))
-    ended = run_apart(options, tmp_path / "run", fate=fate)
+    ended = run_in_process(options, tmp_path / "run", fate=fate)
     assert (ended.status, ended.err) == (128 + number, "")
     assert checkpoint_state(tmp_path / "run")["step"] == 3
-    assert run_apart(options, tmp_path / "run").status == 0
+    assert run_in_process(options, tmp_path / "run").status == 0
     check_same(tmp_path / "run", tiny)
 
 
@@ -128,11 +128,11 @@ def test_a_worker_that_dies_ends_the_run_in_one_line(
     tiny: Path, tiny_options: list[str], tmp_path: Path
 ) -> None:
     options = [*tiny_options, "--workers", "1", *OFTEN]
-    ended = run_apart(options, tmp_path / "run", fate=partial(before_step, 3, kill_workers))
+    ended = run_in_process(options, tmp_path / "run", fate=partial(before_step, 3, kill_workers))
     assert ended.status == 1
     assert ended.err.startswith("error: a process that makes batches has ended: DataLoader worker")
     assert ended.err.endswith("; the same command goes on from the last checkpoint\n")
-    assert run_apart(options, tmp_path / "run").status == 0
+    assert run_in_process(options, tmp_path / "run").status == 0
     check_same(tmp_path / "run", tiny)
 
 
@@ -146,9 +146,9 @@ def measured(tiny_options: list[str]) -> list[str]:
 def test_measuring_on_held_out_text_leaves_the_run_as_it_is(
     tiny: Path, measured: list[str], tmp_path: Path
 ) -> None:
-    ended = run_apart(measured, tmp_path / "run", *OFTEN, fate=partial(before_step, 5, die))
+    ended = run_in_process(measured, tmp_path / "run", *OFTEN, fate=partial(before_step, 5, die))
     assert ended.status == -signal.SIGKILL
-    assert run_apart(measured, tmp_path / "run").status == 0
+    assert run_in_process(measured, tmp_path / "run").status == 0
     check_same(tmp_path / "run", tiny)
     lines = [line for line in read_metrics(tmp_path / "run") if "lr_factor" not in line]
     assert [line["step"] for line in lines] == [3, 6]
@@ -165,10 +165,10 @@ def test_a_signal_does_not_wait_for_the_end_of_a_measurement(
 ) -> None:
     """What is not measured to its end is not recorded."""
     fate = partial(in_validation, partial(get_signals, signal.SIGTERM))
-    assert run_apart(measured, tmp_path / "run", fate=fate).status == 128 + signal.SIGTERM
+    assert run_in_process(measured, tmp_path / "run", fate=fate).status == 128 + signal.SIGTERM
     assert checkpoint_state(tmp_path / "run")["step"] == 3
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1, 2, 3]
-    assert run_apart(measured, tmp_path / "run").status == 0
+    assert run_in_process(measured, tmp_path / "run").status == 0
     check_same(tmp_path / "run", tiny)
 
 
@@ -186,7 +186,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
     stop = partial(before_attempt, 1, partial(get_signals, signal.SIGTERM))
     for step in range(1, 6):
         fate = partial(all_of, stop, partial(spoil, {1} if step in (3, 4) else ()))
-        ended = run_apart(tiny_options, folder, "--keep", "9", fate=fate)
+        ended = run_in_process(tiny_options, folder, "--keep", "9", fate=fate)
         assert ended.status == 128 + signal.SIGTERM
         is_told = f"step {step} left out: its gradient is not finite\n" in ended.out
         assert is_told == (step in (3, 4))
@@ -195,7 +195,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
         assert bytes_ == old
         assert equal(state, moments)
     assert weights_and_moments(folder, 5)[0] != old
-    assert run_apart(tiny_options, folder).status == 0
+    assert run_in_process(tiny_options, folder).status == 0
     lines = reports(folder)
     assert [line["step"] for line in lines] == STEPS
     assert [line.get("skipped", 0) for line in lines] == [0, 0, 1, 2, 2, 2, 2, 2]
@@ -205,7 +205,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
 
 def rolled_back(options: Sequence[str], folder: Path, *fates: Fate) -> Ended:
     """A run whose steps 4 to 8 come to nothing the first time; it saved the third."""
-    return run_apart(
+    return run_in_process(
         options, folder, *OFTEN, fate=partial(all_of, partial(spoil, range(4, 9)), *fates)
     )
 
@@ -239,9 +239,9 @@ def test_steps_that_come_to_nothing_are_undone_at_half_the_rate(
         assert line["lr_factor"] == pytest.approx(factor * before["lr_factor"], rel=1e-5)
 
     stop = partial(before_step, 3, partial(get_signals, signal.SIGTERM))
-    assert run_apart(tiny_options, oracle, fate=stop).status == 128 + signal.SIGTERM
+    assert run_in_process(tiny_options, oracle, fate=stop).status == 128 + signal.SIGTERM
     halve_rates(oracle / "checkpoints" / "step-00000003")
-    assert run_apart(tiny_options, oracle).status == 0
+    assert run_in_process(tiny_options, oracle).status == 0
     assert weights_and_moments(folder, 8)[0] == weights_and_moments(oracle, 8)[0]
     assert equal(weights_and_moments(folder, 8)[1], weights_and_moments(oracle, 8)[1])
     assert not same_weights(oracle, tiny)
@@ -254,7 +254,7 @@ def test_a_run_that_went_back_keeps_its_rate_over_a_kill(
     assert rolled_back(tiny_options, tmp_path / "whole").status == 0
     dies = partial(before_attempt, 11, die)  # at step 6, when steps 4 and 5 are saved
     assert rolled_back(tiny_options, tmp_path / "run", dies).status == -signal.SIGKILL
-    ended = run_apart(tiny_options, tmp_path / "run")
+    ended = run_in_process(tiny_options, tmp_path / "run")
     assert "going on from step 5\n" in ended.out
     assert same_weights(tmp_path / "run", tmp_path / "whole")
     assert [line["step"] for line in reports(tmp_path / "run")] == STEPS
@@ -266,7 +266,7 @@ def test_a_run_killed_right_after_it_went_back_tries_again_at_full_rate(
     """Its checkpoint is from before: what comes to nothing by itself, will again."""
     dies = partial(before_attempt, 9, die)
     assert rolled_back(tiny_options, tmp_path / "run", dies).status == -signal.SIGKILL
-    ended = run_apart(tiny_options, tmp_path / "run")
+    ended = run_in_process(tiny_options, tmp_path / "run")
     assert "going on from step 3\n" in ended.out
     check_same(tmp_path / "run", tiny)
 
@@ -275,7 +275,7 @@ def test_a_gradient_that_is_never_finite_ends_the_run(
     tiny: Path, tiny_options: list[str], tmp_path: Path
 ) -> None:
     fate = partial(spoil, range(4, 1000))
-    ended = run_apart(tiny_options, tmp_path / "run", *OFTEN, fate=fate)
+    ended = run_in_process(tiny_options, tmp_path / "run", *OFTEN, fate=fate)
     assert ended.status == 1
     assert ended.err == (
         "error: the gradient is not finite, and was not after 4 returns to the last checkpoint, "
@@ -283,7 +283,7 @@ def test_a_gradient_that_is_never_finite_ends_the_run(
     )
     assert ended.out.count("back at step 3 after 5 steps") == 4
     assert checkpoint_state(tmp_path / "run")["step"] == 3
-    assert run_apart(tiny_options, tmp_path / "run").status == 0  # the cause was not in the run
+    assert run_in_process(tiny_options, tmp_path / "run").status == 0  # the run is intact
     check_same(tmp_path / "run", tiny)
 
 
@@ -298,25 +298,25 @@ def budgeted(tiny_options: list[str]) -> list[str]:
 def test_a_budget_is_the_length_of_the_schedule(budgeted: list[str], tmp_path: Path) -> None:
     """Also over a kill: the seconds up to the last checkpoint count."""
     tick = partial(count_time, 0.5)
-    assert run_apart(budgeted, tmp_path / "whole", fate=tick).status == 0
+    assert run_in_process(budgeted, tmp_path / "whole", fate=tick).status == 0
     schedule = Schedule(kind="linear", warmup=0.1)
-    wanted = [schedule.factor(step / 20) for step in range(20)]
+    expected = [schedule.factor(step / 20) for step in range(20)]
     factors = [line["lr_factor"] for line in reports(tmp_path / "whole")]
-    assert factors == pytest.approx(wanted, rel=1e-5)
+    assert factors == pytest.approx(expected, rel=1e-5)
     assert factors[-1] == pytest.approx(0.05)
     assert checkpoint_state(tmp_path / "whole")["elapsed_s"] == 10
     hf_load("AlbertForPreTraining", tmp_path / "whole" / "checkpoint")
 
     dies = partial(all_of, tick, partial(before_step, 13, die))
-    assert run_apart(budgeted, tmp_path / "run", *OFTEN, fate=dies).status == -signal.SIGKILL
-    assert run_apart(budgeted, tmp_path / "run", fate=tick).status == 0
+    assert run_in_process(budgeted, tmp_path / "run", *OFTEN, fate=dies).status == -signal.SIGKILL
+    assert run_in_process(budgeted, tmp_path / "run", fate=tick).status == 0
     assert same_weights(tmp_path / "run", tmp_path / "whole")
     assert reports(tmp_path / "run")[-1]["step"] == 20
 
 
 def test_a_return_to_a_checkpoint_gives_no_time_back(budgeted: list[str], tmp_path: Path) -> None:
     fate = partial(all_of, partial(count_time, 0.5), partial(spoil, range(11, 16)))
-    assert run_apart(budgeted, tmp_path / "run", *OFTEN, fate=fate).status == 0
+    assert run_in_process(budgeted, tmp_path / "run", *OFTEN, fate=fate).status == 0
     state = checkpoint_state(tmp_path / "run")
     assert state["step"] == 20 - 5
     assert state["elapsed_s"] == 10
@@ -332,8 +332,8 @@ def test_a_run_that_is_done_stays_as_it_is(
         return {str(file): file.read_bytes() for file in files if file.parent.name != "tensorboard"}
 
     folder = tmp_path / "run"
-    assert run_apart(tiny_options, folder).status == 0
+    assert run_in_process(tiny_options, folder).status == 0
     before = contents()
-    assert run_apart(tiny_options, folder, *OFTEN, "--report-every", "2").status == 0
+    assert run_in_process(tiny_options, folder, *OFTEN, "--report-every", "2").status == 0
     assert contents() == before
     check_same(folder, tiny)

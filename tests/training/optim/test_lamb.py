@@ -292,11 +292,11 @@ def train(name: OptimizerName, mesh: DeviceMesh | None = None) -> dict[str, Tens
     model = odd_model({"fill-mask": ODD.vocab_size, "sentence-order": 2, "multiple-choice": 1})
     if mesh is not None:
         fully_shard(model, mesh=mesh)
-    wanted = OptimizerSettings(name=name, lr=0.02, pooled_factor=0.5)
-    optimizers = build_optimizers(model, wanted)
+    optimizer_settings = OptimizerSettings(name=name, lr=0.02, pooled_factor=0.5)
+    optimizers = build_optimizers(model, optimizer_settings)
     for step in range(NUM_STEPS):
         if step == NUM_STEPS - 1:
-            saved, optimizers = optimizers.state_dict(), build_optimizers(model, wanted)
+            saved, optimizers = optimizers.state_dict(), build_optimizers(model, optimizer_settings)
             optimizers.load_state_dict(saved)
         set_gradients(model, step)
         optimizers.step(0.5)
@@ -328,10 +328,10 @@ def test_two_processes_with_half_of_each_weight_step_as_one_with_all(tmp_path: P
     expected = {name: train(name) for name in SHARDED}
     assert expected["lamb"]["figures"].numel() == 1
     for rank in range(2):
-        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        state = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         for name in SHARDED:
-            assert found[name].keys() == expected[name].keys()
+            assert state[name].keys() == expected[name].keys()
             for key, tensor in expected[name].items():
                 torch.testing.assert_close(
-                    found[name][key], tensor, rtol=1e-12, atol=0, msg=f"{name} {key}"
+                    state[name][key], tensor, rtol=1e-12, atol=0, msg=f"{name} {key}"
                 )

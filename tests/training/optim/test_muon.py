@@ -32,8 +32,8 @@ def make_matrices() -> list[nn.Parameter]:
 
 def torch_s(matrices: Sequence[nn.Parameter], **changes: Any) -> Optimizer:
     """The optimizer that ours follows."""
-    wanted: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.3, "adjust_lr_fn": "match_rms_adamw"}
-    return torch.optim.Muon(matrices, **{**wanted, **changes})
+    options: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.3, "adjust_lr_fn": "match_rms_adamw"}
+    return torch.optim.Muon(matrices, **{**options, **changes})
 
 
 def ours(matrices: Sequence[nn.Parameter]) -> Muon:
@@ -57,11 +57,11 @@ def zeroth_power(matrix: Tensor) -> Tensor:
 def by_svd(matrix: Tensor) -> Tensor:
     """The same from the singular values themselves, in double precision."""
     a, b, c = COEFFICIENTS
-    left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
+    left_vectors, values, right_vectors = torch.linalg.svd(matrix.double(), full_matrices=False)
     values = values / values.norm()
     for _ in range(5):
         values = a * values + b * values**3 + c * values**5
-    result: Tensor = (left * values) @ right
+    result: Tensor = (left_vectors * values) @ right_vectors
     return result
 
 
@@ -85,9 +85,9 @@ def test_products_are_of_the_device_s_precision(
 ) -> None:
     pretend_bf16(monkeypatch, has_bf16)
     matrices = make_matrices()
-    with ProductTypes() as seen:
+    with ProductTypes() as products:
         train(ours(matrices), range(1))
-    assert seen.dtypes == {torch.bfloat16 if has_bf16 else torch.float32}
+    assert products.dtypes == {torch.bfloat16 if has_bf16 else torch.float32}
     assert {matrix.dtype for matrix in matrices} == {torch.float32}
 
 

@@ -167,8 +167,8 @@ def test_every_weight_has_one_rate(name: OptimizerName, tasks: Any) -> None:
 def test_layers_matrices_the_rest_and_pooled_heads_have_rates_of_their_own(
     model: AlbertForTasks, name: OptimizerName
 ) -> None:
-    wanted = OptimizerSettings(name=name, lr=2.0, adamw_lr=1.0, pooled_factor=0.25)
-    rates = peak_rates(build_optimizers(model, wanted))
+    optimizer_settings = OptimizerSettings(name=name, lr=2.0, adamw_lr=1.0, pooled_factor=0.25)
+    rates = peak_rates(build_optimizers(model, optimizer_settings))
     rest = 1.0 if name == "muon" else 2.0
     for each, parameter in model.named_parameters():
         if each.startswith("albert.encoder") and parameter.ndim == 2:
@@ -238,8 +238,10 @@ def test_adamw_steps_as_torch_s_own(model: AlbertForTasks) -> None:
         eps=1e-6,
         foreach=False,
     )
-    wanted = OptimizerSettings(name="adamw", lr=0.03, pooled_factor=1.0, weight_decay=0.2)
-    ours = build_optimizers(model, wanted)
+    optimizer_settings = OptimizerSettings(
+        name="adamw", lr=0.03, pooled_factor=1.0, weight_decay=0.2
+    )
+    ours = build_optimizers(model, optimizer_settings)
     for step in range(5):
         set_gradients(model, step)
         set_gradients(other, step)
@@ -262,8 +264,8 @@ def test_adamw_s_first_step_has_the_size_of_its_rate() -> None:
 def test_muon_s_steps_have_the_size_of_adamw_s(model: AlbertForTasks) -> None:
     """`match_rms_adamw`: 0.2 of the rate a number; Newton and Schulz are right to a third or so."""
     before = {id(p): p.detach().clone() for p in model.parameters()}
-    wanted = OptimizerSettings(name="muon", lr=0.01, weight_decay=0.0)
-    optimizers = build_optimizers(model, wanted)
+    optimizer_settings = OptimizerSettings(name="muon", lr=0.01, weight_decay=0.0)
+    optimizers = build_optimizers(model, optimizer_settings)
     assert isinstance(optimizers.parts[0], Muon)
     set_gradients(model, 0)
     optimizers.step(1.0)

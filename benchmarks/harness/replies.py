@@ -31,7 +31,7 @@ class Reply:
 
 
 @dataclass(kw_only=True, slots=True)
-class Outcome:
+class LoadResult:
     """All replies.
 
     Attributes:

@@ -25,7 +25,7 @@ _READY: Final = b"ready\n"
 
 
 @contextlib.contextmanager
-def running_apart(
+def running_in_process(
     function: Callable[[_Argument], _Result], argument: _Argument
 ) -> Iterator[Callable[[], _Result]]:
     """Run a function of a module while this process does something else.
@@ -37,7 +37,7 @@ def running_apart(
         BenchmarkError: the process failed.
     """
     with tempfile.NamedTemporaryFile() as log:
-        command = [sys.executable, "-m", "benchmarks.harness.apart"]
+        command = [sys.executable, "-m", "benchmarks.harness.subprocess_call"]
         with subprocess.Popen(
             command, cwd=_REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
         ) as process:
@@ -61,13 +61,13 @@ def running_apart(
             yield result
 
 
-def run_apart(function: Callable[[_Argument], _Result], argument: _Argument) -> _Result:
+def run_in_process(function: Callable[[_Argument], _Result], argument: _Argument) -> _Result:
     """Run a function of a module, and wait for its result.
 
     Raises:
         BenchmarkError: the process failed.
     """
-    with running_apart(function, argument) as result:
+    with running_in_process(function, argument) as result:
         return result()
 
 
