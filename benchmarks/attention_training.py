@@ -1,4 +1,4 @@
-"""Which attention trains faster on this CPU: torch's fused kernel, or plain matrix products?
+"""Comparison of attention in training on this CPU: torch's fused kernel and plain products.
 
     python benchmarks/attention_training.py
 

@@ -1,4 +1,4 @@
-"""How much does the service answer, how fast, and what does HTTP add to the engine?
+"""Throughput and latency of the service, and the overhead of HTTP over the engine.
 
 Serves one ALBERT with this package and with a BentoML service over pipelines of `transformers`
 that is written as BentoML's documentation does it, batching on; in turns, each with all threads,

@@ -59,7 +59,7 @@ class Row:
     footprints: list[Footprint]
 
     def cells(self) -> list[str]:
-        """As cells of a table."""
+        """Return the cells of a table's row."""
         disk = [
             f"{self.weights_bytes / 1e6:.1f}",
             f"{self.weights_bytes / self.fp32_bytes:.3f}",

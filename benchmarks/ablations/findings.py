@@ -1,4 +1,4 @@
-"""How sure an ablation's figures are, and which of the paper's directions they show.
+"""Standard errors of an ablation's figures, and the paper's directions that they show.
 
 Shape legend: N predictions.
 """
@@ -22,7 +22,7 @@ _NUM_ERRORS: Final = 2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """What one run came to.
+    """The result of one run.
 
     Attributes:
         figures: the means, by name.
@@ -66,7 +66,7 @@ class Estimates:
         )
 
     def difference(self, row: Row, figure: str, other: Row, of_other: str) -> Estimate | None:
-        """How far a row's figure is above another's, or above another figure of the same row.
+        """Return a row's figure minus another's, or minus another figure of the same row.
 
         Where both were asked the same, they are compared prediction by prediction: what is hard
         for both is no noise.
@@ -84,7 +84,7 @@ class Estimates:
         return Estimate(mean=mean, error=math.hypot(sampling, *seeds))
 
     def above_no_model(self, row: Row, accuracy: str) -> Estimate | None:
-        """How far an accuracy at a sentence task is above the best that reads no text.
+        """Return a sentence task's accuracy minus the best one that reads no text.
 
         That is always to give the more frequent label, or to go by the segments' lengths.
         """
@@ -97,7 +97,7 @@ class Estimates:
         return min(by_lengths, by_label, key=lambda each: each.mean)
 
     def seed_variance(self, figure: str) -> float:
-        """Of a trained run's figure; 0 where no model was trained with several seeds."""
+        """Return the variance of a figure over seeds; 0 if no model was trained with several."""
         groups: dict[tuple[object, ...], list[float]] = {}
         for each, run in self._results.items():
             if figure in run.figures and each.num_steps > 1:
@@ -238,7 +238,7 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """In words."""
+        """The comparison with the paper, in words."""
         limit = _NUM_ERRORS * self.ahead.error
         if not self.direction.expects:
             return "does not reproduce" if self.ahead.mean > limit else "no better here either"

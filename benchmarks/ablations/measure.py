@@ -1,4 +1,4 @@
-"""What a pretrained model of an ablation can do on held-out text.
+"""Measurement of an ablation's pretrained model on held-out text.
 
 Each model is asked for the masked tokens of held-out text in its own form, and told apart pairs of
 both sentence tasks: by its own head, as it was trained, and by a logistic regression on its frozen
@@ -39,7 +39,7 @@ _MOST_TENS: Final = 52
 
 
 class Reading(NamedTuple):
-    """What a model made of some text.
+    """A model's predictions and features on some text.
 
     Attributes:
         losses: (R,) of each masked token, in nats.
@@ -90,7 +90,7 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What a model was found to do.
+    """The measurements of a model.
 
     Attributes:
         parameters: of the backbone, each counted once.
@@ -221,7 +221,7 @@ def _guesses(training: Reading, held_out: Reading) -> dict[str, Tensor]:
 
 
 def length_features(lengths_P2: Tensor) -> Tensor:
-    """Which of both segments is longer, and how long each is, by tens of tokens; (P, F)."""
+    """Return the longer segment and both lengths, in tens of tokens, as features (P, F)."""
     tens_P2 = (lengths_P2 // 10).clamp_max(_MOST_TENS - 1)
     of_each_PF = F.one_hot(tens_P2, _MOST_TENS).flatten(1)
     return torch.cat([of_each_PF, lengths_P2.diff().sign()], dim=1).float()

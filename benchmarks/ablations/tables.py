@@ -1,4 +1,4 @@
-"""Which models an ablation compares, and what the paper has for each of them.
+"""The models that an ablation compares, and the paper's figures for each of them.
 
 The paper's figures are those of ALBERT-base at 125,000 steps (Lan et al. 2019, Tables 3 to 5).
 """
@@ -87,7 +87,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Base:
-    """What the tables vary from.
+    """The model from which the tables' rows differ.
 
     Attributes:
         embedding_size: E, where a table does not vary it.

@@ -66,7 +66,7 @@ class Child(Worker):
 
     @property
     def opened(self) -> Opened:
-        """How it came up."""
+        """The child's start."""
         return Opened(**self.first_message)
 
     def turn(self, request: Request) -> Turn:
@@ -78,7 +78,7 @@ class Child(Worker):
         return Turn(**self.ask(asdict(request)))
 
     def peak(self) -> Peak:
-        """What the machine can do now; of the process that measures it.
+        """Measure the machine's peak, in the process for it.
 
         Raises:
             BenchmarkError: it ended.
@@ -86,7 +86,7 @@ class Child(Worker):
         return Peak(**self.ask(asdict(Request(case=PEAK))))
 
     def memory(self) -> Memory:
-        """What it takes now.
+        """Return the child's memory.
 
         Raises:
             BenchmarkError: it ended.
@@ -102,7 +102,7 @@ class CpuWatch:
         self._wall_s = 0.0
 
     def watch(self, pid: int, action: Callable[[], T]) -> T:
-        """What the action gives, during which the process `pid` alone should work."""
+        """Return the action's result; meanwhile only the process `pid` should work."""
         if not _STAT.is_file():
             return action()
         began, busy, own = time.perf_counter(), _busy_s(), _process_s(pid)
@@ -118,7 +118,7 @@ class CpuWatch:
 
 
 def _busy_s() -> float:
-    """Of all processors since the machine's start."""
+    """Return the busy seconds of all processors since the machine's start."""
     words = _STAT.read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
     counts = [int(word) for word in words[:_NUM_FIELDS]]
     busy = sum(count for place, count in enumerate(counts) if place not in _IDLE_FIELDS)
@@ -126,7 +126,7 @@ def _busy_s() -> float:
 
 
 def _process_s(pid: int) -> float:
-    """Of a process and all its threads."""
+    """Return the CPU seconds of a process and all its threads."""
     content = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     words = content.rpartition(")")[2].split()
     return sum(int(words[place]) for place in _PROCESS_FIELDS) / os.sysconf("SC_CLK_TCK")
@@ -143,7 +143,7 @@ class Process:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """What a contestant did.
+    """The measurements of a contestant.
 
     Attributes:
         turns: by case, one a round.
@@ -162,7 +162,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What a contest gave.
+    """The measurements of a contest.
 
     Attributes:
         peaks: by case, one a round.
@@ -186,7 +186,7 @@ class _Entry:
     failures: list[str] = field(default_factory=list)
 
     def attempt(self, child: Child | None, action: Callable[[], Any]) -> Any:
-        """What the action gives; where it fails, None, and the child leaves with the reason."""
+        """Return the action's result; if it fails, None, and drop the child with the reason."""
         try:
             return action()
         except BenchmarkError as error:
@@ -213,7 +213,7 @@ class _Entry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contest:
-    """How contestants are measured.
+    """The measurement of contestants in turns.
 
     Attributes:
         cases: shapes and streams, in order.
@@ -311,7 +311,7 @@ class Contest:
         return Request(case=case, batch_size=size, part="few")
 
     def _final(self, contestant: Contestant, request: Request) -> Request:
-        """What it is asked for in the rounds."""
+        """Return the request of the rounds."""
         if kind_of(request.case) == "shapes":
             return Request(case=request.case, seconds=self.shape_s)
         return Request(case=request.case, batch_size=request.batch_size, part=contestant.part)
@@ -345,7 +345,7 @@ class Contest:
 
 
 def kind_of(case: str) -> Kind:
-    """Which kind of case it is."""
+    """Return the kind of a case."""
     if case == TEXTS:
         return "texts"
     return "questions" if case == QUESTIONS else "shapes"

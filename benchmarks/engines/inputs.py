@@ -48,7 +48,7 @@ class Batch:
     mask: Ints
 
     def feed(self) -> dict[str, Ints]:
-        """By the names that `transformers` has."""
+        """Return the arrays under the names of `transformers`."""
         return {
             "input_ids": self.ids,
             "attention_mask": self.mask,
@@ -72,7 +72,7 @@ class Tokens:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadResult:
-    """What a pass over a stream gave.
+    """The result of a pass over a stream.
 
     Attributes:
         outputs: of each item, in order: probabilities, or the text of an answer.
@@ -158,7 +158,7 @@ def plain_encoder(tokenizer_file: Path, max_tokens: int) -> Encode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inputs:
-    """What the measurement runs on.
+    """The inputs of the measurement.
 
     Attributes:
         texts: of the stream, in random order.
@@ -178,11 +178,11 @@ class Inputs:
 
     @classmethod
     def read(cls, file: Path) -> Inputs:
-        """What `write` wrote."""
+        """Read the inputs that `write` wrote."""
         return cls(**json.loads(file.read_text(encoding="utf-8")))
 
     def write(self, file: Path) -> None:
-        """As one JSON file."""
+        """Write the inputs as one JSON file."""
         file.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     def part(self, case: str, part: str) -> list[Any]:
@@ -190,7 +190,7 @@ class Inputs:
         return [self._items(case)[index] for index in self.indices(case, part)]
 
     def indices(self, case: str, part: str) -> list[int]:
-        """Which items those are; their lengths are spread as all items' are."""
+        """Return the indices of a part, whose lengths are distributed as those of all items."""
         lengths = self._lengths(case)
         order = sorted(range(len(lengths)), key=lambda index: lengths[index])
         step = {"all": 1, "third": 3, "few": max(1, len(order) // _NUM_FEW)}[part]
@@ -215,7 +215,7 @@ class Inputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
-    """Which inputs to choose.
+    """The number and the sources of inputs.
 
     Attributes:
         texts: files or folders of texts.

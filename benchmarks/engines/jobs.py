@@ -1,4 +1,4 @@
-"""Who takes part in which ways, and what the parent and the processes say to each other."""
+"""The contestants and their variants, and the messages between parent and processes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _pipeline(batch_size: int) -> Contestant:
 
 
 def _openvino(name: str, form: str, precision: str) -> Contestant:
-    """Without a precision the runtime takes what it likes best for what is not int8."""
+    """Return OpenVINO's contestant; without a precision the runtime chooses one."""
     variants = [
         Variant(
             name=f"{hint} hint",
@@ -202,7 +202,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What a process holds ready.
+    """The model that a process opens, and its inputs.
 
     Attributes:
         contestant: its name.
@@ -224,7 +224,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Whose job it is, and in which way."""
+        """The contestant and its variant."""
         return f"{self.contestant} ({self.variant.name})" if self.variant.name else self.contestant
 
     @property
@@ -241,7 +241,7 @@ class Job:
 
     @classmethod
     def from_json(cls, text: str) -> Job:
-        """What `to_json` wrote."""
+        """Return the job that `to_json` wrote."""
         fields = json.loads(text)
         paths = {name: Path(fields[name]) for name in ("model", "tokenizer", "inputs")}
         return cls(**{**fields, **paths, "variant": Variant.from_mapping(fields["variant"])})
@@ -266,7 +266,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opened:
-    """How a contestant came up.
+    """The start of a contestant.
 
     Attributes:
         load_s: from the files to a model that can be called; imports are not counted.
@@ -288,7 +288,7 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """What a contestant did in one of its turns.
+    """The measurement of one turn.
 
     Attributes:
         seconds: of wall clock, of one call or one pass over the stream.

@@ -43,7 +43,7 @@ _FEW_ROUNDS: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """What is run.
+    """The model to run.
 
     Attributes:
         checkpoint: a Hugging Face directory; None: random weights.
@@ -58,7 +58,7 @@ class Subject:
 
 @dataclass(kw_only=True, slots=True)
 class Setting:
-    """What is there.
+    """The files and properties that a measurement has made.
 
     Attributes:
         output: the folder of everything that is written.
@@ -82,16 +82,16 @@ class Setting:
 
     @property
     def inputs_file(self) -> Path:
-        """Where all processes read their inputs."""
+        """The file of all processes' inputs."""
         return self.output / "inputs.json"
 
     @property
     def max_tokens(self) -> int:
-        """Of one sequence."""
+        """The maximum length of a sequence."""
         return self.config.max_positions
 
     def folder(self, task: TaskName, form: str) -> Path:
-        """Where a form of the model is."""
+        """Return the folder of a form of the model."""
         return self.output / "models" / task / form
 
     def make_checkpoints(self, tasks: Sequence[TaskName]) -> None:
@@ -137,7 +137,7 @@ class Setting:
                     self.missing[form_key(task, form)] = str(error)
 
     def jobs(self, task: TaskName, contestant: Contestant) -> list[Job]:
-        """Of each variant of the contestant whose form is there."""
+        """Return the job of each variant of the contestant whose form exists."""
         kinds = TASK_KINDS[task]
         return [
             self._job(task, contestant.name, variant)
@@ -146,7 +146,7 @@ class Setting:
         ]
 
     def peak_job(self, task: TaskName) -> Job:
-        """Of the process that measures the machine."""
+        """Return the job of the process that measures the machine."""
         return self._job(task, "the machine", _NO_MODEL)
 
     @property
@@ -240,7 +240,7 @@ def present(contestants: Sequence[Contestant]) -> Iterator[Contestant | str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasurementOptions:
-    """What is to be measured.
+    """The options of a measurement.
 
     Attributes:
         kinds: of cases.

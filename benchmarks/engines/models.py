@@ -54,7 +54,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """What `to_json` wrote."""
+        """Return the plan that `to_json` wrote."""
         fields = json.loads(text)
         paths = {name: Path(fields[name]) for name in ("tokenizer", "inputs", "target")}
         source = None if fields["source"] is None else Path(fields["source"])
@@ -88,7 +88,7 @@ def make(plan: Plan, log: Path) -> None:
 
 
 def disk_bytes(folder: Path) -> int:
-    """Of a form's files; the tokenizer, which all read, is not counted."""
+    """Return the size of a form's files, without the tokenizer, which all read."""
     files = [file for file in folder.iterdir() if file.is_file()]
     return sum(file.stat().st_size for file in files if not file.name.startswith("tokenizer"))
 

@@ -1,4 +1,4 @@
-"""What a run gave: its arithmetic, and its numbers as JSON."""
+"""Results of a run: derived figures, and all numbers as JSON."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def forward_flops(config: AlbertConfig, shape: Shape, num_labels: int) -> float:
 
 
 def median_seconds(turns: Sequence[Turn]) -> float:
-    """Of one call or pass, over rounds."""
+    """Figures of one call or pass, over rounds."""
     return statistics.median(turn.seconds for turn in turns)
 
 
@@ -51,7 +51,7 @@ def speed_ratio(
     others: Sequence[Turn],
     rate: Callable[[Turn], float] = lambda turn: turn.items_per_s,
 ) -> float:
-    """How many times as fast the first are: the median of the ratios of each round.
+    """Return the speed-up of the first turns: the median of the ratios of each round.
 
     What else the machine does changes less within a round than between rounds.
     """
@@ -67,7 +67,7 @@ def part_of_peak(turns: Sequence[Turn], peaks: Sequence[Peak], flops: float) -> 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """How far probabilities are from the reference's.
+    """The difference of probabilities from the reference's.
 
     Attributes:
         largest: absolute, of all labels and items.
@@ -112,7 +112,7 @@ def same_answers(outputs: Sequence[str], reference: Sequence[str]) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """What a run gave.
+    """The results of a run.
 
     Attributes:
         machine: hardware and versions, a line each.
@@ -151,7 +151,7 @@ class Report:
         return forward_flops(self.config, Shape.parse(shape), self.num_labels)
 
     def disk_bytes(self, process: Process) -> int:
-        """Of the files that a process reads, its tokenizer not counted."""
+        """Return the size of the files that a process reads, without its tokenizer."""
         return self.disk[form_key(process.job.task, process.job.variant.form)]
 
     def reference(self, result: Result, case: str) -> list[Any] | None:
@@ -165,7 +165,7 @@ class Report:
         return [outputs[index] for index in self.inputs.indices(case, result.contestant.part)]
 
     def differences(self, result: Result) -> dict[str, Difference]:
-        """From the baseline's first probabilities, by case; shapes and texts."""
+        """Return the differences from the baseline's first probabilities, by case."""
         return {
             case: difference(turns[0].outputs, reference)
             for case, turns in result.turns.items()
@@ -202,7 +202,7 @@ class Report:
 
 
 def form_key(task: str, form: str) -> str:
-    """How a form of the model is called in results."""
+    """Return the name of a form of the model in results."""
     return f"{task}/{form}"
 
 

@@ -55,7 +55,7 @@ def markdown(report: Report) -> str:
 
 
 def _peak(report: Report) -> Iterator[str]:
-    """What percentages count from, and what else the machine did."""
+    """Describe the peak that percentages count from, and the load of other programs."""
     if report.others is not None:
         yield f"other programs used {report.others:.2f} CPUs during turns"
     peaks = [one for peaks in report.peaks.values() for one in peaks]
@@ -147,7 +147,7 @@ def _processes(report: Report) -> str:
 
 
 def _largest_difference(report: Report, result: Result, process: Process) -> str:
-    """Of the process' probabilities, over all its cases."""
+    """Return the largest difference of the process' probabilities, over all its cases."""
     if process.job.task != "text-classification":
         return _NONE
     largest = [

@@ -30,7 +30,7 @@ _LEAST_CALLS: Final = 2
 
 
 def read_memory() -> Memory:
-    """Of this process, now; where the system does not tell, the most until now stands for all."""
+    """Return this process' memory; without /proc, its peak."""
     memory = memory_of_process()
     if memory is None:
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES_A_KIB
@@ -67,7 +67,7 @@ class Referee:
         self._seen: set[str] = set()
 
     def answer(self, request: Request) -> dict[str, Any]:
-        """What the request asks for, as a message."""
+        """Return the answer to a request, as a message."""
         if request.case == MEMORY:
             return asdict(read_memory())
         is_stream = request.case in (TEXTS, QUESTIONS)

@@ -1,4 +1,4 @@
-"""What a measurement runs on: hardware, versions, and what else the machine does."""
+"""Description of the machine: hardware, versions, and its load."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def describe_machine(num_threads: int) -> Iterator[str]:
 
 
 def installed_version(package: str) -> str | None:
-    """Of a package; None where it is not installed."""
+    """Return the version of a package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

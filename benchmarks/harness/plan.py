@@ -1,4 +1,4 @@
-"""Which requests are sent to a service, and when."""
+"""Plans of load: the requests to a service, and their times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ClosedLoop:
     duration_s: float
 
     def turns(self, num_requests: int) -> Iterator[int]:
-        """Which request is next."""
+        """Yield the index of the next request."""
         ends_s = time.monotonic() + self.duration_s
         for index in itertools.cycle(range(num_requests)):
             if time.monotonic() >= ends_s:
@@ -41,7 +41,7 @@ class Passes:
     least_s: float = 0.0
 
     def turns(self, num_requests: int) -> Iterator[int]:
-        """Which request is next."""
+        """Yield the index of the next request."""
         ends_s = time.monotonic() + self.least_s
         while True:
             yield from range(num_requests)
@@ -62,7 +62,7 @@ class OpenLoop:
     num_connections: int = _OPEN_CONNECTIONS
 
     def times_s(self, num_requests: int) -> Iterator[float]:
-        """When each request is due, from the start."""
+        """Yield the time of each request, in seconds from the start."""
         del num_requests  # they are sent in turns
         due_s = (number / self.rate_per_s for number in itertools.count())
         return itertools.takewhile(lambda each: each < self.duration_s, due_s)
@@ -82,7 +82,7 @@ class RandomArrivals:
     num_connections: int = _OPEN_CONNECTIONS
 
     def times_s(self, num_requests: int) -> Iterator[float]:
-        """When each request is due, from the start."""
+        """Yield the time of each request, in seconds from the start."""
         draw = random.Random(_SEED)
         return itertools.accumulate(draw.expovariate(self.rate_per_s) for _ in range(num_requests))
 
@@ -92,7 +92,7 @@ LoadPattern: TypeAlias = ClosedLoop | Passes | OpenLoop | RandomArrivals
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What is sent.
+    """The requests to send, and their times.
 
     Attributes:
         requests: whole requests as bytes; they are sent in turns.

@@ -13,7 +13,7 @@ NO_REPLY: Final = 0  # in place of a status: the connection failed, or nothing c
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
-    """What came of a request.
+    """The reply to a request, or its failure.
 
     Attributes:
         due_s: when it was to be sent, on the clock of `time.monotonic`, which processes share.
@@ -51,11 +51,11 @@ class LoadResult:
 
     @property
     def statuses(self) -> dict[int, int]:
-        """How many replies there are of each status."""
+        """Number of replies by status."""
         return dict(sorted(Counter(reply.status for reply in self.replies).items()))
 
     def num(self, *statuses: int) -> int:
-        """How many replies have one of these statuses."""
+        """Return the number of replies with one of these statuses."""
         return sum(self.statuses.get(status, 0) for status in statuses)
 
     @property
@@ -80,16 +80,16 @@ class LoadResult:
         return sum(not (text or "").isdecimal() or int(text or 0) < 1 for text in refusals)
 
     def latencies_s(self, status: int = 200) -> list[float]:
-        """Of the replies with this status."""
+        """Return the latencies of the replies with this status."""
         return [reply.latency_s for reply in self.replies if reply.status == status]
 
     def latency_ms(self, percentile: float, status: int = 200) -> float:
-        """Of the replies with this status; not a number where there are none."""
+        """Return a percentile of the latencies with this status; NaN if there are none."""
         latencies_s = self.latencies_s(status)
         return float(np.percentile(latencies_s, percentile)) * 1000 if latencies_s else float("nan")
 
     @property
     def problems(self) -> dict[str, int]:
-        """What went wrong with the others, and how often."""
+        """Return the other replies' problems and statuses, with their counts."""
         others = (reply for reply in self.replies if reply.status not in (200, 429))
         return dict(Counter(reply.problem or str(reply.status) for reply in others))

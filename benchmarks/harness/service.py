@@ -38,7 +38,7 @@ class ServiceProcess:
 
     @property
     def url(self) -> str:
-        """Without a path."""
+        """The address, without a path."""
         return f"http://{HOST}:{self.port}"
 
     @property

@@ -71,7 +71,7 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The process id."""
         assert self._process is not None
         return self._process.pid
 

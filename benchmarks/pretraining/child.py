@@ -30,7 +30,7 @@ class Child(Worker):
 
     @property
     def warm_up_s(self) -> float:
-        """From the model's beginning to the end of its first steps."""
+        """Seconds from the construction of the model to the end of its first steps."""
         seconds: float = self.first_message["warm_up_s"]
         return seconds
 

@@ -22,7 +22,7 @@ _LOADING_S = 3.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """What a contestant did.
+    """The measurements of a contestant.
 
     Attributes:
         warm_up_s: from the model's beginning to the end of its first steps, compilation included.
@@ -53,7 +53,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contest:
-    """How children are measured.
+    """The measurement of children in turns.
 
     Attributes:
         rounds: turns of each child that count; one before them does not.

@@ -43,7 +43,7 @@ class Arrays:
 
     @classmethod
     def open(cls, folder: Path) -> Arrays:
-        """What `write` wrote."""
+        """Read the examples that `write` wrote."""
         return cls(**{name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS})
 
     @property

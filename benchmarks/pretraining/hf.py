@@ -108,7 +108,7 @@ def model(job: Job, settings: HfSettings) -> Any:
 
 
 def arguments(job: Job, settings: HfSettings, output: str) -> transformers.TrainingArguments:
-    """What the Trainer is told."""
+    """Return the arguments of the Trainer."""
     on_gpu = job.device == "cuda"
     return transformers.TrainingArguments(
         output_dir=output,

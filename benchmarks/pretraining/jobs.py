@@ -1,4 +1,4 @@
-"""What is measured: the job that a child process is given, and what it answers."""
+"""The jobs of child processes, and their answers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HfSettings:
-    """How `transformers` trains.
+    """The training settings of `transformers`.
 
     Attributes:
         num_rows: sequences of a step (`per_device_train_batch_size`).
@@ -76,7 +76,7 @@ class HfSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What a child process trains.
+    """The training that a child process does.
 
     Attributes:
         hf: how, by `transformers`; None for this package.
@@ -96,7 +96,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Whose job it is, and with which settings."""
+        """The contestant and its settings."""
         return "ours" if self.hf is None else f"transformers ({self.hf})"
 
     @property
@@ -116,7 +116,7 @@ class Job:
 
     @classmethod
     def from_json(cls, text: str) -> Job:
-        """What `to_json` wrote."""
+        """Return the job that `to_json` wrote."""
         fields = json.loads(text)
         hf = None if fields["hf"] is None else HfSettings(**fields["hf"])
         paths = {name: Path(fields[name]) for name in ("shards", "examples", "tokenizer")}
@@ -125,7 +125,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """What a child did in one of its turns.
+    """The measurement of one turn.
 
     Attributes:
         seconds: of wall clock.

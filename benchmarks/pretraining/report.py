@@ -28,7 +28,7 @@ _HEADINGS: Final = ("tokens/s", "MFU", "memory", "warm-up", "ours is faster", "b
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """What one case gave.
+    """The results of one case.
 
     Attributes:
         results: of ours first.
@@ -82,7 +82,7 @@ class Report:
 
     @property
     def title(self) -> str:
-        """What was measured."""
+        """The description of the case."""
         return (
             f"{self.case}; rows padded to the full length would hold {self.fill:.0%} real tokens; "
             f"one process makes {self.loading:,.0f} tokens/s ready, "
@@ -117,7 +117,7 @@ class Report:
 
 
 def flops_per_token(case: Case, arrays: Arrays) -> float:
-    """Of training, over the lengths and masks that the examples have.
+    """Return the training FLOPs per token, for the examples' lengths and masks.
 
     All of the model's products are counted, for both sides; ours leaves those of the last layer
     out that nothing reads.
@@ -128,7 +128,7 @@ def flops_per_token(case: Case, arrays: Arrays) -> float:
 
 
 def hardware(device: str, num_threads: int, peak_flops: float) -> str:
-    """What it was measured on, and the peak that MFU counts from, in a line."""
+    """Describe the machine, and the peak that MFU counts from, in a line."""
     dtype = "bf16" if product_dtype(torch.device(device)) == torch.bfloat16 else "fp32"
     versions = (
         f"{peak_flops / _TERA:,.2f} TFLOPS in {dtype}; torch {torch.__version__}, "

@@ -41,7 +41,7 @@ _Client: TypeAlias = Callable[[socket.socket], Coroutine[Any, Any, list[int]]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stay:
-    """What became of the connections.
+    """Counts of the connections' ends.
 
     Attributes:
         num_open: how many were made.
@@ -147,7 +147,7 @@ def _others(service: Service, seconds: float) -> LoadResult:
 
 
 def _crowd(client: _Client, num: int, port: int, stay_s: float) -> Stay:
-    """So many of these clients at once, in this process."""
+    """Run clients at the same time, in this process."""
     allow_open_files()
     return asyncio.run(_gather(client, num, port, stay_s))
 

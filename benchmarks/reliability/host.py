@@ -54,7 +54,7 @@ class Service(ServiceProcess):
 
     @property
     def revision(self) -> str:
-        """Of the bundle that answers; none where there is no reply."""
+        """The revision of the bundle that answers; empty without a reply."""
         status, body = self.get("/info")
         return str(json.loads(body)["revision"]) if status == 200 else ""
 
@@ -125,12 +125,12 @@ class BundleLink:
 
 
 def revision_of(bundle: Path) -> str:
-    """What `/info` tells of a bundle."""
+    """Return the revision of a bundle, as `/info` does."""
     return read_manifest(bundle).revision
 
 
 def growth(samples: Sequence[float]) -> float:
-    """How much more the last tenth is than the second tenth, by their medians: 0.05 is 5 %."""
+    """Return the growth from the second to the last tenth, by their medians: 0.05 is 5 %."""
     tenth = max(1, len(samples) // 10)
     return median(samples[-tenth:]) / median(samples[tenth : 2 * tenth] or samples) - 1
 

@@ -33,7 +33,7 @@ _PATIENT: Final = {"DEADLINE_S": "55", "MAX_WAIT_S": "55", "MAX_QUEUE_TOKENS": "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """What scenarios are run with.
+    """The settings of scenarios.
 
     Attributes:
         bundle: to serve; None for the shipped one.
@@ -50,7 +50,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capacity:
-    """What the service does at most, with no limit on waiting.
+    """The service's maximum throughput, with no limit on waiting.
 
     Attributes:
         per_s: replies a second with as many connections as are tried at most.

@@ -1,4 +1,4 @@
-"""What a scenario found: figures, and what was asked for with what came of it."""
+"""Results of a scenario: its figures and checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _END: Final = "<!-- end of figures -->"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """Of one scenario.
+    """The result of one scenario.
 
     Attributes:
         figures: what was measured, by what it is.

@@ -31,7 +31,7 @@ ARRIVAL_PART: Final = 0.8
 
 @dataclass(kw_only=True, slots=True)
 class Result:
-    """What one service did.
+    """The measurements of one service.
 
     Attributes:
         levels: by number of connections, one of each round.
@@ -64,7 +64,7 @@ class Tried:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contest:
-    """How it is measured.
+    """The measurement of services in turns.
 
     Attributes:
         levels: numbers of connections.
@@ -138,7 +138,7 @@ class Contest:
                 self.bar.update()
 
     def num_loads(self, num_candidates: int, num_services: int) -> int:
-        """How often the bar goes on, with one peer among the services."""
+        """Return the number of loads, the bar's total, with one peer among the services."""
         return num_candidates + self.rounds * (num_services * (len(self.levels) + 2) - 1)
 
     def _requests(self, service: Service) -> list[bytes]:

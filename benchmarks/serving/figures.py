@@ -1,4 +1,4 @@
-"""What follows from the measurements."""
+"""Figures derived from the measurements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def per_s(runs: Sequence[LoadResult]) -> float:
 
 
 def latency_s(runs: Sequence[LoadResult], percent: float) -> float:
-    """Of all rounds' requests together; NaN where none was answered."""
+    """Return the latency of all rounds' requests together; NaN if none was answered."""
     latencies_s = [each for run in runs for each in run.latencies_s()]
     return float(np.percentile(latencies_s, percent)) if latencies_s else float("nan")
 
@@ -85,7 +85,7 @@ def _best(answer: Any) -> Mapping[str, Any]:
 
 
 def _score(theirs: Any, our: Any) -> float:
-    """What ours gives the peer's best answer; 0 where it is not among ours."""
+    """Return our score of the peer's best answer; 0 if it is not among ours."""
     answers = our[0] if isinstance(our[0], list) else our
     key = "label" if "label" in answers[0] else "token"
     best = _best(theirs)

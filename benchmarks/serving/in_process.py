@@ -35,7 +35,7 @@ _TIMEOUT_S: Final = 120
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """What is run.
+    """The requests to run in process and over HTTP.
 
     Attributes:
         url: of a service of the same bundle.
@@ -52,7 +52,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alone:
-    """What the engine takes without a service.
+    """The engine's times without a service.
 
     Attributes:
         engine_s: for all inputs of the stream, which it knows from the start; the faster of two

@@ -1,4 +1,4 @@
-"""What this package is compared with: pipelines of `transformers` in a BentoML service.
+"""The service for comparison: pipelines of `transformers` in a BentoML service.
 
 Written as https://docs.bentoml.com/en/latest/get-started/adaptive-batching.html does it: a service
 class that makes its pipelines, and batchable APIs that take lists and give them to a pipeline.

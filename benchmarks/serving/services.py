@@ -18,7 +18,7 @@ _PEER_PATHS: Final = {"text-classification": "/classify", "fill-mask": "/fill_ma
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Service:
-    """What `bentoml serve` is given.
+    """A service for `bentoml serve`.
 
     Attributes:
         target: the service, as MODULE:NAME.
@@ -38,7 +38,7 @@ class Service:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerSettings:
-    """How the pipelines' service is set up.
+    """The settings of the pipelines' service.
 
     Attributes:
         max_batch_size: the most requests that BentoML gives a pipeline at once.
@@ -59,7 +59,7 @@ class PeerSettings:
 
 
 def our_call(item: Item) -> Call:
-    """As Hugging Face's clients ask."""
+    """Return path and body in the format of Hugging Face's clients."""
     return f"/{item.task}", {"inputs": item.text}
 
 

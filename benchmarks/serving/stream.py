@@ -45,7 +45,7 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stream:
-    """What is asked.
+    """One request's inputs.
 
     Attributes:
         items: tasks by turns, lengths in random order.

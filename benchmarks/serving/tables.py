@@ -49,7 +49,7 @@ class Report:
 
     @property
     def peer(self) -> Result:
-        """What ours is compared with."""
+        """The service that ours is compared with."""
         return self.results[0]
 
     @property

@@ -1,4 +1,4 @@
-"""What the question-answering pipeline of transformers 4.57.6 answers, written to a file.
+"""Answers of the question-answering pipeline of transformers 4.57.6, written to a file.
 
 transformers 5.3 has no such pipeline any more, so that it runs in an environment of its own:
 

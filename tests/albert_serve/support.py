@@ -1,4 +1,4 @@
-"""What several tests of the service use: a process of it, and bundles with a fault."""
+"""Helpers of the service's tests: a service process, and bundles with a fault."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def spiece(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(spiece: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a checkpoint holds for tokenising."""
+    """The tokenizer files of a checkpoint."""
     folder = tmp_path_factory.mktemp("checkpoint")
     shutil.copy(spiece, folder)
     build_tokenizer(spiece).save(str(folder / "tokenizer.json"))

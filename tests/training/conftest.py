@@ -29,7 +29,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def vocab_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `training.vocab` writes: 800 pieces."""
+    """The folder that `training.vocab` wrote: 800 pieces."""
     folder = tmp_path_factory.mktemp("vocab")
     spiece = train_vocab(read_documents([WIKI]), folder, vocab_size=800)
     build_tokenizer(spiece).save(str(folder / "tokenizer.json"))

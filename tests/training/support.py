@@ -259,7 +259,7 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
 
 
 def checkpoint_state(folder: Path) -> dict[str, Any]:
-    """What the newest checkpoint of a run holds besides the weights."""
+    """The training state in the newest checkpoint of a run."""
     state: dict[str, Any] = torch.load(folder / "checkpoint" / "state.pt", weights_only=True)
     return state
 

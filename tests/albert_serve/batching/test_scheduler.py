@@ -1,4 +1,4 @@
-"""Who runs next, over random crowds on a clock that only the engine's work moves on."""
+"""The scheduler, with random requests on a clock that only the engine's work moves on."""
 
 from __future__ import annotations
 

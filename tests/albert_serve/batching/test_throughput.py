@@ -1,4 +1,4 @@
-"""What is measured of the engine: no single batch decides, and nothing is divided by zero."""
+"""The measured throughput: no single batch decides, and nothing is divided by zero."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def albert(
 
 
 def assert_same(found: Sequence[BaseModel], expected: Sequence[BaseModel]) -> None:
-    """Which inputs run together differs, and with it the last digits."""
+    """Compare with a tolerance: the last digits depend on the batch."""
     for one, other in zip(found, expected, strict=True):
         assert type(one) is type(other)
         assert one.model_dump() == pytest.approx(other.model_dump(), abs=1e-5)
@@ -563,7 +563,7 @@ def pairs(num_pairs: int, length: int = 1) -> list[dict[str, str]]:
 
 
 def sent(request: httpx.Request) -> list[int]:
-    """Which of `pairs` a request has."""
+    """The numbers of the `pairs` in a request."""
     return [int(item["text"]) for item in json.loads(request.content)["inputs"]]
 
 

@@ -1,4 +1,4 @@
-"""What is measured of a bundle on this machine, and the advice that follows from it."""
+"""The doctor's measurements of a bundle on this machine, and its advice."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ NEEDS_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="memory is told
 
 @pytest.fixture(scope="module")
 def found(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
-    """Of two workers that share a cache."""
+    """The footprint of two workers that share a cache."""
     options = RuntimeOptions(
         device="cpu",
         num_threads=1,

@@ -1,4 +1,4 @@
-"""What is said of a bundle, against torch, onnx, safetensors and the file system."""
+"""The description of a bundle, against torch, onnx, safetensors and the file system."""
 
 from __future__ import annotations
 

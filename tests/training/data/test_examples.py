@@ -63,7 +63,7 @@ def truncated(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def chunk_end(bounds: Sequence[int], first: int, target: int) -> int:
-    """Which sentence ends the chunk that begins at one: the original's loop."""
+    """The sentence that ends the chunk that begins at one: the original's loop."""
     last = first
     while last < len(bounds) - 1:
         last += 1

@@ -244,7 +244,7 @@ def test_the_original_s_rule_of_words(piece: str, starts: bool) -> None:
 
 
 class Vocabulary:
-    """What `word_starts` reads of a tokenizer."""
+    """The part of a tokenizer that `word_starts` reads."""
 
     def __init__(self, pieces: list[str]) -> None:
         self.token = pieces.__getitem__

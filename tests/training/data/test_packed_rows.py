@@ -182,7 +182,7 @@ def attend_within(
     query_longest: int,
     key_longest: int,
 ) -> Tensor:
-    """What `varlen_attn` is defined to be: attention within each span of the bounds."""
+    """The definition of `varlen_attn`: attention within each span of the bounds."""
     assert torch.equal(query_bounds, key_bounds)
     assert query_bounds.dtype == torch.int32
     bounds: list[int] = query_bounds.tolist()
@@ -218,7 +218,7 @@ def test_attention_within_bounds_is_that_of_the_mask(
 
 
 def bounds_of(model: Albert, batch: Batch) -> Bounds:
-    """What a GPU is told to attend to."""
+    """The bounds that a GPU attends within."""
     assert batch.packing is not None
     return Bounds(bounds=batch.packing.bounds, longest=batch.ids.shape[1])
 

@@ -1,4 +1,4 @@
-"""What the losses compare, against loops over spans and sequences."""
+"""The losses of distillation, against loops over spans and sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked is the text itself, in the forms that the tasks know."""
+"""Samples of real text have the forms that the tasks know."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def spelled(ids: Sequence[int]) -> str:
 
 
 def segments(ids: list[int]) -> list[list[int]]:
-    """What is between [CLS] and the [SEP]s."""
+    """The tokens between [CLS] and the [SEP]s."""
     assert ids[0] == CLS
     assert ids[-1] == SEP
     bounds = [0, *(place for place, each in enumerate(ids) if each == SEP)]

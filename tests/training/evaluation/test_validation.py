@@ -38,7 +38,7 @@ def all_batches(**changes: Any) -> list[PretrainBatch]:
 
 
 def contents(batches: Sequence[PretrainBatch]) -> list[list[list[int]]]:
-    """What is read and asked for."""
+    """The tokens and targets of batches."""
     return [
         [x.flatten().tolist() for x in (b.tokens.ids, b.rows, b.targets, b.labels)] for b in batches
     ]

@@ -72,7 +72,7 @@ def check_close(one: Path, other: Path, *, weights: float, losses: float) -> Non
 
 
 def moved(one: Path) -> float:
-    """How far the run took its weights, at most."""
+    """The largest change of a weight in the run."""
     first, last = (
         load_file(one / "checkpoints" / f"step-0000000{step}" / "model.safetensors")
         for step in (0, 8)

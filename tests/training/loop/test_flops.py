@@ -33,7 +33,7 @@ CONFIGS: dict[str, AlbertConfig] = {
 def counted_flops(
     config: AlbertConfig, *, length: int, num_masked: int, tasks: tuple[Task, ...]
 ) -> float:
-    """What torch counts in a forward and backward pass over one sequence."""
+    """The FLOPs that torch counts in a forward and backward pass over one sequence."""
     model: Any = our_model(config, tasks).train()
     ids = torch.arange(length)[None] % config.vocab_size
     with FlopCounterMode(display=False) as counter:

@@ -1,4 +1,4 @@
-"""What a run recorded is read back whole, by JSON and by TensorBoard, also after a crash."""
+"""Metrics are read back whole, by JSON and by TensorBoard, also after a crash."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LAYERS = LayerSimilarity(distance=(1.23456789, 2.0), angle_degrees=(30.0, 44.444
 
 
 def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard shows of a run: steps and values by tag."""
+    """TensorBoard's steps and values of a run, by tag."""
     accumulator = EventAccumulator(str(folder / "tensorboard"))
     accumulator.Reload()
     return {

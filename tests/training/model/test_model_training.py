@@ -1,4 +1,4 @@
-"""In training: what is kept for the backward pass, where dropout is, and that all of it learns."""
+"""The model in training: saved tensors, dropout, and gradients of all parameters."""
 
 from __future__ import annotations
 

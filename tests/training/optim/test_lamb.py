@@ -143,7 +143,7 @@ def test_a_model_steps_as_the_original_which_leaves_out_by_name(
 
 
 def test_a_step_is_as_long_as_its_rate_is_of_the_weight() -> None:
-    """What the ratio is for: |dw| = lr |w| of every matrix, whatever its gradient's size."""
+    """The purpose of the ratio: |dw| = lr |w| of every matrix, whatever its gradient's size."""
     before = [normal((3, 4), 1), normal((5, 2), 2) * 1e3, normal((2, 2, 2), 3) * 1e-3]
     params = [nn.Parameter(weight.clone()) for weight in before]
     for i, p in enumerate(params):
