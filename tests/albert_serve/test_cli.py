@@ -50,9 +50,7 @@ def test_the_greeting_tells_where_a_key_goes(bundle_dir: Path) -> None:
     assert text.count('-H "Authorization: Bearer $ALBERT_API_KEY"') == text.count("curl ") == 4
 
 
-def test_info_says_what_a_bundle_holds(
-    bundle_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_info_describes_a_bundle(bundle_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", str(bundle_dir), "--json"]) == 0
     described = json.loads(capsys.readouterr().out)
     assert described["config"]["hidden_size"] == 64
@@ -67,7 +65,7 @@ def test_info_says_what_a_bundle_holds(
     assert re.search(r"2 outputs +negative, positive \(single_label_classification\)$", text, re.M)
 
 
-def test_doctor_measures_the_bundle_that_is_served(
+def test_doctor_measures_the_served_bundle(
     bundle_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ALBERT_SERVE_BUNDLE", str(bundle_dir))
@@ -304,7 +302,7 @@ def test_it_runs_as_a_module() -> None:
     assert ran.stdout.startswith("albert-serve ")
 
 
-def test_without_the_serve_extra_it_says_what_to_install() -> None:
+def test_a_missing_serve_extra_is_reported_with_the_command() -> None:
     program = (
         "import sys; sys.modules['onnxruntime'] = None\n"
         "from albert_serve.__main__ import main; sys.exit(main())"

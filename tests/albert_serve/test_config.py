@@ -178,7 +178,7 @@ def test_transformers_keeps_every_value(config: AlbertConfig) -> None:
     assert AlbertConfig.from_hf(hf.to_dict()) == config
 
 
-def test_keys_left_out_mean_what_they_mean_to_transformers() -> None:
+def test_missing_keys_have_the_defaults_of_transformers() -> None:
     ours = AlbertConfig.from_hf({"model_type": "albert"})
     assert ours == AlbertConfig.from_hf(transformers.AlbertConfig().to_dict())
     assert (ours.hidden_size, ours.num_heads, ours.ffn_size) == (4096, 64, 16384)

@@ -72,7 +72,7 @@ def test_a_status_finds_its_error(name: str, status: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [InvalidInputError, NoMaskError, TextTooLongError])
-def test_the_type_tells_errors_of_one_status_apart(kind: type[RequestError]) -> None:
+def test_the_type_selects_the_error_of_a_status(kind: type[RequestError]) -> None:
     assert type(request_error(422, "why", kind.error_type)) is kind
 
 
@@ -92,7 +92,7 @@ def test_a_full_queue_says_when_to_come_back() -> None:
     assert error.retry_after_s == 1.0
 
 
-def test_types_are_told_apart_by_name() -> None:
+def test_types_have_distinct_names() -> None:
     """A client reads the type from the wire, so no two leaves may share one."""
     leaves = [kind for kind in public_errors().values() if not kind.__subclasses__()]
     names = [kind.error_type for kind in leaves if issubclass(kind, RequestError)]

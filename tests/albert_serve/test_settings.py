@@ -19,7 +19,7 @@ from albert_serve.settings import (
 BUNDLE = {"ALBERT_SERVE_BUNDLE": "/models/base"}
 
 
-def test_what_is_set_is_read_and_the_rest_has_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_read_and_missing_ones_have_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALBERT_SERVE_DEADLINE_S", "2.5")
     monkeypatch.setenv("ALBERT_SERVE_MAX_ITEMS", " ")
     read = Settings.from_environment({**BUNDLE, "ALBERT_SERVE_THREADS": "3"})
@@ -47,7 +47,7 @@ def test_options_go_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
         ("ALBERT_SERVE_DEADLINE_S", "nan", "a number of seconds from 0.05 to 55"),
     ],
 )
-def test_a_bad_value_names_the_variable_what_it_is_and_what_is_allowed(
+def test_a_bad_value_is_refused_with_the_variable_and_its_range(
     variable: str, value: str, allowed: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -78,7 +78,7 @@ def test_the_environment_for_a_process_reads_as_the_same_settings(tmp_path: Path
         ("ALBERT_SERVE_SPINNING", "auto, on, off"),
     ],
 )
-def test_a_bad_choice_names_what_is_allowed(variable: str, allowed: str) -> None:
+def test_a_bad_choice_is_refused_with_the_allowed_ones(variable: str, allowed: str) -> None:
     with pytest.raises(ConfigError, match=f"{variable} is 'fast'; allowed are {allowed}"):
         Settings.from_environment({**BUNDLE, variable: "fast"})
 
@@ -197,7 +197,7 @@ def test_an_error_never_shows_a_key() -> None:
     assert "a-secret" not in f"{caught.value} {caught.value.__cause__}"
 
 
-def test_what_is_given_to_a_child_process_is_not_what_this_process_was_given(
+def test_a_child_process_gets_its_own_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ALBERT_SERVE_MODELS", str(tmp_path))

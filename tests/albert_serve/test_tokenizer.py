@@ -196,7 +196,7 @@ def is_mark(char: str) -> bool:
         pytest.param("½ 5", ["½", "5"], id="one character to three"),
     ],
 )
-def test_words_are_cut_from_the_text_as_given(
+def test_words_are_slices_of_the_callers_text(
     tokenizer: AlbertTokenizer, text: str, words: list[str]
 ) -> None:
     plain = tokenizer.encode_plain(text)

@@ -86,7 +86,7 @@ def test_the_first_seed_of_all_models_comes_before_the_second_of_any() -> None:
     assert [variant.seed for variant in variants] == [0] * 9 + [1] * 9
 
 
-def test_the_papers_figures_stand_beside_what_they_are_of() -> None:
+def test_rows_have_the_papers_figures() -> None:
     sentence, sharing, embedding = all_tables(replace(BASE, embedding_sizes=(64, 128)))
     assert {row.label: row.paper for row in sentence.rows}["sop trained"] == (
         *("54.0", "78.9", "86.5", "80.1"),
@@ -141,7 +141,7 @@ def test_means_and_lengths_are_of_each_sequence_alone(
     assert segment_lengths(types, sequences).tolist() == lengths
 
 
-def test_a_probe_finds_what_is_linear_and_nothing_where_nothing_is() -> None:
+def test_a_probe_learns_linear_labels_and_no_random_ones() -> None:
     rng = np.random.default_rng(0)
     features = torch.from_numpy(rng.normal(size=(1200, 6)) * [1, 1e3, 1e-3, 1, 1, 0] + 5)
     labels = (features[:, 1] - 5 + 1e6 * (features[:, 2] - 5) > 0).long()
@@ -198,7 +198,7 @@ def a_model(tasks: tuple[Task, ...]) -> AlbertForTasks:
 
 
 @pytest.mark.parametrize("task", PAIR_TASKS)
-def test_what_is_read_is_what_validation_measures(texts: Texts, task: SentenceTask) -> None:
+def test_readings_agree_with_validation(texts: Texts, task: SentenceTask) -> None:
     tasks: tuple[Task, ...] = ("fill-mask", "sentence-order")
     model = a_model(tasks)
     batches = list(texts.batches(task, texts.held_out))
@@ -214,7 +214,7 @@ def test_what_is_read_is_what_validation_measures(texts: Texts, task: SentenceTa
     assert right == pytest.approx(order.accuracy)
 
 
-def test_every_model_is_asked_the_same(texts: Texts) -> None:
+def test_every_model_predicts_the_same_tokens(texts: Texts) -> None:
     with_head = measure_variant(a_model(("fill-mask", "sentence-order")), "sop", texts, CPU)
     without = measure_variant(a_model(("fill-mask",)), "none", texts, CPU)
     figures, of_other = with_head.figures(), without.figures()
@@ -256,7 +256,7 @@ def two_rows(base: Base = BASE) -> tuple[Row, Row]:
     return rows[1], rows[2]
 
 
-def test_models_asked_the_same_are_compared_prediction_by_prediction() -> None:
+def test_predictions_of_the_same_tokens_are_compared_pairwise() -> None:
     row, other = two_rows()
     losses = np.random.default_rng(0).normal(6, 3, 1000).astype(np.float32)
     results = {
@@ -273,7 +273,7 @@ def test_models_asked_the_same_are_compared_prediction_by_prediction() -> None:
     assert alone.error == pytest.approx(float(losses.std()) / math.sqrt(1000))
 
 
-def test_models_asked_different_things_are_not() -> None:
+def test_predictions_of_other_tokens_are_compared_by_their_means() -> None:
     row, other = two_rows()
     results = {
         row.variants[0]: a_result(masked_loss=coins(0.5, 0, 400)),
@@ -327,7 +327,7 @@ def test_a_direction_is_claimed_only_beyond_the_noise() -> None:
     assert verdicts == ["reproduces", "not seen here", "does not reproduce", "the reverse"]
 
 
-def test_a_sentence_task_counts_as_solved_beyond_what_needs_no_text() -> None:
+def test_a_sentence_task_is_solved_above_the_accuracy_without_text() -> None:
     table = BASE.table("sentence")
     rows = {row.label: row.variants[0] for row in table.rows}
     good, by_lengths = coins(0.8, 0), coins(0.57, 1)
@@ -346,7 +346,7 @@ def test_a_sentence_task_counts_as_solved_beyond_what_needs_no_text() -> None:
 # --- what is shown ------------------------------------------------------------------------------
 
 
-def test_tables_show_every_row_and_what_was_not_run() -> None:
+def test_tables_show_every_row_and_missing_runs() -> None:
     results = dict(results_of(dict.fromkeys([r.label for r in BASE.table("sharing").rows], 6.0)))
     del results[BASE.table("sharing").rows[3].variants[0]]
     text = render([BASE.table("sharing")], results, ["What was run."])
@@ -420,7 +420,7 @@ def test_other_settings_in_the_same_folder_are_refused(
     assert "num_layers 2, not 3" in capsys.readouterr().err
 
 
-def test_damaged_figures_are_told(ablation: Path, folders: list[str], capsys: Capture) -> None:
+def test_damaged_figures_are_refused(ablation: Path, folders: list[str], capsys: Capture) -> None:
     file = ablation / "runs" / "share-all-e8-sop-4-steps-seed0" / "figures.json"
     content = file.read_bytes()
     try:
@@ -431,7 +431,7 @@ def test_damaged_figures_are_told(ablation: Path, folders: list[str], capsys: Ca
         file.write_bytes(content)
 
 
-def test_a_corpus_that_is_not_there_is_told_before_anything_is_made(
+def test_a_missing_corpus_is_refused_before_any_file_is_written(
     folders: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
     arguments = [*folders, "--steps", "4", "--output", str(tmp_path / "out")]

@@ -286,7 +286,7 @@ def test_a_stream_done_in_part_is_compared_by_its_rate() -> None:
     )
 
 
-def test_differences_know_what_an_answer_without_the_text_is_worth() -> None:
+def test_differences_are_relative_to_an_answer_without_the_text() -> None:
     reference = [[0.2, 0.8], [0.6, 0.4], [0.4, 0.6]]
     same = figures.difference(reference, reference)
     assert (same.largest, same.relative, same.same_label, same.num_items) == (0, 0, 1, 3)
@@ -307,7 +307,7 @@ def test_probabilities_are_those_of_torch(logits: list[list[float]]) -> None:
     np.testing.assert_allclose(probabilities(single_B1), right, atol=1e-12)
 
 
-def test_texts_have_the_lengths_that_were_asked_for(inputs: Inputs) -> None:
+def test_texts_have_the_requested_lengths(inputs: Inputs) -> None:
     encode = plain_encoder(TOKENIZER, 10_000)
     assert [len(ids) for ids in encode(inputs.texts)] == inputs.text_lengths
     assert len(inputs.texts) == 12
@@ -329,7 +329,7 @@ def test_parts_spread_over_all_lengths(num_items: int, inputs: Inputs) -> None:
     assert len(many.indices("texts", "few")) >= min(num_items, 16)
 
 
-def test_no_text_of_a_fitting_length_is_told(tmp_path: Path) -> None:
+def test_no_text_of_a_fitting_length_is_refused(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("too short")
     selection = Selection(
         texts=[tmp_path], questions=[], num_texts=2, num_questions=0, max_tokens=MAX_TOKENS
@@ -350,7 +350,7 @@ def test_everything_travels_as_json(folder: Path, inputs: Inputs) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "4", "4x", "x8", "0x8", "4x1", "4x8x2", "-1x8", "axb"])
-def test_a_shape_that_is_none_is_told(text: str) -> None:
+def test_an_invalid_shape_is_refused(text: str) -> None:
     with pytest.raises(BenchmarkError, match=r"4x128|at least 2 tokens"):
         Shape.parse(text)
 
@@ -368,7 +368,7 @@ def test_the_referee_times_and_counts(folder: Path, inputs: Inputs) -> None:
     assert read_memory().pss_bytes > 1 << 20
 
 
-def test_contestants_are_what_can_be_made_and_run() -> None:
+def test_every_contestant_has_a_program_and_a_form() -> None:
     programs = REPOSITORY / "benchmarks" / "engines"
     for contestant in CONTESTANTS.values():
         for variant in contestant.variants:
@@ -385,7 +385,7 @@ def vars_of(variant: Variant) -> dict[str, Any]:
     return {name: getattr(variant, name) for name in Variant.__slots__}
 
 
-def test_who_is_not_installed_is_left_out_with_advice() -> None:
+def test_a_missing_package_leaves_its_contestant_out_with_advice() -> None:
     absent = replace(CONTESTANTS["openvino-int8"], modules=("no_such_module",))
     here = CONTESTANTS["ours-fp32"]
     note, there = measurement.present([absent, here])
@@ -404,7 +404,7 @@ def test_a_process_that_dies_says_of_what(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/stat").is_file(), reason="the system does not tell")
-def test_a_witness_sees_who_else_works() -> None:
+def test_the_cpu_watch_measures_other_processes() -> None:
     witness = CpuWatch()
     assert witness.others is None
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
@@ -432,7 +432,7 @@ def make_result(key: str, seconds: float, outputs: Sequence[Sequence[float]]) ->
     )
 
 
-def test_tables_say_who_is_faster_and_who_differs(inputs: Inputs) -> None:
+def test_tables_show_speeds_and_differences(inputs: Inputs) -> None:
     right = [[0.25, 0.75], [0.75, 0.25]] * 6
     wrong = [[0.75, 0.25], [0.25, 0.75]] * 6
     report = Report(
@@ -489,7 +489,7 @@ def test_results_of_both_tasks_become_one() -> None:
         (["--contestants", "pipeline-1", "--cases", "questions"], "none of the contestants"),
     ],
 )
-def test_what_cannot_be_is_told_in_a_line(
+def test_impossible_options_are_reported_in_a_line(
     options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert engine.main([*options, "--output", str(tmp_path)]) == 1

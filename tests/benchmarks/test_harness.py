@@ -20,7 +20,7 @@ from benchmarks.harness.subprocess_call import run_in_process, running_in_proces
 # --- a process of its own -----------------------------------------------------------------------
 
 
-def test_what_a_function_prints_is_not_its_result(capfd: pytest.CaptureFixture[str]) -> None:
+def test_printed_text_is_not_the_functions_result(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_in_process(print, "anything") is None
     assert not capfd.readouterr().out
     assert run_in_process(math.sqrt, 4.0) == 2.0
@@ -103,7 +103,9 @@ def refusing_port() -> Iterator[int]:
 @pytest.mark.parametrize(
     "pattern", [Passes(num_connections=1), RandomArrivals(rate_per_s=200, num_connections=1)]
 )
-def test_requests_that_fail_are_counted_and_told(pattern: LoadPattern, refusing_port: int) -> None:
+def test_failed_requests_are_counted_and_described(
+    pattern: LoadPattern, refusing_port: int
+) -> None:
     requests = [http_request("/fill-mask", {})] * 10
     result = load(Plan(port=refusing_port, requests=requests, pattern=pattern))
     assert result.statuses == {200: 5, 503: 5}
@@ -112,7 +114,7 @@ def test_requests_that_fail_are_counted_and_told(pattern: LoadPattern, refusing_
     assert result.bodies == dict.fromkeys(range(1, 10, 2), b"{}")
 
 
-def test_random_times_have_the_rate_that_was_asked_for(refusing_port: int) -> None:
+def test_random_arrivals_have_the_requested_rate(refusing_port: int) -> None:
     pattern = RandomArrivals(rate_per_s=100)
     requests = [http_request("/x", {})] * 40
     result = load(Plan(port=refusing_port, requests=requests, pattern=pattern))

@@ -78,7 +78,7 @@ def test_transformers_gets_the_tokens_masks_and_labels_that_ours_trains_on(
         assert arrays.orders[number] == batch.labels[0]
 
 
-def test_a_small_corpus_gives_as_many_examples_as_are_asked_for(
+def test_a_small_corpus_gives_the_requested_number_of_examples(
     shards: Shards, tmp_path: Path
 ) -> None:
     plan = Plan(shards=shards, settings=ExampleSettings(length=512), seed=0)
@@ -169,7 +169,7 @@ def test_a_child_that_fails_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["base", "tiny@128", "base@", "base@128x", "base@128@2"])
-def test_an_unknown_case_is_told(
+def test_an_unknown_case_is_refused(
     case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert pretrain.main(["--cases", case, "--output", str(tmp_path)]) == 1

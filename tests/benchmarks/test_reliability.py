@@ -46,7 +46,7 @@ def test_growth_is_that_of_medians_and_leaves_the_start_out() -> None:
     assert growth([100.0] * 99 + [900.0]) == 0
 
 
-def test_a_page_keeps_what_is_around_its_table(tmp_path: Path) -> None:
+def test_a_page_keeps_the_text_around_its_table(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "before\n<!-- figures: python -m benchmarks.reliability --write -->\nold\n"

@@ -91,7 +91,7 @@ def report(checkpoint: Path, stream: Stream, tmp_path_factory: pytest.TempPathFa
     )
 
 
-def test_requests_have_the_lengths_that_were_asked_for(checkpoint: Path, stream: Stream) -> None:
+def test_requests_have_the_requested_lengths(checkpoint: Path, stream: Stream) -> None:
     assert [item.task for item in stream.items[:2]] == ["text-classification", "fill-mask"]
     assert len(stream.items) == NUM_REQUESTS
     assert all(item.num_tokens <= MAX_TOKENS for item in stream.items)
@@ -102,7 +102,7 @@ def test_requests_have_the_lengths_that_were_asked_for(checkpoint: Path, stream:
     assert make_stream(checkpoint, [WIKI], NUM_REQUESTS, 3) == stream
 
 
-def test_a_checkpoint_without_the_tasks_is_told(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_without_the_tasks_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / name).write_bytes((checkpoint / name).read_bytes())
     config = AlbertConfig.from_hf(json.loads((tmp_path / "config.json").read_bytes()))
@@ -193,7 +193,7 @@ def test_a_service_that_does_not_start_says_of_what(tmp_path: Path) -> None:
         pass
 
 
-def test_what_cannot_be_is_told_in_a_line(
+def test_impossible_options_are_reported_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     missing = str(tmp_path / "missing")

@@ -74,7 +74,7 @@ def test_accuracy_is_counted_as_by_hand(checkpoint: Path, labelled: Path, tmp_pa
     assert figures["text_classification_accuracy"] == right / 40
 
 
-def test_a_task_s_figures_do_not_depend_on_what_else_is_measured(
+def test_a_tasks_figures_do_not_depend_on_the_other_tasks(
     checkpoint: Path, easy_corpus: Path, labelled: Path, tmp_path: Path
 ) -> None:
     """The classifier has dropout, which a task before it must not turn on."""
@@ -89,7 +89,7 @@ def test_a_task_s_figures_do_not_depend_on_what_else_is_measured(
         assert results[1][name] == figure
 
 
-def test_two_checkpoints_are_asked_for_the_same_tokens(
+def test_two_checkpoints_predict_the_same_tokens(
     checkpoint: Path, pretrained: Path, easy_corpus: Path, tmp_path: Path
 ) -> None:
     results = []
@@ -111,7 +111,7 @@ def test_two_checkpoints_are_asked_for_the_same_tokens(
         ("none", []),
     ],
 )
-def test_a_checkpoint_is_asked_what_it_was_trained_on(
+def test_a_checkpoint_is_evaluated_on_its_own_sentence_task(
     pretrain_options: list[str], easy_corpus: Path, tmp_path: Path, task: str, names: list[str]
 ) -> None:
     """Next sentences where it learnt those, and nothing where it has no head for either."""
@@ -209,7 +209,7 @@ def test_the_engine_keeps_the_order_of_ragged_inputs() -> None:
         (["--text-classification", str(SQUAD)], "the kind is not known"),
     ],
 )
-def test_what_cannot_be_measured(
+def test_impossible_evaluations_are_refused(
     checkpoint: Path, arguments: list[str], message: str, capsys: Capture
 ) -> None:
     assert main([str(checkpoint), *arguments]) == 1

@@ -201,7 +201,7 @@ def test_other_options_on_a_run_are_refused(
         (["--labels", "only"], "label '1'; allowed are only"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_no_run(
+def test_impossible_options_are_one_line_and_no_run(
     finetune_options: list[str], tmp_path: Path, more: list[str], message: str, capsys: Capture
 ) -> None:
     assert run(finetune_options, tmp_path / "run", *more) == 1

@@ -99,7 +99,7 @@ def test_one_run_has_a_panel_for_each_figure(run: Path) -> None:
     assert list(legend(figure)) == ["base", "held-out", "entropy of token frequencies"]
 
 
-def test_what_was_recorded_is_drawn(run: Path) -> None:
+def test_recorded_metrics_are_drawn(run: Path) -> None:
     ax = panels(draw_curves([read_run(run)]))["masked loss (nats)"]
     lines = [line for line in read_metrics(run) if "fill-mask/loss" in line]
     raw = [(line["step"], line["fill-mask/loss"]) for line in lines]
@@ -129,7 +129,9 @@ def test_the_axis_covers_all_that_is_drawn(run: Path) -> None:
         ("hours", "hours of training", 0.005, 0.2),
     ],
 )
-def test_what_is_to_the_right(run: Path, x: Any, label: str, first: float, last: float) -> None:
+def test_the_x_axis_shows_steps_tokens_or_hours(
+    run: Path, x: Any, label: str, first: float, last: float
+) -> None:
     figure = draw_curves([read_run(run)], x=x)
     drawn = points(by_label(figure.axes[0])["base"])
     assert [drawn[0][0], drawn[-1][0]] == pytest.approx([first, last])
@@ -146,7 +148,7 @@ def test_the_entropy_is_a_dashed_line(run: Path) -> None:
     assert list(legend(without)) == ["other", "held-out"]
 
 
-def test_several_runs_are_told_apart(run: Path) -> None:
+def test_several_runs_have_their_own_colours_and_names(run: Path) -> None:
     runs = [read_run(run), read_run(record(run.parent / "steep", slope=2.0, entropy=7.1))]
     figure = draw_curves(runs)
     colours = legend(figure)
@@ -377,7 +379,7 @@ def test_a_full_disk_leaves_the_picture_before(run: Path) -> None:
 
 
 @given(st.lists(st.floats(-1e6, 1e6), max_size=300))
-def test_smoothing_stays_within_what_it_smooths(values: list[float]) -> None:
+def test_smoothing_stays_within_the_values(values: list[float]) -> None:
     given_P = np.array(values, np.float64)
     smoothed = smooth(given_P, 0.04)
     assert smoothed.shape == given_P.shape

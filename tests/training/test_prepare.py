@@ -314,7 +314,7 @@ def test_documents_are_read_a_bounded_way_ahead(tokenizer_file: Path, num_worker
     chunks.close()
 
 
-def test_the_command_says_what_it_made(corpus: Path, vocab_dir: Path, capsys: Capture) -> None:
+def test_the_command_prints_its_result(corpus: Path, vocab_dir: Path, capsys: Capture) -> None:
     folder = corpus.with_name("shards")
     options = ["--corpus", str(corpus), "--tokenizer", str(vocab_dir), "--output", str(folder)]
     assert main([*options, "--workers", "1"]) == 0
@@ -337,7 +337,7 @@ def test_the_command_says_what_it_made(corpus: Path, vocab_dir: Path, capsys: Ca
         ("corpus.txt", "", "the corpus holds no sentence"),
     ],
 )
-def test_bad_input_is_told_in_one_line(
+def test_bad_input_is_reported_in_one_line(
     tmp_path: Path, tokenizer_file: Path, capsys: Capture, name: str, text: str | None, message: str
 ) -> None:
     shutil.copy(tokenizer_file, tmp_path)

@@ -315,7 +315,7 @@ def test_a_full_disk_keeps_the_whole_parts(tmp_path: Path, tokenizer_file: Path)
     assert content(folder) == content(expected)
 
 
-def test_a_worker_that_dies_is_told(
+def test_a_dead_worker_is_reported(
     tmp_path: Path, vocab_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     def read(files: Sequence[Path], start: Place) -> Iterator[Document]:
@@ -334,7 +334,7 @@ def test_a_worker_that_dies_is_told(
     assert not (tmp_path / "shards").exists()
 
 
-def test_a_system_that_has_no_room_for_the_workers_is_told(
+def test_a_failed_start_of_workers_is_reported(
     tmp_path: Path, vocab_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     start, num_started = multiprocessing.util.spawnv_passfds, count()

@@ -285,7 +285,7 @@ def last(options: list[str], **changes: str) -> list[str]:
         ({"groups": "3"}, "num_groups 3 is over num_layers 2"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_no_run(
+def test_impossible_options_are_one_line_and_no_run(
     pretrain_options: list[str],
     tmp_path: Path,
     changes: dict[str, str],

@@ -70,7 +70,7 @@ def refusal(task: str, body: Any) -> str:
         pytest.param({"parameters": {"truncation": None}}, id="null inside"),
     ],
 )
-def test_what_is_left_out_or_null_has_its_default(task: str, parameters: dict[str, Any]) -> None:
+def test_missing_and_null_values_have_their_defaults(task: str, parameters: dict[str, Any]) -> None:
     request = read(task, {"inputs": ITEMS[task], **parameters})
     assert request.parameters == TASKS[task].parameters()
 
@@ -284,7 +284,7 @@ def test_a_refusal_is_one_readable_sentence(task: str, body: Any, expected: str)
         ),
     ],
 )
-def test_caps_and_contradictions_are_told(task: str, body: Any, expected: str) -> None:
+def test_limits_and_contradictions_are_refused(task: str, body: Any, expected: str) -> None:
     assert refusal(task, body) == expected
 
 
@@ -353,7 +353,7 @@ def test_replies_have_these_fields_and_no_other(kind: Any, fields: set[str]) -> 
     assert set(kind.model_fields) == fields
 
 
-def test_replies_refuse_nan_and_pass_over_what_is_new() -> None:
+def test_replies_refuse_nan_and_ignore_new_fields() -> None:
     with pytest.raises(ValidationError, match="finite"):
         Order(in_order=float("nan"))
     assert Order.model_validate({"in_order": 0.5, "new": 1}) == Order(in_order=0.5)
@@ -370,13 +370,13 @@ def test_replies_refuse_nan_and_pass_over_what_is_new() -> None:
     ],
     ids=["token", "target", "masks"],
 )
-def test_a_reply_is_read_as_what_it_was_written_as(reply: Any, one: Any) -> None:
+def test_a_reply_survives_serialisation(reply: Any, one: Any) -> None:
     adapter = TypeAdapter(reply)
     for written in ([one], [[one]]):
         assert adapter.validate_json(adapter.dump_json(written)) == written
 
 
-def test_an_order_is_read_as_what_it_was_written_as() -> None:
+def test_an_order_survives_serialisation() -> None:
     adapter: TypeAdapter[Any] = TypeAdapter(SentenceOrderReply)
     pairs = [PairOrder(first=0, second=1, in_order=0.5)]
     coherence = Coherence(pairs=pairs, coherence=0.5)

@@ -157,7 +157,7 @@ def test_no_batch_is_over_the_budget_unless_one_input_is(callers: list[list[list
 
 @settings(max_examples=60, deadline=None)
 @given(callers=callers_lists, poisoned=st.sets(st.integers(0, 19)))
-def test_poison_fails_alone(callers: list[list[list[int]]], poisoned: set[int]) -> None:
+def test_a_failing_input_fails_alone(callers: list[list[list[int]]], poisoned: set[int]) -> None:
     callers = [
         [[POISON], *caller] if index in poisoned else caller for index, caller in enumerate(callers)
     ]
@@ -203,7 +203,7 @@ async def test_a_full_queue_refuses_with_a_time_and_takes_work_again_when_draine
 
 
 @on_event_loop
-async def test_what_has_begun_is_not_refused_by_a_full_queue() -> None:
+async def test_a_begun_request_is_not_refused_by_a_full_queue() -> None:
     engine = FakeEngine()
     batcher, accepted = await nearly_filled(engine)
     second_round = asyncio.create_task(batcher.run([make_input([3] * 11)], 10.0, is_begun=True))
@@ -215,7 +215,7 @@ async def test_what_has_begun_is_not_refused_by_a_full_queue() -> None:
 
 
 @on_event_loop
-async def test_a_request_larger_than_the_queue_is_told_to_split() -> None:
+async def test_a_request_larger_than_the_queue_is_refused() -> None:
     batcher = make_batcher(FakeEngine(), max_queue_tokens=100)
     with pytest.raises(InvalidInputError, match=r"101 tokens.*split"):
         await batcher.run([make_input([1] * 101)], 10.0)
@@ -223,7 +223,7 @@ async def test_a_request_larger_than_the_queue_is_told_to_split() -> None:
 
 @pytest.mark.parametrize("how", ["cancelled", "expired"])
 @on_event_loop
-async def test_work_given_up_is_never_computed(how: str) -> None:
+async def test_cancelled_and_expired_work_is_never_computed(how: str) -> None:
     engine = FakeEngine()
     batcher = make_batcher(engine)
     engine.open.clear()
@@ -242,7 +242,7 @@ async def test_work_given_up_is_never_computed(how: str) -> None:
 
 
 @on_event_loop
-async def test_draining_finishes_what_was_accepted_and_refuses_the_rest() -> None:
+async def test_draining_finishes_accepted_requests_and_refuses_others() -> None:
     engine = FakeEngine(max_batch_tokens=1)
     batcher = make_batcher(engine)
     engine.open.clear()
@@ -299,7 +299,7 @@ async def test_there_are_two_priorities() -> None:
 
 @pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("nan")])
 @on_event_loop
-async def test_a_deadline_that_has_passed_is_told_at_once(deadline_s: float) -> None:
+async def test_a_passed_deadline_is_refused_at_once(deadline_s: float) -> None:
     engine = FakeEngine()
     batcher = make_batcher(engine)
     with pytest.raises(DeadlineExceededError):
@@ -309,7 +309,7 @@ async def test_a_deadline_that_has_passed_is_told_at_once(deadline_s: float) -> 
 
 
 @on_event_loop
-async def test_what_is_late_by_the_clock_is_not_computed_even_if_no_timer_has_run() -> None:
+async def test_an_expired_request_is_not_computed_before_its_timer_runs() -> None:
     engine, clock = FakeEngine(), FakeClock()
     batcher = Batcher(engine, max_queue_tokens=100, clock=clock)
     engine.open.clear()
@@ -325,9 +325,7 @@ async def test_what_is_late_by_the_clock_is_not_computed_even_if_no_timer_has_ru
 
 
 @on_event_loop
-async def test_what_cannot_be_done_in_time_at_the_measured_rate_is_refused_while_others_wait() -> (
-    None
-):
+async def test_a_request_that_would_be_late_at_the_measured_rate_is_refused() -> None:
     clock = FakeClock()
     engine = TimedEngine(clock)
     batcher = Batcher(engine, max_queue_tokens=1000, max_wait_s=1000, clock=clock)
@@ -346,7 +344,7 @@ async def test_what_cannot_be_done_in_time_at_the_measured_rate_is_refused_while
 
 
 @on_event_loop
-async def test_a_request_that_has_become_hopeless_is_given_up_for_those_behind_it() -> None:
+async def test_a_request_that_will_be_late_is_dropped_for_those_behind_it() -> None:
     clock = FakeClock()
     engine = TimedEngine(clock)
     batcher = Batcher(engine, max_queue_tokens=1000, max_wait_s=1000, clock=clock)
@@ -365,7 +363,7 @@ async def test_a_request_that_has_become_hopeless_is_given_up_for_those_behind_i
 
 
 @on_event_loop
-async def test_what_would_wait_too_long_is_refused_at_once() -> None:
+async def test_a_request_over_the_maximum_wait_is_refused_at_once() -> None:
     engine, batcher = await measured(max_wait_s=20)
     running = await occupied(engine, batcher, [1])
     calls = [await started(batcher, [2] * 20, 100.0), await started(batcher, [3], 100.0)]
@@ -427,7 +425,7 @@ async def test_batch_jobs_wait_as_long_as_their_deadline_lets_them() -> None:
     )
 )
 @on_event_loop
-async def test_what_is_taken_in_is_answered_in_time_however_much_comes(
+async def test_admitted_requests_are_answered_in_time_under_any_load(
     arrivals: list[tuple[int, Priority]],
 ) -> None:
     engine, batcher = await measured(max_wait_s=100)
@@ -454,7 +452,7 @@ async def measured(*, max_wait_s: float) -> tuple[TimedEngine, Batcher]:
     return engine, batcher
 
 
-def test_the_time_to_wait_is_what_the_queue_takes_at_the_measured_rate() -> None:
+def test_retry_after_is_the_queues_time_at_the_measured_rate() -> None:
     async def check(num_queued: int) -> float:
         clock = FakeClock()
         engine = TimedEngine(clock)
@@ -475,7 +473,7 @@ def test_the_time_to_wait_is_what_the_queue_takes_at_the_measured_rate() -> None
 
 
 @on_event_loop
-async def test_what_is_left_of_a_failed_request_is_not_computed() -> None:
+async def test_the_rest_of_a_failed_request_is_not_computed() -> None:
     engine = FakeEngine(max_batch_tokens=4)
     batcher = make_batcher(engine)
     engine.open.clear()
@@ -507,7 +505,7 @@ class LosingEngine(FakeEngine):
 
 
 @on_event_loop
-async def test_what_is_given_up_while_its_batch_is_halved_is_not_computed_again() -> None:
+async def test_a_request_cancelled_while_its_batch_is_halved_is_not_computed_again() -> None:
     async def leave() -> None:
         calls[1].cancel()
         await asyncio.wait({calls[1]})
@@ -523,7 +521,7 @@ async def test_what_is_given_up_while_its_batch_is_halved_is_not_computed_again(
 
 
 @on_event_loop
-async def test_what_is_late_when_its_batch_is_halved_is_not_computed_again() -> None:
+async def test_a_request_late_when_its_batch_is_halved_is_not_computed_again() -> None:
     async def leave() -> None:
         clock.now_s += 1
 
@@ -553,7 +551,7 @@ async def test_an_engine_that_loses_an_answer_fails_the_request() -> None:
 
 
 @on_event_loop
-async def test_closing_waits_for_what_still_runs_for_a_caller_who_has_gone() -> None:
+async def test_closing_waits_for_the_running_batch_of_a_cancelled_caller() -> None:
     engine = FakeEngine()
     batcher = make_batcher(engine)
     engine.open.clear()
@@ -586,7 +584,7 @@ def test_no_inputs_have_no_logits() -> None:
 
 
 @on_event_loop
-async def test_inputs_without_tokens_are_the_engines_to_judge() -> None:
+async def test_inputs_without_tokens_reach_the_engine() -> None:
     engine = FakeEngine(max_batch_tokens=4)
     assert len(await make_batcher(engine).run([make_input([])] * 9, 10.0)) == 9
     assert [len(batch) for batch in engine.batches] == [4, 4, 1]
@@ -596,7 +594,7 @@ async def test_inputs_without_tokens_are_the_engines_to_judge() -> None:
     ("max_queue_tokens", "max_wait_s", "batch_share", "call_cost_tokens"),
     [(0, 1.0, 0.2, 16), (1, 0.0, 0.2, 16), (1, 1.0, 0.0, 16), (1, 1.0, 0.2, -1)],
 )
-def test_numbers_that_cannot_be_are_refused(
+def test_invalid_limits_are_refused(
     max_queue_tokens: int, max_wait_s: float, batch_share: float, call_cost_tokens: int
 ) -> None:
     with pytest.raises(ConfigError, match="it must be"):
@@ -609,7 +607,7 @@ def test_numbers_that_cannot_be_are_refused(
         )
 
 
-def test_an_observer_is_told_of_everything() -> None:
+def test_an_observer_sees_every_event() -> None:
     async def check() -> None:
         engine, clock, diary = FakeEngine(), FakeClock(), Diary()
         batcher = Batcher(engine, max_queue_tokens=60, clock=clock, observer=diary)
@@ -671,7 +669,7 @@ class RestlessEngine(FakeEngine):
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_in_any_turmoil_each_caller_has_one_outcome_and_it_is_the_right_one(seed: int) -> None:
+def test_under_random_load_each_caller_has_the_right_result(seed: int) -> None:
     chance = random.Random(seed)
     engine, diary = RestlessEngine(), Diary()
     batcher = Batcher(engine, max_queue_tokens=400, observer=diary)

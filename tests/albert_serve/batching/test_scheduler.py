@@ -156,7 +156,7 @@ impatient_crowds = st.lists(impatient, min_size=1, max_size=25)
 
 @settings(max_examples=100, deadline=None)
 @given(arrivals=impatient_crowds)
-def test_every_input_is_taken_once_unless_its_request_is_given_up(arrivals: list[Arrival]) -> None:
+def test_every_input_is_taken_once_unless_its_request_is_dropped(arrivals: list[Arrival]) -> None:
     for step in simulate(arrivals):
         for arrival, _ in step.members:
             assert arrival.request.ends_s > step.now_s
@@ -169,7 +169,7 @@ def test_every_input_is_taken_once_unless_its_request_is_given_up(arrivals: list
 
 @settings(max_examples=100, deadline=None)
 @given(arrivals=crowds)
-def test_all_is_taken_of_those_who_wait(arrivals: list[Arrival]) -> None:
+def test_all_waiting_requests_are_taken(arrivals: list[Arrival]) -> None:
     for _ in simulate(arrivals):
         pass
     for arrival in arrivals:
@@ -315,7 +315,7 @@ def test_nothing_is_computed_that_cannot_be_done_in_time_while_others_wait(
             assert arrival not in late or not left - {arrival}
 
 
-def test_a_request_that_cannot_be_done_in_time_is_tried_when_nobody_else_waits() -> None:
+def test_a_request_that_will_be_late_is_tried_when_no_other_waits() -> None:
     hopeless = Arrival(lengths=[10], patience_s=0.05)
     (step,) = simulate([hopeless], s_per_token=1.0)
     assert step.members == [(hopeless, 0)]
@@ -345,6 +345,6 @@ def test_a_request_whose_deadline_is_no_number_is_late() -> None:
 @pytest.mark.parametrize(
     ("call_cost_tokens", "batch_share"), [(-1, 0.2), (16, 0.0), (16, 1.0), (16, math.nan)]
 )
-def test_numbers_that_cannot_be_are_refused(call_cost_tokens: int, batch_share: float) -> None:
+def test_invalid_limits_are_refused(call_cost_tokens: int, batch_share: float) -> None:
     with pytest.raises(ConfigError, match="it must be"):
         Scheduler(call_cost_tokens=call_cost_tokens, batch_share=batch_share)

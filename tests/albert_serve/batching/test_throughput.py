@@ -35,7 +35,7 @@ def test_an_engine_that_stays_slow_is_known_to_be_slow() -> None:
     assert measured((100, 1.0), *[(10, 1.0)] * 300).best_s_per_token == pytest.approx(0.1)
 
 
-def test_the_usual_rate_follows_what_is_measured() -> None:
+def test_the_usual_rate_follows_the_measurements() -> None:
     throughput = measured((10, 1.0), *[(100, 1.0)] * 50)
     assert throughput.retry_after_s(1000) == pytest.approx(10, rel=0.01)
 

@@ -173,7 +173,7 @@ def test_info(albert: Any) -> None:
     assert {task.name for task in info.tasks} >= {"fill-mask", "question-answering"}
 
 
-def test_what_the_service_refuses_is_its_error_with_the_id(albert: Any) -> None:
+def test_a_refusal_raises_the_services_error_with_its_id(albert: Any) -> None:
     with pytest.raises(NoMaskError, match=r"\[MASK\]") as caught:
         albert.fill_mask("nothing")
     assert caught.value.request_id
@@ -181,9 +181,7 @@ def test_what_the_service_refuses_is_its_error_with_the_id(albert: Any) -> None:
         albert.text_classification("word " * 300)
 
 
-def test_what_the_reply_has_no_room_for_is_logged(
-    albert: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_warnings_of_a_reply_are_logged(albert: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "albert_serve.client.transport"):
         albert.fill_mask("a [MASK]", targets="supervolcanoes")
         albert.text_classification("word " * 300, truncation="truncate")
@@ -199,7 +197,7 @@ def test_a_wrong_option_is_refused_before_sending() -> None:
             client.question_answering([QUESTION, {"question": "q"}])
 
 
-def test_nobody_there_is_told_with_the_address() -> None:
+def test_an_unreachable_service_is_reported_with_its_address() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -210,7 +208,7 @@ def test_nobody_there_is_told_with_the_address() -> None:
             client.info()
 
 
-def test_a_service_that_never_replies_is_given_up() -> None:
+def test_a_service_that_never_replies_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with (
@@ -235,7 +233,7 @@ def test_a_service_that_never_replies_is_given_up() -> None:
         (URL, {"api_key": "ключ"}, "is it whole"),
     ],
 )
-def test_an_impossible_client_is_refused(
+def test_invalid_client_options_are_refused(
     base_url: str, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -355,7 +353,7 @@ def test_an_empty_classification_is_no_answer(replying: Replying) -> None:
         client.text_classification("a")
 
 
-def test_a_broken_remark_does_no_harm(replying: Replying) -> None:
+def test_a_malformed_warnings_header_is_ignored(replying: Replying) -> None:
     for remark in ("{not json", "1", "null"):
         headers = {schemas.WARNINGS_HEADER: remark}
         client, _ = replying(httpx.Response(200, json={"in_order": 0.5}, headers=headers))
@@ -369,7 +367,7 @@ def test_a_service_out_of_reach_is_tried_again(replying: Replying) -> None:
     assert len(seen) == 3
 
 
-def test_who_wants_no_retries_gets_none(replying: Replying) -> None:
+def test_num_retries_of_zero_never_retries(replying: Replying) -> None:
     client, seen = replying(refusal(429, "overloaded", **{"Retry-After": "0"}), num_retries=0)
     with pytest.raises(QueueFullError):
         client.info()
@@ -389,9 +387,7 @@ def test_who_wants_no_retries_gets_none(replying: Replying) -> None:
         pytest.param("9" * 500, float("inf"), id="never"),
     ],
 )
-def test_when_to_come_back_is_seconds_or_a_date(
-    told: str, expected: float, replying: Replying
-) -> None:
+def test_retry_after_is_seconds_or_a_date(told: str, expected: float, replying: Replying) -> None:
     client, _ = replying(refusal(429, "overloaded", **{"Retry-After": told}), num_retries=0)
     with pytest.raises(QueueFullError) as caught:
         client.info()
@@ -594,7 +590,7 @@ def test_an_item_over_the_limit_of_bytes_goes_alone(replying: Replying) -> None:
     assert [sent(request) for request in seen[1:]] == [[0], [1]]
 
 
-def test_what_is_too_much_at_once_is_halved(replying: Replying) -> None:
+def test_a_list_that_is_too_much_at_once_is_halved(replying: Replying) -> None:
     too_much = refusal(422, "too_much_at_once")
     client, seen = replying(
         limits(100), too_much, too_much, orders(0.1), orders(0.2), orders(0.3, 0.4)
@@ -657,7 +653,7 @@ def test_long_lists_against_the_running_service(albert: Any) -> None:
     assert len(albert.text_classification(large, truncation="truncate")) == 12
 
 
-def test_a_given_http_client_stays_open() -> None:
+def test_the_callers_http_client_stays_open() -> None:
     http = httpx.Client()
     with AlbertClient(URL, http_client=http):
         pass

@@ -124,7 +124,7 @@ def test_every_figure_is_json_and_text(found: Diagnosis) -> None:
     assert text.endswith("- do this\n  - do that")
 
 
-def test_where_memory_is_not_told_it_says_so(found: Diagnosis) -> None:
+def test_unknown_memory_is_reported_as_unknown(found: Diagnosis) -> None:
     elsewhere = replace(found, footprint=None, workers_footprint=None, opening_cold=None)
     text = findings_text(elsewhere, [])
     assert "\nmemory\n  not measured: this system does not tell it\n" in text
@@ -166,14 +166,14 @@ def test_a_product_multiplies(rows: int, num_in: int, num_out: int, seed: int) -
 
 
 @pytest.mark.parametrize("kind", ["fp32", "int8"])
-def test_the_stored_graph_of_a_product_is_what_its_script_writes(kind: str) -> None:
+def test_the_stored_graph_of_a_product_is_its_scripts(kind: str) -> None:
     graph = product_graph(kind)
     onnx.checker.check_model(graph, full_check=True)
     assert (FOLDER / f"product-{kind}.onnx").read_bytes() == graph.SerializeToString()
 
 
 @NEEDS_LINUX
-def test_memory_grows_with_what_is_allocated(tmp_path: Path) -> None:
+def test_memory_grows_with_allocations(tmp_path: Path) -> None:
     before = read_memory()
     held = np.ones(64 << 20, np.uint8)
     after = read_memory()
@@ -195,7 +195,7 @@ def test_timing_runs_at_least_once_and_not_for_ever(seconds: float, num_runs: in
 
 
 @NEEDS_LINUX
-def test_a_killed_process_is_told_as_such(bundle_dir: Path) -> None:
+def test_a_killed_process_is_reported_as_killed(bundle_dir: Path) -> None:
     options = RuntimeOptions(device="cpu", num_threads=1)
     with _started(bundle_dir, options) as process:
         process.send("memory")
@@ -216,7 +216,7 @@ def test_a_process_ends_with_the_one_that_asks(bundle_dir: Path) -> None:
 
 
 @NEEDS_LINUX
-def test_what_a_process_refuses_is_the_error(bundle_dir: Path, tmp_path: Path) -> None:
+def test_a_child_process_error_is_raised(bundle_dir: Path, tmp_path: Path) -> None:
     folder = tmp_path / "bundle"
     shutil.copytree(bundle_dir, folder)
     bundle = Bundle.open(folder)
@@ -395,7 +395,7 @@ def test_workers_that_share_nothing_are_advised_to_use_the_cache(healthy: Diagno
     assert advise(replace(found, workers_footprint=shared)) == []
 
 
-def test_unpacked_weights_are_told_where_short_texts_suffer(healthy: Diagnosis) -> None:
+def test_unpacked_weights_give_advice_where_short_texts_suffer(healthy: Diagnosis) -> None:
     slow = [speed(8, 1.0, gflops_per_s=20.0), speed(128, 8.0, gflops_per_s=100.0)]
     found = replace(healthy, prepack="none", speeds=slow)
     assert_advice(found, "at 8 tokens it computes at 20% of the speed of 128 tokens")
@@ -414,7 +414,7 @@ def test_devices(healthy: Diagnosis) -> None:
 @pytest.mark.parametrize(
     ("medians", "is_told"), [([2.0, 2.0], True), ([2.0, 1.0], True), ([1.0, 1.1], False)]
 )
-def test_times_that_are_not_steady_are_told(
+def test_unsteady_times_are_reported(
     healthy: Diagnosis, medians: Sequence[float], is_told: bool
 ) -> None:
     speeds = [speed(8 * (i + 1), 1.0, median_ms=median) for i, median in enumerate(medians)]

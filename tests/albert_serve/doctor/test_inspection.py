@@ -120,7 +120,7 @@ def test_sharing_in_words(fixture: str, line: str, request: pytest.FixtureReques
     assert f"\n  {line}\n" in description_text(describe_bundle(bundle))
 
 
-def test_weights_that_no_task_needs_are_told(bundle_dir: Path, tmp_path: Path) -> None:
+def test_unused_weights_are_reported(bundle_dir: Path, tmp_path: Path) -> None:
     tasks = json.loads((bundle_dir / "manifest.json").read_text())["tasks"]
     del tasks["fill-mask"]
     described = describe_bundle(with_manifest(bundle_dir, tmp_path / "b", {"tasks": tasks}))
@@ -149,7 +149,7 @@ def test_the_keys_are_stable_and_the_description_survives_json(bundle_dir: Path)
     assert described["tasks"]["fill-mask"]["labels"] is None
 
 
-def test_quality_and_results_are_told_in_full(bundle_dir: Path, tmp_path: Path) -> None:
+def test_quality_and_evaluation_are_reported_in_full(bundle_dir: Path, tmp_path: Path) -> None:
     long = "a label of many words " * 20 + "end"
     figures = {"metric": "accuracy", "torch": 91.25, "bundle": 90.5, "count": 8720}
     tasks = json.loads((bundle_dir / "manifest.json").read_text())["tasks"]

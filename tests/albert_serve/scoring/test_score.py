@@ -114,7 +114,7 @@ def test_sentences_are_scored_bare_or_as_inputs(score: Score) -> None:
     assert both["error_type"] == "invalid_input"
 
 
-def test_what_takes_several_rounds_is_what_it_is_alone(
+def test_items_of_several_rounds_score_as_they_do_alone(
     score: Score, answer: Answerer, task_setup: TaskSetup
 ) -> None:
     texts = ["The [MASK] was [MASK] .", "a [MASK]", "[MASK] [MASK] [MASK] and a [MASK]"] * 3
@@ -246,7 +246,7 @@ def test_parameters_of_the_row_come_before_those_of_the_job(score: Score) -> Non
     assert [len(row["output"]) for row in score("fill-mask", rows, top_k=2)] == [2, 3]
 
 
-def test_what_was_cut_or_replaced_is_told(score: Score) -> None:
+def test_truncation_and_replacements_are_reported(score: Score) -> None:
     [cut, replaced] = score(
         "fill-mask",
         [
@@ -283,7 +283,7 @@ def test_a_damaged_input_ends_the_job_and_leaves_no_output(
     assert output.read_text() == "the last job's\n"
 
 
-def test_what_the_job_itself_has_wrong_is_refused_before_it_begins(
+def test_an_invalid_job_is_refused_before_it_begins(
     engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
 ) -> None:
     source, output = write(tmp_path / "in.jsonl", [{"text": "a [MASK]"}]), tmp_path / "out.jsonl"

@@ -106,7 +106,9 @@ def test_targets_equal_the_pipeline(
     assert_same_tokens(answer(task.prepare(text, parameters)), oracle(text, targets=targets))
 
 
-def test_a_target_of_several_pieces_is_told(task: FillMask, tokenizer: AlbertTokenizer) -> None:
+def test_a_target_of_several_pieces_gives_a_warning(
+    task: FillMask, tokenizer: AlbertTokenizer
+) -> None:
     first = tokenizer.token(tokenizer.encode_plain("supervolcanoes").ids[0])
     prepared = task.prepare("a [MASK]", FillMaskParameters(targets=["▁the", "supervolcanoes"]))
     [told] = prepared.warnings
@@ -114,14 +116,14 @@ def test_a_target_of_several_pieces_is_told(task: FillMask, tokenizer: AlbertTok
     assert told.endswith(f"its first piece {first!r} was scored")
 
 
-def test_what_is_told_of_many_long_targets_fits_a_header(task: FillMask) -> None:
+def test_warnings_of_many_long_targets_fit_a_header(task: FillMask) -> None:
     targets = [f"the{'x' * 60}{number}" for number in range(900)]
     told = task.prepare("a [MASK]", FillMaskParameters(targets=targets)).warnings
     assert told[-1] == "and so for 880 further targets"
     assert sum(map(len, told)) < 4000
 
 
-def test_a_target_that_says_nothing_is_told(task: FillMask) -> None:
+def test_an_unknown_or_empty_target_gives_a_warning(task: FillMask) -> None:
     unknown, empty = task.prepare("a [MASK]", FillMaskParameters(targets=["☃", " "])).warnings
     assert unknown.endswith("its first piece '▁' was scored, which says nothing of it")
     assert empty.startswith("the target ' ' is not in the vocabulary and stands for nothing")
@@ -152,7 +154,7 @@ def test_the_whole_vocabulary_equals_the_pipeline(
         assert sum(one.score for one in tokens) == pytest.approx(1.0)
 
 
-def test_only_mask_rows_are_asked_for(task: FillMask, tokenizer: AlbertTokenizer) -> None:
+def test_only_the_rows_of_masks_are_gathered(task: FillMask, tokenizer: AlbertTokenizer) -> None:
     [given] = task.prepare("a [MASK] b [MASK]", DEFAULT).inputs
     assert given.rows is not None
     assert [given.ids[row] for row in given.rows] == [tokenizer.mask_id] * 2

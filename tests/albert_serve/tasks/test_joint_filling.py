@@ -130,7 +130,7 @@ def read_by_hand(given: EncoderInput, first: int, second: int, third: int, fourt
     return logits
 
 
-def test_masks_that_belong_together_get_what_belongs_together(task: FillMask) -> None:
+def test_dependent_masks_get_consistent_tokens(task: FillMask) -> None:
     names = [task.tokenizer.token_id(target) for target in TARGETS[:4]]
     first, second, third, fourth = (token for token in names if token is not None)
     for parameters, expected in [
@@ -161,7 +161,7 @@ def test_there_is_a_round_for_each_mask_and_the_beam_stays_narrow(
     assert len({tuple(one.tokens) for one in stage}) == 5
 
 
-def test_what_cannot_be_filled_together_says_why(task: FillMask) -> None:
+def test_impossible_joint_fillings_are_refused_with_the_reason(task: FillMask) -> None:
     task.prepare("[MASK] " * MAX_MASKS, JOINT)
     with pytest.raises(InvalidInputError, match=f"17 masks; joint fills at most {MAX_MASKS}"):
         task.prepare("[MASK] " * (MAX_MASKS + 1), JOINT)

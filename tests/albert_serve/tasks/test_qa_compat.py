@@ -86,7 +86,7 @@ def test_answers_are_those_of_4_57_6(
     assert all(one.answer == item.context[one.start : one.end] for one in answers)
 
 
-def test_the_cases_have_what_is_peculiar_to_it() -> None:
+def test_the_cases_cover_the_pipelines_peculiarities() -> None:
     """Were none of them about it, the test above would say little."""
     over_one = [case for case in CASES if case["context"] == "same" and first_score(case) > 1]
     assert over_one
@@ -121,7 +121,7 @@ def test_without_compat_scores_stay_below_one(
     assert sum(one.score for one in found) <= 1.0
 
 
-def test_a_question_is_not_cut_and_that_is_told(
+def test_max_question_len_has_no_effect_and_gives_a_warning(
     compat: tuple[QuestionAnswering, TorchEngine],
 ) -> None:
     task, _ = compat

@@ -275,7 +275,7 @@ def test_a_question_that_leaves_no_room_is_refused(task: QuestionAnswering) -> N
         pytest.param("a", "b " * 999, {"doc_stride": 120}, "windows of 128", id="many windows"),
     ],
 )
-def test_what_cannot_be_answered_says_why(
+def test_impossible_questions_are_refused_with_the_reason(
     question: str,
     context: str,
     parameters: dict[str, Any],

@@ -72,7 +72,7 @@ def test_two_sentences_are_a_pair(task: SentenceOrder, answer: Answerer, texts: 
     assert found.coherence == pytest.approx(in_order(task, answer, *texts[:2]))
 
 
-def test_the_best_order_is_the_best_of_all_and_every_pair_is_told(
+def test_the_best_order_is_the_best_of_all_and_every_pair_is_returned(
     task: SentenceOrder, answer: Answerer, texts: list[str]
 ) -> None:
     found = answer(task.prepare(Sentences(sentences=texts), REORDER))
@@ -94,7 +94,7 @@ def test_the_best_order_is_the_best_of_all_and_every_pair_is_told(
     assert found.coherence == pytest.approx(given.coherence)
 
 
-def test_an_order_found_needs_no_reordering(
+def test_the_best_order_needs_no_reordering(
     task: SentenceOrder, answer: Answerer, texts: list[str]
 ) -> None:
     first = answer(task.prepare(Sentences(sentences=texts), REORDER))
@@ -138,7 +138,7 @@ def test_an_order_without_doubt_is_found_at_any_length(
     assert find_best_order(weights) == hidden
 
 
-def test_where_all_orders_are_alike_the_given_one_stays() -> None:
+def test_equal_orders_keep_the_callers() -> None:
     for num_sentences in (2, 5, MAX_EXACT + 1):
         weights = np.full((num_sentences, num_sentences), math.log(0.5))
         assert find_best_order(weights) == list(range(num_sentences))
@@ -171,7 +171,7 @@ def test_an_empty_sentence_is_refused_by_its_place(empty: str, task: SentenceOrd
         task.prepare(Sentences(sentences=["a", empty, "b"]), DEFAULT)
 
 
-def test_what_cannot_be_reordered_says_why(task: SentenceOrder) -> None:
+def test_impossible_reorderings_are_refused_with_the_reason(task: SentenceOrder) -> None:
     with pytest.raises(InvalidInputError, match="send the two texts as sentences"):
         task.prepare(TextPair(text="a", text_pair="b"), REORDER)
     many = Sentences(sentences=["a"] * (MAX_REORDERED + 1))

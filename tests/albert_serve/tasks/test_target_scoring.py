@@ -81,7 +81,7 @@ def test_a_score_is_the_product_over_the_pieces(
         assert sorted(scores.values(), reverse=True) == list(scores.values())
 
 
-def test_the_text_is_told_with_the_whole_target(task: FillMask, answer: Answerer) -> None:
+def test_the_sequence_has_the_whole_target(task: FillMask, answer: Answerer) -> None:
     [one] = answer(task.prepare("A [MASK] it is.", whole("Encyclopedic")))
     assert one.token_str == "encyclopedic"
     assert one.sequence == "a encyclopedic it is."
@@ -145,7 +145,7 @@ def test_a_longer_target_needs_room(task: FillMask, answer: Answerer) -> None:
         ),
     ],
 )
-def test_what_cannot_be_scored_says_why(
+def test_impossible_targets_are_refused_with_the_reason(
     text: str, target: str, error: type[Exception], message: str, task: FillMask
 ) -> None:
     targets = [target, *WORDS, "photographs", "kilowatt"]

@@ -226,9 +226,7 @@ def test_masked_tokens_are_those_of_the_rows(collator: Collator, plan: Plan) -> 
     assert 0.13 < batch.num_masked / batch.num_tokens < 0.16
 
 
-def test_masks_do_not_depend_on_what_an_example_is_packed_with(
-    collator: Collator, plan: Plan
-) -> None:
+def test_masks_do_not_depend_on_the_packing(collator: Collator, plan: Plan) -> None:
     """They follow from the seed, the epoch and the example."""
     rows = some_rows(plan, 12)
     together = collator(rows).tokens.ids

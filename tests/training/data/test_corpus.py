@@ -287,7 +287,9 @@ def test_bytes_that_are_not_utf8_are_refused_in_parquet(tmp_path: Path) -> None:
         list(read_documents([tmp_path / "a.parquet"]))
 
 
-def test_parquet_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_pyarrow_names_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = write_parquet(tmp_path / "a.parquet", DOCUMENTS)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(CorpusError, match=r"a.parquet: Parquet needs pyarrow; pip install pyarrow"):

@@ -145,7 +145,7 @@ def test_without_a_sentence_task_each_chunk_is_one_segment(
 
 @settings(deadline=None, max_examples=80)
 @given(corpora, st.integers(8, 70), st.integers(0, 2**40))
-def test_what_a_random_segment_displaced_begins_the_next_chunk(
+def test_the_segment_that_a_random_one_displaced_begins_the_next_chunk(
     documents: list[list[int]], length: int, seed: int
 ) -> None:
     """From the corpus alone it is not told where a truncated one ended: all places are kept."""
@@ -386,7 +386,7 @@ def test_tokens_are_bert_s() -> None:
     assert (ids.tolist(), second) == ([2, 10, 11, 12, 13, 3], 6)
 
 
-def test_room_is_what_special_tokens_leave() -> None:
+def test_room_is_the_length_without_special_tokens() -> None:
     pair = ExampleSettings(length=512)
     assert (pair.sentence_task, pair.short_rate, pair.room) == ("sop", 0.1, 509)
     assert replace(pair, sentence_task="none").room == 510

@@ -42,7 +42,7 @@ def spans(chosen: Ids, begins: Ids, ends: Ids) -> list[int]:
 
 @settings(deadline=None, max_examples=200)
 @given(sequences, st.integers(0, 1000), st.sampled_from([0.0, 0.15, 0.5, 1.0]))
-def test_what_every_mask_keeps_to(ids: Ids, seed: int, rate: float) -> None:
+def test_invariants_of_every_mask(ids: Ids, seed: int, rate: float) -> None:
     masking = NgramMasking(word_starts=STARTS, rate=rate)
     before = ids.copy()
     masked, chosen = masking(ids, np.random.default_rng(seed))

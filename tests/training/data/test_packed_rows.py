@@ -254,7 +254,7 @@ def test_a_gpu_attends_within_bounds_where_its_kernel_can(
         assert (mask.shape, mask.dtype) == ((5, 1, 16, 16), torch.bool)
 
 
-def test_what_is_real_of_packed_rows() -> None:
+def test_real_positions_of_packed_rows() -> None:
     batch, alone = packed(ROWS, 16)
     expected = torch.zeros(5 * 16, dtype=torch.bool)
     for place, _ in alone:

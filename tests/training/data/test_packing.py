@@ -290,7 +290,7 @@ def test_more_examples_than_are_packed_at_once() -> None:
     assert fill_rate(sizes, 128) > 0.98
 
 
-def test_a_row_is_told_by_its_window() -> None:
+def test_a_row_is_identified_by_its_window() -> None:
     """Examples of several parts are counted through; each knows its own number."""
     made = [
         Examples(np.arange(4 * n).reshape(n, 4) * 0 + np.array([0, 4, 4, 8]), np.arange(n))

@@ -92,7 +92,7 @@ def test_token_counts_of_more_than_are_counted_at_once() -> None:
     assert counts[:6].tolist() == [65, 65, 65, 65, 65, 64]
 
 
-def test_an_id_that_the_vocabulary_lacks_is_told() -> None:
+def test_an_id_outside_the_vocabulary_is_refused() -> None:
     shards = shards_of([1, 2], [3, 10])
     assert shards.token_counts(11)[10] == 1
     with pytest.raises(ShardError, match="token id 10, the vocabulary 10 tokens; prepare it"):

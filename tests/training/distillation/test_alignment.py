@@ -161,7 +161,7 @@ def test_articles_have_the_same_letters_in_each_span(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_special_tokens_and_what_the_student_cannot_write_are_spans_of_their_own(
+def test_special_and_unknown_tokens_are_spans_of_their_own(
     name: str, tokenizer: AlbertTokenizer, teachers: dict[str, Teacher]
 ) -> None:
     known = teachers[name].tokenizer
@@ -208,7 +208,7 @@ def test_words_that_the_teacher_drops_are_not_compared(
     assert teachers.rows.tolist() == list(range(len(sequence.teacher_ids)))
 
 
-def test_examples_are_aligned_with_the_second_segment_told_apart(
+def test_examples_are_aligned_with_the_segments_distinguished(
     tokenizer: AlbertTokenizer, teacher: Teacher, shards: Shards
 ) -> None:
     part = shards.parts[0]
@@ -255,7 +255,7 @@ def test_means_over_spans_are_those_of_a_loop(
         assert naive_means(means, np.arange(100.0)) == pytest.approx(mean, rel=1e-6)
 
 
-def test_what_goes_on_past_the_teachers_positions_is_not_compared(
+def test_spans_past_the_teachers_positions_are_not_compared(
     tokenizer: AlbertTokenizer, roberta: Teacher
 ) -> None:
     text = articles()[0][:800]

@@ -228,7 +228,7 @@ def test_sentence_order_is_learned_along(distil_options: list[str], tmp_path: Pa
         (["--micro-batch-size", "3"], "--batch-size 8 is no multiple of --micro-batch-size 3"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_no_run(
+def test_impossible_options_are_one_line_and_no_run(
     distil_options: list[str],
     teacher_dir: Path,
     tmp_path: Path,

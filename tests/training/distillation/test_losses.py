@@ -79,7 +79,7 @@ def states_of(student: AlbertForTasks, batch: DistilBatch, objectives: Objective
     return student_states(objectives, student, batch.tokens, read)
 
 
-def test_nothing_is_unexplained_of_what_is_equal() -> None:
+def test_equal_states_have_no_unexplained_variance() -> None:
     teacher, is_span = rows_of(20, 4), torch.arange(20) % 3 > 0
     student = torch.where(is_span[:, None], teacher, 99.0)
     assert unexplained_variance(student, teacher, is_span) == 0
@@ -141,7 +141,7 @@ def test_relations_are_those_of_a_loop_whatever_the_widths(pair_mask: Tensor) ->
     assert divergence > 0.1
 
 
-def test_padded_slots_and_what_is_no_span_change_no_relation(pair_mask: Tensor) -> None:
+def test_padding_and_slots_outside_spans_change_no_relation(pair_mask: Tensor) -> None:
     student, teacher = rows_of(2, 8, 12), rows_of(2, 8, 12, seed=1)
     before = relation_divergence(student, teacher, pair_mask, 3)
     for states in (student, teacher):
@@ -149,7 +149,7 @@ def test_padded_slots_and_what_is_no_span_change_no_relation(pair_mask: Tensor) 
     assert relation_divergence(student, teacher, pair_mask, 3) == before
 
 
-def test_relations_give_gradients_to_what_is_found_alone(pair_mask: Tensor) -> None:
+def test_relations_give_gradients_to_the_student_within_spans_only(pair_mask: Tensor) -> None:
     student = rows_of(2, 8, 12).requires_grad_()
     relation_divergence(student, rows_of(2, 8, 12, seed=1), pair_mask, 3)[0].backward()  # type: ignore[no-untyped-call]
     assert student.grad is not None
@@ -212,7 +212,7 @@ def test_the_teacher_reads_each_sequence_alone_and_unmasked(
     assert "".join(token.removeprefix("##") for token in read[1:-1]) == text
 
 
-def test_what_the_teacher_cannot_read_counts_for_nothing(
+def test_spans_that_the_teacher_cannot_read_are_ignored(
     tokenizer: AlbertTokenizer, teacher: Teacher, shards: Shards
 ) -> None:
     whole, cut = (collate(tokenizer, teacher, shards, size) for size in (64, 10))
@@ -264,7 +264,7 @@ def test_losses_give_gradients_to_the_student_alone(
     assert all(parameter.grad is None for parameter in teacher.model.parameters())
 
 
-def test_only_what_is_asked_for_is_compared(
+def test_only_the_chosen_objectives_are_compared(
     batch: DistilBatch, student: AlbertForTasks, teacher: Teacher
 ) -> None:
     for objectives, names in (

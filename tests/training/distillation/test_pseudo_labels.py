@@ -146,7 +146,7 @@ def test_a_resumed_run_ends_with_the_same_weights(
         (["--text-classification", "none.txt"], "none.txt"),
     ],
 )
-def test_what_cannot_be_is_one_line(
+def test_impossible_options_are_one_line(
     options: list[str], tmp_path: Path, more: list[str], message: str, capsys: Capture
 ) -> None:
     assert finetune.main([*options, *more, "--output", str(tmp_path / "run")]) == 1

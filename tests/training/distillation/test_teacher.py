@@ -95,7 +95,7 @@ def test_attention_parts_are_queries_keys_and_values_of_the_last_layer(
         assert not linear._forward_hooks
 
 
-def test_what_is_padded_changes_no_state(teacher: Teacher) -> None:
+def test_padding_changes_no_state(teacher: Teacher) -> None:
     whole = read_by(teacher, TEXTS)
     states = teacher.states(whole, [3], with_attention=True)
     for line, size in enumerate(whole.is_real.sum(1).tolist()):
@@ -179,7 +179,7 @@ def test_a_description_tells_weights_but_no_folder(teacher: Teacher, folder: Pat
         (transformers.BertConfig(**SIZES, is_decoder=True), "bert"),
     ],
 )
-def test_what_decodes_is_no_teacher(
+def test_a_decoder_is_refused_as_teacher(
     config: transformers.PretrainedConfig, kind: str, folder: Path
 ) -> None:
     config.save_pretrained(folder)

@@ -45,7 +45,7 @@ def test_sentences_of_no_tokens_are_left_out(real_checkpoint: Path, tmp_path: Pa
     assert (part.num_documents, part.num_sentences) == (1, 2)
 
 
-def test_no_more_is_read_than_asked_for(tmp_path: Path) -> None:
+def test_reading_stops_at_the_number_of_items(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text("\n\n".join([f"{name}{name} one."] * 1000))
     text = read_real_text([tmp_path], 300)
@@ -90,7 +90,7 @@ def test_sentences_are_each_there_once(tmp_path: Path) -> None:
     assert [len(each.sentences) for each in text.paragraphs] == [3, 1]
 
 
-def test_files_without_text_are_told(tmp_path: Path) -> None:
+def test_files_without_text_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "empty.txt"
     file.write_text("\n\n")
     with pytest.raises(EvaluationError, match=r"no text in .*empty\.txt"):

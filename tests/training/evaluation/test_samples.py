@@ -106,7 +106,7 @@ def test_masked_tokens_are_those_of_the_text(source: Source, tokenizer: AlbertTo
     assert 0.12 < predictions(sample) / tokens(sample) < 0.16
 
 
-def test_a_model_of_no_sentence_task_is_asked_single_segments(
+def test_a_model_without_sentence_task_gets_single_segments(
     source: Source, tokenizer: AlbertTokenizer
 ) -> None:
     sample = draw(source, tokenizer, "fill-mask", text(WIKI))
@@ -129,7 +129,7 @@ def test_pairs_are_labelled_by_their_order_in_the_text(
     assert 0.4 < sum(labels) / len(labels) < 0.6
 
 
-def test_the_same_is_asked_each_time(source: Source, tokenizer: AlbertTokenizer) -> None:
+def test_samples_are_deterministic(source: Source, tokenizer: AlbertTokenizer) -> None:
     data = RealData(text=(WIKI,), questions=(SQUAD,))
     samples = [
         {
@@ -164,7 +164,7 @@ def test_the_text_that_comes_along_names_its_articles() -> None:
     assert not ids(DEFAULT_TEXT) & ids(WIKI)
 
 
-def test_a_large_model_is_asked_less(source: Source, tokenizer: AlbertTokenizer) -> None:
+def test_a_large_model_has_a_smaller_sample(source: Source, tokenizer: AlbertTokenizer) -> None:
     small = draw_samples(source, tokenizer, text(DEFAULT_TEXT))
     huge = replace(source, config=preset("xxlarge", vocab_size=600))
     for task, sample in draw_samples(huge, tokenizer, text(DEFAULT_TEXT, WIKI)).items():
@@ -187,7 +187,9 @@ def test_a_short_text_is_gone_through_again(
     assert len(samples["sentence-order"].items) <= 8
 
 
-def test_one_word_can_be_asked(source: Source, tokenizer: AlbertTokenizer, tmp_path: Path) -> None:
+def test_a_question_of_one_word_is_sampled(
+    source: Source, tokenizer: AlbertTokenizer, tmp_path: Path
+) -> None:
     file = tmp_path / "word.txt"
     file.write_text("city")
     sample = draw(source, tokenizer, "fill-mask", text(file))
@@ -280,7 +282,7 @@ def test_texts_too_long_are_left_out_and_counted(
         draw(source, tokenizer, "text-classification", data)
 
 
-def test_a_question_that_cannot_be_asked_is_left_out(
+def test_an_impossible_question_is_left_out(
     source: Source, tokenizer: AlbertTokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     content = json.loads(SQUAD.read_text(encoding="utf-8"))
@@ -335,7 +337,7 @@ def test_data_for_a_head_that_is_not_there(
 
 
 @pytest.mark.parametrize("task", ["multiple-choice", "text-classification"])
-def test_what_has_one_number_is_asked_in_fours(
+def test_items_with_one_score_come_in_fours(
     source: Source, tokenizer: AlbertTokenizer, task: TaskName
 ) -> None:
     entry = TaskEntry(graph=f"{task}.onnx", num_outputs=1, problem_type="regression")

@@ -44,14 +44,14 @@ def contents(batches: Sequence[PretrainBatch]) -> list[list[list[int]]]:
     ]
 
 
-def test_the_same_is_asked_for_each_time() -> None:
+def test_batches_are_deterministic() -> None:
     first = contents(all_batches())
     torch.manual_seed(1)
     np.random.seed(1)
     assert contents(all_batches()) == first
 
 
-def test_all_of_the_text_is_asked_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_example_is_validated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.evaluation.validation._TOKENS_A_BATCH", 128)
     batches = all_batches()
     assert [len(batch.tokens.ids) for batch in batches[:-1]] == [8] * (len(batches) - 1)
@@ -144,7 +144,7 @@ def test_a_model_that_is_not_in_training_stays_so() -> None:
     assert not any(each.training for each in model.modules())
 
 
-def test_it_ends_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_should_stop_interrupts_the_validation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.evaluation.validation._TOKENS_A_BATCH", 16)
     model = our_model(TINY, BOTH).train()
     batches = all_batches()
@@ -164,7 +164,7 @@ def test_it_ends_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measure(Objective(model, CPU), batches, BOTH, CPU, should_stop=stop) is not None
 
 
-def test_what_is_compiled_for_training_is_not_compiled_anew() -> None:
+def test_a_compiled_objective_is_not_compiled_again() -> None:
     """Held-out batches have other shapes, and no gradients."""
     model = our_model(TINY, BOTH).train()
     compiled: Counter[str] = Counter()

@@ -144,7 +144,7 @@ def test_nothing_whole_is_an_error_and_nothing_is_removed(tmp_path: Path) -> Non
     assert names(tmp_path) == before
 
 
-def test_what_is_half_written_or_half_removed_goes(tmp_path: Path) -> None:
+def test_partial_checkpoints_are_removed(tmp_path: Path) -> None:
     checkpoints = save(tmp_path, 1)
     for name in ("step-00000002.partial", "step-00000000.partial"):
         (tmp_path / "checkpoints" / name).mkdir()
@@ -222,7 +222,7 @@ def unserializable(folder: Path) -> None:
         (unserializable, "I/O error: File too large (os error 27)"),
     ],
 )
-def test_what_cannot_be_written_leaves_the_last_one(
+def test_a_failed_write_leaves_the_last_checkpoint(
     tmp_path: Path, write: Callable[[Path], None], message: str
 ) -> None:
     checkpoints = Checkpoints(folder=tmp_path)
@@ -242,7 +242,7 @@ OPERATIONS = st.sampled_from(["save", "fail", "die", "damage", "damage the oldes
 
 @settings(deadline=None, max_examples=40)
 @given(operations=st.lists(OPERATIONS, max_size=12), keep=st.integers(1, 3))
-def test_the_newest_whole_one_is_found_after_anything(
+def test_the_newest_intact_checkpoint_is_found_after_any_crash(
     tmp_path_factory: pytest.TempPathFactory, operations: list[str], keep: int
 ) -> None:
     """The test keeps its own record of what is there, and whether it is as it was written."""

@@ -209,7 +209,7 @@ def test_a_full_disk_ends_all_processes(options: list[str], tmp_path: Path) -> N
     assert second.err == LOST
 
 
-def test_processes_that_do_not_see_the_same_folder_are_told(
+def test_processes_without_a_common_folder_are_refused(
     tiny: Path, options: list[str], tmp_path: Path
 ) -> None:
     shutil.copytree(tiny, tmp_path / "seen", symlinks=True)
@@ -237,7 +237,7 @@ def test_processes_that_do_not_see_the_same_folder_are_told(
         ),
     ],
 )
-def test_what_cannot_be_shared_is_one_line_and_no_run(
+def test_impossible_parallelism_is_one_line_and_no_run(
     options: list[str], tmp_path: Path, more: tuple[str, ...], message: str
 ) -> None:
     for ended in run_world(options, tmp_path / "run", *more):
@@ -302,7 +302,7 @@ def test_torchrun_ends_when_one_process_is_killed(options: list[str], tmp_path: 
     assert checkpoint_state(folder)["step"] >= 0
 
 
-def test_torchrun_says_in_the_end_what_was_wrong(options: list[str], tmp_path: Path) -> None:
+def test_torchrun_ends_with_the_error(options: list[str], tmp_path: Path) -> None:
     log = tmp_path / "log"
     with torchrun([*options, "--micro-batch-size", "8"], tmp_path / "run", log) as job:
         pass

@@ -47,7 +47,7 @@ def counted_flops(
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize(("length", "num_masked"), [(16, 3), (7, 7), (1, 1)])
-def test_a_token_costs_what_torch_counts(
+def test_the_flops_of_a_token_are_those_that_torch_counts(
     config: AlbertConfig, length: int, num_masked: int
 ) -> None:
     counted = counted_flops(

@@ -75,7 +75,7 @@ def test_layers_have_a_file_of_their_own(tmp_path: Path) -> None:
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-def test_a_run_that_goes_on_takes_the_place_of_what_was_lost(tmp_path: Path) -> None:
+def test_a_resumed_run_replaces_the_lines_of_lost_steps(tmp_path: Path) -> None:
     with Metrics(tmp_path, step=0) as metrics:
         for step in (10, 20, 30, 40):
             metrics.write(step=step, loss=float(step))
@@ -109,7 +109,7 @@ def test_a_run_without_a_state_begins_anew(tmp_path: Path) -> None:
     ['{"st', '{"step": 3, "loss": 0.5', "\x00\x00\x00", "[3]", "3", "{}", '{"step": null}', "\n"],
 )
 @pytest.mark.parametrize("name", ["metrics.jsonl", "layers.jsonl"])
-def test_what_a_crash_left_of_a_line_is_taken_out(tmp_path: Path, name: str, damage: str) -> None:
+def test_a_truncated_line_is_removed(tmp_path: Path, name: str, damage: str) -> None:
     (tmp_path / name).write_text('{"step": 1}\n{"step": 2}\n' + damage)
     with Metrics(tmp_path, step=5) as metrics:
         metrics.write(step=6)

@@ -80,7 +80,7 @@ def test_a_run_that_learns_is_left_in_peace(curve: Curve, report_every: int) -> 
 
 @pytest.mark.parametrize("curve", STUCK.values(), ids=STUCK)
 @pytest.mark.parametrize("report_every", [5, 50, 200])
-def test_a_run_that_stands_still_is_told_once(curve: Curve, report_every: int) -> None:
+def test_a_plateau_is_reported_once(curve: Curve, report_every: int) -> None:
     for seed in range(5):
         alarms = Course(seed=seed, report_every=report_every).alarms(curve)
         assert len(alarms) == 1
@@ -104,9 +104,7 @@ def explained_part(num_tokens: int, exponent: float) -> float:
 
 @pytest.mark.parametrize("num_tokens", [800, 6000, 12_000, 30_000])
 @pytest.mark.parametrize("exponent", [0.9, 1.0, 1.1])
-def test_frequencies_and_copying_explain_what_the_bounds_say(
-    num_tokens: int, exponent: float
-) -> None:
+def test_frequencies_and_copying_give_the_bounds(num_tokens: int, exponent: float) -> None:
     """Below 0.91 of the entropy a run has learnt more than both."""
     assert explained_part(num_tokens, exponent) == pytest.approx(0.914, abs=0.006)
 
@@ -131,7 +129,7 @@ def test_a_loss_that_context_must_have_lowered_is_no_plateau(
     assert not Course(noise=noise, seed=seed).alarms(lambda step: ratio * ENTROPY)
 
 
-def test_a_run_that_leaves_is_told_once_and_again_when_it_comes_back() -> None:
+def test_leaving_and_returning_to_a_plateau_are_reported() -> None:
     leaves = through((0, 6.9), (200, 6.4), (2000, 6.4), (2600, 5.5), (7000, 4.5))
     assert len(Course().alarms(leaves)) == 1
     returns = through((0, 6.4), (2000, 6.4), (2600, 5.0), (4000, 5.0), (4200, 6.9), (7000, 6.9))
@@ -154,7 +152,7 @@ def test_it_lasts_as_long_as_the_plateau() -> None:
     assert not raised[0]
 
 
-def test_what_happens_while_the_run_warms_up_does_not_count() -> None:
+def test_steps_of_warm_up_do_not_count() -> None:
     stuck = through((0, 6.84))
     first = [Course(warmup=warmup).alarms(stuck)[0][0] for warmup in (0.0, 0.03, 0.5)]
     assert first[0] < first[1] < 3500 < first[2] < 4200
@@ -180,7 +178,7 @@ def test_a_run_too_short_to_tell_is_left_in_peace() -> None:
     assert not Course(num_steps=800, report_every=100).alarms(through((0, 6.84)))
 
 
-def test_a_long_run_is_given_time() -> None:
+def test_a_long_run_has_a_longer_patience() -> None:
     """The paper's 125,000 steps: a twentieth of them must have passed after warm-up."""
     course = replace(Course(), num_steps=125_000, warmup=0.025)
     alarms = course.alarms(through((0, 6.84)))
@@ -189,7 +187,7 @@ def test_a_long_run_is_given_time() -> None:
     assert not course.alarms(through((0, 9.4), (3000, 6.84), (5000, 6.84), (9000, 4.0)))
 
 
-def test_the_message_says_what_stands_still_and_what_to_try() -> None:
+def test_the_message_names_the_loss_and_the_remedies() -> None:
     [(step, message)] = Course(noise=0.0).alarms(through((0, 6.41)))
     assert message.startswith(f"plateau: over the 450 steps to step {step} ")
     for part in ("6.41", "12.0%", "6.83", "0.94", "--start local", "--sentence-weight", "Muon"):

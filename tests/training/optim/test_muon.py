@@ -216,7 +216,7 @@ def test_a_run_goes_on_between_torch_s_and_this_one(
         assert (one - other).norm() < 2**-8 * (other - begin).norm(), one.shape
 
 
-def test_what_has_no_gradient_stays_and_the_closure_s_loss_comes_back() -> None:
+def test_a_parameter_without_gradient_stays_and_the_closures_loss_is_returned() -> None:
     moved, still = (nn.Parameter(torch.ones(2, 3)) for _ in range(2))
     optimizer = Muon([moved, still])
 

@@ -111,7 +111,7 @@ def test_settings_are_handed_on() -> None:
     assert recipe.rate_schedule == Schedule(kind="wsd", warmup=0.15, decay=0.25)
 
 
-def test_the_small_preset_is_what_the_small_recipe_is_for() -> None:
+def test_the_small_recipe_fits_the_small_preset() -> None:
     """And not one of the paper's, which come first."""
     assert list(PRESETS)[:4] == ["base", "large", "xlarge", "xxlarge"]
     assert preset("small").max_positions == RECIPES["small"].length == 128

@@ -74,7 +74,7 @@ def test_a_gpu_multiplies_bf16_whatever_its_cpu_has(monkeypatch: pytest.MonkeyPa
     assert product_dtype(torch.device("cuda")) == torch.bfloat16
 
 
-def test_this_cpu_is_asked() -> None:
+def test_the_capabilities_are_this_cpus() -> None:
     """Under the names that torch has for it: one of them is known on each architecture."""
     names = torch.cpu.get_capabilities().keys()
     assert {"avx512_bf16", "amx_bf16"} <= names or "bf16" in names
