@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -27,6 +29,7 @@ from training.model.heads import AlbertForTasks, Task
 
 REPOSITORY: Final = Path(__file__).parents[2]
 WIKI: Final = REPOSITORY / "tests" / "data" / "wiki.jsonl"
+SMALL_PART: Final = 12_000  # bytes of a part of shards
 SQUAD: Final = REPOSITORY / "tests" / "data" / "squad.json"
 
 TINY: Final = AlbertConfig(
@@ -256,6 +259,26 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
     """The lines of a run's `metrics.jsonl`."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
+
+
+def file_contents(folder: Path) -> dict[str, bytes]:
+    """The content of all files in a folder, by relative path."""
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
+
+
+@contextmanager
+def limited_file_size(num_bytes: int) -> Iterator[None]:
+    """Let no file grow beyond this, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def checkpoint_state(folder: Path) -> dict[str, Any]:

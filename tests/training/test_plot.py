@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.lines import Line2D
 
-from tests.training.support import REPOSITORY, read_metrics
+from tests.training.support import REPOSITORY, limited_file_size, read_metrics
 from training.loop.metrics import Metrics
 from training.loop.recorded import RecordError, read_layers, read_run
 from training.model.similarity import LayerSimilarity
@@ -368,13 +367,11 @@ def test_a_full_disk_leaves_the_picture_before(run: Path) -> None:
     output = run / "curves.png"
     output.write_bytes(b"before")
     figure = draw_curves([read_run(run)])
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
-        with pytest.raises(OSError, match=r"File too large: '.*curves\.png'"):
-            save_figure(figure, output)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with (
+        limited_file_size(1000),
+        pytest.raises(OSError, match=r"File too large: '.*curves\.png'"),
+    ):
+        save_figure(figure, output)
     assert output.read_bytes() == b"before"
 
 

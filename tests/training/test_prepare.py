@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.support import WIKI
+from tests.training.support import SMALL_PART, WIKI, file_contents
 from training.data import tokenization as tokenising
 from training.data.corpus import CorpusError, Document, Place, read_documents, split_sentences
 from training.data.shard_writer import claim
@@ -24,7 +24,6 @@ from training.data.tokenization import tokenise
 from training.prepare import main, prepare
 
 Capture = pytest.CaptureFixture[str]
-SMALL_PART = 12_000
 TEXT = "One sentence. And another.\n\nA second document.\n\n \n\n\u200b\n"
 
 
@@ -33,28 +32,6 @@ def corpus(tmp_path: Path) -> Path:
     file = tmp_path / "corpus.txt"
     file.write_text(TEXT)
     return file
-
-
-@pytest.fixture(scope="module")
-def tokenizer_file(vocab_dir: Path) -> Path:
-    return vocab_dir / "tokenizer.json"
-
-
-@pytest.fixture(scope="module")
-def in_parts(tokenizer_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of `wiki.jsonl` in small parts, made in one go by one process."""
-    folder = tmp_path_factory.mktemp("parts") / "shards"
-    prepare([WIKI], tokenizer_file, folder, part_bytes=SMALL_PART)
-    assert len(content(folder)) > 3 * 4
-    return folder
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {
-        str(file.relative_to(folder)): file.read_bytes()
-        for file in sorted(folder.rglob("*"))
-        if file.is_file()
-    }
 
 
 def sentences(shards: Shards) -> list[list[list[int]]]:
@@ -127,7 +104,7 @@ def test_documents_without_a_sentence_are_left_out(
 ) -> None:
     (part,) = prepare([corpus], tokenizer_file, tmp_path / "shards").parts
     assert part.documents.tolist() == [0, 2, 3]
-    assert sorted(content(tmp_path / "shards")) == [
+    assert sorted(file_contents(tmp_path / "shards")) == [
         *(f"part-00000/{name}.npy" for name in ("documents", "sentences", "tokens")),
         "shards.json",
     ]
@@ -144,7 +121,7 @@ def test_the_bytes_are_the_same_for_any_number_of_workers(
     monkeypatch.setattr(tokenising, "_CHARACTERS_A_CHUNK", 1)
     folder = tmp_path / "shards"
     prepare([WIKI], tokenizer_file, folder, num_workers=num_workers, part_bytes=SMALL_PART)
-    assert content(folder) == content(in_parts)
+    assert file_contents(folder) == file_contents(in_parts)
 
 
 @settings(max_examples=15, deadline=None)
@@ -201,18 +178,18 @@ def test_another_corpus_replaces_the_first(
     corpus.write_text(text)
     prepare([corpus], tokenizer_file, folder)
     prepare([corpus], tokenizer_file, tmp_path / "new")
-    assert content(folder) == {**content(tmp_path / "new"), "notes.txt": b"mine"}
+    assert file_contents(folder) == {**file_contents(tmp_path / "new"), "notes.txt": b"mine"}
 
 
 def test_a_corpus_that_fails_leaves_the_one_that_was_there(
     corpus: Path, tokenizer_file: Path, tmp_path: Path
 ) -> None:
     prepare([corpus], tokenizer_file, tmp_path / "shards")
-    before = content(tmp_path / "shards")
+    before = file_contents(tmp_path / "shards")
     corpus.write_text("\n")
     with pytest.raises(ShardError, match="the corpus holds no sentence"):
         prepare([corpus], tokenizer_file, tmp_path / "shards")
-    assert content(tmp_path / "shards") == before
+    assert file_contents(tmp_path / "shards") == before
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
@@ -239,13 +216,13 @@ def test_without_its_list_a_corpus_is_made_anew(
 ) -> None:
     folder = tmp_path / "shards"
     prepare([corpus], tokenizer_file, folder)
-    before = content(folder)
+    before = file_contents(folder)
     (folder / "part-00000" / "tokens.npy").write_bytes(b"")
     (folder / "shards.json").unlink()
     if note is not None:
         (folder / "shards.json").write_text(note)
     prepare([corpus], tokenizer_file, folder)
-    assert content(folder) == before
+    assert file_contents(folder) == before
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "part-1", "part-00000.txt", "sub"])
@@ -257,7 +234,7 @@ def test_a_folder_of_other_files_is_refused(
     (folder / name).write_text("mine")
     with pytest.raises(ShardError, match=f"holds {name} and no tokenised corpus; give a new"):
         prepare([corpus], tokenizer_file, folder)
-    assert content(folder) == {name: b"mine"}
+    assert file_contents(folder) == {name: b"mine"}
 
 
 def test_a_file_of_others_in_a_part_is_not_removed(

@@ -8,7 +8,6 @@ import json
 import multiprocessing
 import multiprocessing.util
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -22,36 +21,13 @@ from typing import Any
 import pytest
 from tqdm import tqdm
 
-from tests.training.support import REPOSITORY, WIKI
+from tests.training.support import REPOSITORY, SMALL_PART, WIKI, file_contents, limited_file_size
 from training import prepare as module
 from training.data.corpus import Document, Place, read_from
 from training.data.shards import Manifest, ShardError, Shards
 from training.prepare import main, prepare
 
 Capture = pytest.CaptureFixture[str]
-SMALL_PART = 12_000
-
-
-@pytest.fixture(scope="module")
-def tokenizer_file(vocab_dir: Path) -> Path:
-    return vocab_dir / "tokenizer.json"
-
-
-@pytest.fixture(scope="module")
-def in_parts(tokenizer_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of `wiki.jsonl` in small parts, made in one go by one process."""
-    folder = tmp_path_factory.mktemp("parts") / "shards"
-    prepare([WIKI], tokenizer_file, folder, part_bytes=SMALL_PART)
-    assert len(content(folder)) > 3 * 4
-    return folder
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {
-        str(file.relative_to(folder)): file.read_bytes()
-        for file in sorted(folder.rglob("*"))
-        if file.is_file()
-    }
 
 
 # Dies before each of its changes to files in turn. All in one process that forks, because
@@ -205,13 +181,13 @@ def test_stopped_with_its_workers_at_work_it_goes_on(
     if number is signal.SIGINT:
         assert process.returncode == 130
         assert errors == "\nstopped; the same command goes on\n"
-    kept = {name for name in content(folder) if name.startswith("part-")}
+    kept = {name for name in file_contents(folder) if name.startswith("part-")}
     assert kept
     with pytest.raises(ShardError, match=r"is not whole; give the command .* again"):
         Shards.open(folder)
     inodes = {name: (folder / name).stat().st_ino for name in kept}
     prepare([WIKI], vocab_dir / "tokenizer.json", folder, part_bytes=SMALL_PART)
-    assert content(folder) == content(in_parts)
+    assert file_contents(folder) == file_contents(in_parts)
     assert inodes == {name: (folder / name).stat().st_ino for name in kept}
 
 
@@ -240,7 +216,7 @@ def test_a_damaged_part_is_made_again(
     damage(half_done / name)
     first = (half_done / "part-00000" / "sentences.npy").stat().st_ino
     prepare([WIKI], tokenizer_file, half_done, part_bytes=SMALL_PART)
-    assert content(half_done) == content(in_parts)
+    assert file_contents(half_done) == file_contents(in_parts)
     is_kept = (half_done / "part-00000" / "sentences.npy").stat().st_ino == first
     assert is_kept == name.startswith("part-00001")
 
@@ -259,7 +235,7 @@ def test_whole_parts_are_not_read_again(
     shards = prepare([WIKI], tokenizer_file, half_done, part_bytes=SMALL_PART)
     kept = sum(part.num_documents for part in shards.parts[:2])
     assert len(read) == shards.num_documents - kept
-    assert content(half_done) == content(in_parts)
+    assert file_contents(half_done) == file_contents(in_parts)
 
 
 class Bar(tqdm):  # type: ignore[type-arg]
@@ -291,28 +267,17 @@ def test_the_bar_is_right_from_where_it_goes_on(
     assert Bar.made.postfix == (f"{shards.num_documents:,} documents, {shards.num_tokens:,} tokens")
 
 
-@contextmanager
-def largest_file(num_bytes: int) -> Iterator[None]:
-    """Writing past it fails, as on a disk that is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_a_full_disk_keeps_the_whole_parts(tmp_path: Path, tokenizer_file: Path) -> None:
     corpus, folder, expected = tmp_path / "a.txt", tmp_path / "shards", tmp_path / "expected"
     corpus.write_text("It rained. " * 20 + "\n\n" + "It snowed. " * 5000)
     args = [corpus], tokenizer_file
     message = rf"{folder} cannot be written: .*; whole parts are kept \(1\), with that mended"
-    with largest_file(10_000), pytest.raises(ShardError, match=message):
+    with limited_file_size(10_000), pytest.raises(ShardError, match=message):
         prepare(*args, folder, part_bytes=600)
     assert sorted(path.name for path in folder.iterdir()) == ["part-00000", "partial.json"]
     prepare(*args, folder, part_bytes=600)
     prepare(*args, expected, part_bytes=600)
-    assert content(folder) == content(expected)
+    assert file_contents(folder) == file_contents(expected)
 
 
 def test_a_dead_worker_is_reported(

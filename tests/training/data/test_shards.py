@@ -24,11 +24,6 @@ SIZES = ("num_tokens", "num_sentences", "num_documents")
 
 
 @pytest.fixture
-def tokenizer_file(vocab_dir: Path) -> Path:
-    return vocab_dir / "tokenizer.json"
-
-
-@pytest.fixture
 def folder(tokenizer_file: Path, tmp_path: Path) -> Path:
     """Two parts: of five sentences in two documents, and of one."""
     file = tmp_path / "corpus.txt"

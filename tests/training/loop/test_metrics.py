@@ -6,7 +6,6 @@ import gc
 import json
 import logging
 import math
-import resource
 import signal
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
     EventAccumulator,
 )
 
-from tests.training.support import REPOSITORY, read_metrics
+from tests.training.support import REPOSITORY, limited_file_size, read_metrics
 from training.loop.metrics import Metrics
 from training.model.similarity import LayerSimilarity
 
@@ -215,22 +214,11 @@ def test_a_run_that_is_killed_keeps_every_line(tmp_path: Path) -> None:
     assert [step for step, _ in events(tmp_path)["loss"]][: len(steps)] == steps
 
 
-@contextmanager
-def largest_file(num_bytes: int) -> Iterator[None]:
-    """No file can grow beyond this, as on a disk that is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path, step=0)
     metrics.write(step=1, loss=0.5)
     with (
-        largest_file((tmp_path / "metrics.jsonl").stat().st_size),
+        limited_file_size((tmp_path / "metrics.jsonl").stat().st_size),
         pytest.raises(OSError, match=r"File too large: '.*metrics\.jsonl'"),
     ):
         metrics.write(step=2, loss=0.5)
@@ -242,7 +230,7 @@ def test_a_full_disk_names_the_file_of_layers(tmp_path: Path) -> None:
     with (
         without_tensorboard(),
         Metrics(tmp_path, step=0) as metrics,
-        largest_file(10),
+        limited_file_size(10),
         pytest.raises(OSError, match=r"File too large: '.*layers\.jsonl'"),
     ):
         metrics.write_layers(step=2, layers=LAYERS)
@@ -252,7 +240,7 @@ def test_lines_survive_a_disk_that_is_full_when_a_run_goes_on(tmp_path: Path) ->
     content = '{"step": 1}\n{"step": 2}\n'
     (tmp_path / "metrics.jsonl").write_text(content)
     with (
-        largest_file(4),
+        limited_file_size(4),
         pytest.raises(OSError, match=r"File too large: '.*metrics\.jsonl'"),
     ):
         Metrics(tmp_path, step=2)
@@ -266,7 +254,7 @@ def test_a_full_disk_names_the_folder_of_tensorboard(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path, step=0)
     size = max(file.stat().st_size for file in (tmp_path / "tensorboard").iterdir())
     (tmp_path / "metrics.jsonl").symlink_to("/dev/null")
-    with largest_file(size), pytest.raises(OSError, match=r"File too large: '.*tensorboard'"):
+    with limited_file_size(size), pytest.raises(OSError, match=r"File too large: '.*tensorboard'"):
         metrics.write(step=1, loss=0.5)
     with pytest.raises(OSError, match="tensorboard"):
         metrics.close()
