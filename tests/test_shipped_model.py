@@ -51,7 +51,7 @@ def test_the_graphs_hold_no_weights(bundle: Bundle) -> None:
 
 def test_the_card_states_the_figures_of_the_manifest(bundle: Bundle) -> None:
     card = (bundle.folder / "README.md").read_text(encoding="utf-8")
-    stated = {found["name"]: found["value"] for found in FIGURE.finditer(card)}
+    stated = {match["name"]: match["value"] for match in FIGURE.finditer(card)}
     figures = measured(bundle)
     assert set(stated) == set(figures)
     for name, text in stated.items():
@@ -65,17 +65,17 @@ def test_the_model_is_clearly_below_the_unigram_entropy(bundle: Bundle) -> None:
 
 
 def test_the_readme_has_an_example_a_task() -> None:
-    assert [found["task"] for found in readme_examples()] == list(TASKS)
+    assert [match["task"] for match in readme_examples()] == list(TASKS)
 
 
 @pytest.mark.parametrize("example", readme_examples(), ids=lambda example: example["task"])
 def test_the_readmes_replies_are_the_models(bundle: Bundle, example: re.Match[str]) -> None:
     name = example["task"]
-    given = TASKS[name].request.model_validate_json(example["body"])
-    prepared = prepare_request(load_tasks(bundle)[name], given)
+    request = TASKS[name].request.model_validate_json(example["body"])
+    prepared = prepare_request(load_tasks(bundle)[name], request)
     logits = iter(Engine.open(bundle).run([one for item in prepared for one in item.inputs]))
     answers = [item.finish([next(logits) for _ in item.inputs]) for item in prepared]
-    reply = json.loads(json.dumps(shape_reply(given, answers), default=lambda m: m.model_dump()))
+    reply = json.loads(json.dumps(shape_reply(request, answers), default=lambda m: m.model_dump()))
     assert rounded(reply) == rounded(json.loads(example["reply"]))
 
 

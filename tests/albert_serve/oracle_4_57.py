@@ -211,13 +211,13 @@ def main(output: Path) -> None:
 
 def _answer(pipeline: Any, question: str, context: str, parameters: Mapping[str, Any]) -> Any:
     """One answer as [start, end, score], several as a list of these."""
-    found = pipeline(question=QUESTIONS[question], context=CONTEXTS[context], **parameters)
-    several = found if isinstance(found, list) else [found]
-    told = []
+    answer = pipeline(question=QUESTIONS[question], context=CONTEXTS[context], **parameters)
+    several = answer if isinstance(answer, list) else [answer]
+    answers = []
     for one in several:
         assert one["answer"] == CONTEXTS[context][one["start"] : one["end"]]
-        told.append([one["start"], one["end"], float(f"{one['score']:.8g}")])
-    return told if isinstance(found, list) else told[0]
+        answers.append([one["start"], one["end"], float(f"{one['score']:.8g}")])
+    return answers if isinstance(answer, list) else answers[0]
 
 
 if __name__ == "__main__":

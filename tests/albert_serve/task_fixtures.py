@@ -29,13 +29,13 @@ class TorchEngine:
 
     @torch.inference_mode()
     def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        return [self._run_one(given) for given in inputs]
+        return [self._run_one(item) for item in inputs]
 
-    def _run_one(self, given: EncoderInput) -> Logits:
-        batch = Batch(ids=torch.tensor([given.ids]), types=torch.tensor([given.types]))
+    def _run_one(self, item: EncoderInput) -> Logits:
+        batch = Batch(ids=torch.tensor([item.ids]), types=torch.tensor([item.types]))
         hidden = self.model(batch)[0]
-        rows = hidden if given.rows is None else hidden[given.rows]
-        logits: Logits = self.model.heads[given.task](rows).numpy().astype(np.float32)
+        rows = hidden if item.rows is None else hidden[item.rows]
+        logits: Logits = self.model.heads[item.task](rows).numpy().astype(np.float32)
         return logits
 
 
@@ -60,8 +60,8 @@ def answer(engine: TorchEngine) -> Answerer:
         work = Work([prepared])
         while work.inputs:
             work.take(engine.run(work.inputs))
-        [found] = work.answers
-        return found
+        [answer] = work.answers
+        return answer
 
     return run
 

@@ -72,13 +72,13 @@ def test_doctor_measures_the_served_bundle(
     options = ["--threads", "1", "--device", "cpu", "--prepack", "none"]
     assert main(["doctor", *options, "--json"]) == 0
     printed = capsys.readouterr()
-    found = json.loads(printed.out)
+    report = json.loads(printed.out)
     assert printed.err == ""
-    assert found["folder"] == str(bundle_dir)
-    assert (found["threads"], found["device"], found["prepack"]) == (1, "cpu", "none")
-    assert found["num_workers"] == 1
-    assert all(speed["median_ms"] > 0 for speed in found["speeds"])
-    assert isinstance(found["advice"], list)
+    assert report["folder"] == str(bundle_dir)
+    assert (report["threads"], report["device"], report["prepack"]) == (1, "cpu", "none")
+    assert report["num_workers"] == 1
+    assert all(speed["median_ms"] > 0 for speed in report["speeds"])
+    assert isinstance(report["advice"], list)
 
 
 def test_doctor_writes_for_people_too(bundle_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,10 +177,10 @@ def test_an_interrupt_is_one_line_and_status_130(bundle_dir: Path, tmp_path: Pat
         rows.flush()
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=30)
+        _, output = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "Traceback" not in told
-    assert told.splitlines()[-1] == "interrupted"
+    assert "Traceback" not in output
+    assert output.splitlines()[-1] == "interrupted"
     assert list(tmp_path.iterdir()) == [source]
 
 
@@ -264,8 +264,8 @@ def failing_to_serve(
 
 
 def test_an_address_that_cannot_be_had_is_one_line(failing_to_serve: Callable[..., str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
         line = failing_to_serve("--port", str(port))
     assert line.startswith(f"error: cannot listen on port {port} of 127.0.0.1: Address already in")
     line = failing_to_serve("--host", "192.0.2.1")

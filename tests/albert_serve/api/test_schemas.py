@@ -85,8 +85,8 @@ def test_inputs_are_one_item_or_a_list(task: str) -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_a_list_without_end_is_no_request(task: str) -> None:
     assert TASKS[task].request.model_json_schema()["additionalProperties"] is False
-    told = refusal(task, {"inputs": [ITEMS[task]] * (MAX_ITEMS + 1)})
-    assert told == (
+    message = refusal(task, {"inputs": [ITEMS[task]] * (MAX_ITEMS + 1)})
+    assert message == (
         f"inputs holds {MAX_ITEMS + 1} items; at most {MAX_ITEMS} are taken: split the list"
     )
 
@@ -316,9 +316,9 @@ def test_any_json_is_taken_or_refused_in_a_line(body: Any) -> None:
         try:
             read(task, body)
         except ValidationError as error:
-            told = describe(error)
-            assert told
-            assert "\n" not in told
+            message = describe(error)
+            assert message
+            assert "\n" not in message
 
 
 @pytest.mark.parametrize("task", [name for name in TASKS if name != "text-classification"])
@@ -391,5 +391,7 @@ def test_the_contract_and_the_client_need_no_numerics(module: str) -> None:
         f"import sys, albert_serve.{module}; "
         "print([m for m in ('numpy', 'tokenizers', 'torch', 'onnxruntime') if m in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
-    assert found.stdout.strip() == "[]"
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, text=True
+    )
+    assert process.stdout.strip() == "[]"

@@ -53,11 +53,11 @@ class FakeEngine:
         self.open.set()
 
     def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        self.batches.append([given.ids for given in inputs])
+        self.batches.append([item.ids for item in inputs])
         assert self.open.wait(timeout=10)
-        if any(POISON in given.ids for given in inputs):
+        if any(POISON in item.ids for item in inputs):
             raise EngineError("poison")
-        return [expected_logits(given) for given in inputs]
+        return [expected_logits(item) for item in inputs]
 
 
 def expected_logits(item: EncoderInput) -> Logits:
@@ -87,7 +87,7 @@ class TimedEngine(FakeEngine):
 
     def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
         answers = super().run_batch(inputs)
-        self._clock.now_s += sum(len(given.ids) for given in inputs)
+        self._clock.now_s += sum(len(item.ids) for item in inputs)
         return answers
 
 
@@ -231,9 +231,9 @@ async def test_cancelled_and_expired_work_is_never_computed(how: str) -> None:
     late = await started(batcher, [2], deadline_s=0.02 if how == "expired" else 10.0)
     if how == "cancelled":
         late.cancel()
-    (outcome,) = await asyncio.gather(late, return_exceptions=True)
+    (error,) = await asyncio.gather(late, return_exceptions=True)
     expected = DeadlineExceededError if how == "expired" else asyncio.CancelledError
-    assert isinstance(outcome, expected)
+    assert isinstance(error, expected)
     assert batcher.num_queued_tokens == 0
     engine.open.set()
     await running
@@ -513,10 +513,10 @@ async def test_a_request_cancelled_while_its_batch_is_halved_is_not_computed_aga
     engine = LosingEngine(leave)
     batcher = make_batcher(engine)
     calls = [asyncio.create_task(batcher.run([make_input(ids)], 10.0)) for ids in ([POISON], [2])]
-    poisoned, gone = await asyncio.gather(*calls, return_exceptions=True)
+    poisoned, cancelled = await asyncio.gather(*calls, return_exceptions=True)
     await batcher.close()
     assert isinstance(poisoned, EngineError)
-    assert isinstance(gone, asyncio.CancelledError)
+    assert isinstance(cancelled, asyncio.CancelledError)
     assert engine.batches == [[[POISON], [2]], [[POISON]]]
 
 
@@ -555,9 +555,9 @@ async def test_closing_waits_for_the_running_batch_of_a_cancelled_caller() -> No
     engine = FakeEngine()
     batcher = make_batcher(engine)
     engine.open.clear()
-    gone = await occupied(engine, batcher, [1])
-    gone.cancel()
-    await asyncio.wait({gone})
+    cancelled = await occupied(engine, batcher, [1])
+    cancelled.cancel()
+    await asyncio.wait({cancelled})
     closing = asyncio.create_task(batcher.close())
     await asyncio.sleep(0.01)
     assert not closing.done()
@@ -620,9 +620,9 @@ def test_an_observer_sees_every_event() -> None:
         clock.now_s += 3
         with pytest.raises(QueueFullError):
             await (await started(batcher, [3] * 30, task="question-answering"))
-        gone = await started(batcher, [4] * 20, task="text-classification")
-        gone.cancel()
-        await asyncio.wait({gone})
+        cancelled = await started(batcher, [4] * 20, task="text-classification")
+        cancelled.cancel()
+        await asyncio.wait({cancelled})
         for deadline_s in (0.01, 0.0):
             with pytest.raises(DeadlineExceededError):
                 await (await started(batcher, [5], deadline_s))
@@ -676,8 +676,8 @@ def test_under_random_load_each_caller_has_the_right_result(seed: int) -> None:
 
     async def call(inputs: list[list[int]], deadline_s: float, priority: Priority) -> str:
         try:
-            given = [make_input(ids) for ids in inputs]
-            answers = await batcher.run(given, deadline_s, priority=priority)
+            encoder_inputs = [make_input(ids) for ids in inputs]
+            answers = await batcher.run(encoder_inputs, deadline_s, priority=priority)
         except EngineError:
             assert any(POISON in ids for ids in inputs)
             return "failed"
@@ -710,12 +710,12 @@ def test_under_random_load_each_caller_has_the_right_result(seed: int) -> None:
         outcomes = Counter("cancelled" if task.cancelled() else task.result() for task in tasks)
         await batcher.close()
         assert batcher.num_queued_tokens == 0
-        told = Counter[str]()
+        event_counts = Counter[str]()
         for (what, _), count in diary.counts.items():
-            told[what] += count
-        assert told["shed"] == outcomes["shed"]
-        assert told["expired"] == outcomes["expired"]
-        assert told["cancelled"] <= outcomes["cancelled"]
+            event_counts[what] += count
+        assert event_counts["shed"] == outcomes["shed"]
+        assert event_counts["expired"] == outcomes["expired"]
+        assert event_counts["cancelled"] <= outcomes["cancelled"]
 
     asyncio.run(check())
     for batch in engine.batches:

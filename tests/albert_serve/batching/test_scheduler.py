@@ -163,8 +163,8 @@ def test_every_input_is_taken_once_unless_its_request_is_dropped(arrivals: list[
             assert arrival.leaves_s > step.now_s
     for arrival in arrivals:
         assert len(set(arrival.taken)) == len(arrival.taken)
-        gone = arrival.given_up or arrival.leaves_s < math.inf
-        assert gone or sorted(arrival.taken) == list(range(len(arrival.lengths)))
+        is_gone = arrival.given_up or arrival.leaves_s < math.inf
+        assert is_gone or sorted(arrival.taken) == list(range(len(arrival.lengths)))
 
 
 @settings(max_examples=100, deadline=None)
@@ -187,19 +187,19 @@ def fits(members: Sequence[int]) -> bool:
 def test_a_batch_is_of_one_priority_within_its_limits_and_as_full_as_they_allow(
     arrivals: list[Arrival],
 ) -> None:
-    taken: dict[Arrival, set[int]] = {arrival: set() for arrival in arrivals}
+    inputs_by_arrival: dict[Arrival, set[int]] = {arrival: set() for arrival in arrivals}
     for step in simulate(arrivals):
         assert fits(step.lengths) or len(step.lengths) == 1
         for arrival, index in step.members:
-            taken[arrival].add(index)
-        left = [
+            inputs_by_arrival[arrival].add(index)
+        remaining = [
             length
             for arrival in step.waiting
             if arrival.priority == step.priority
             for index, length in enumerate(arrival.lengths)
-            if index not in taken[arrival]
+            if index not in inputs_by_arrival[arrival]
         ]
-        assert not any(fits([*step.lengths, length]) for length in left)
+        assert not any(fits([*step.lengths, length]) for length in remaining)
 
 
 @settings(max_examples=150, deadline=None)
@@ -209,13 +209,13 @@ def test_a_request_waits_for_one_batch_at_most_of_each_that_is_before_it(
 ) -> None:
     batches_left: dict[Arrival, int] = {}  # until it has to be served
     for step in simulate(arrivals):
-        served = {arrival for arrival, _ in step.members}
+        chosen = {arrival for arrival, _ in step.members}
         mine = [arrival for arrival in step.waiting if arrival.priority == step.priority]
         for arrival in mine:
             others = len(mine) - 1
-            left = batches_left.get(arrival, others)
-            assert left >= 0
-            batches_left[arrival] = others if arrival in served else left - 1
+            remaining = batches_left.get(arrival, others)
+            assert remaining >= 0
+            batches_left[arrival] = others if arrival in chosen else remaining - 1
 
 
 @settings(max_examples=300, deadline=None)
@@ -247,9 +247,9 @@ def test_interactive_requests_come_before_batch_jobs_that_were_there_first() -> 
 
 def test_batch_jobs_are_owed_nothing_from_before_they_came() -> None:
     people = [Arrival(lengths=[60]) for _ in range(5)]
-    left = Arrival(lengths=[60], priority="batch", leaves_s=0.1)
+    leaving = Arrival(lengths=[60], priority="batch", leaves_s=0.1)
     job = Arrival(lengths=[60], priority="batch", comes_s=1.0)
-    steps = list(simulate([*people, left, job]))
+    steps = list(simulate([*people, leaving, job]))
     assert [step.priority for step in steps].index("batch") == 3
 
 
@@ -310,9 +310,9 @@ def test_nothing_is_computed_that_cannot_be_done_in_time_while_others_wait(
         assert late.issuperset(step.given_up)
         for arrival, index in step.members:
             tokens_left[arrival] -= arrival.lengths[index]
-        left = {arrival for arrival in step.waiting if tokens_left[arrival]} - {*step.given_up}
+        remaining = {arrival for arrival in step.waiting if tokens_left[arrival]} - {*step.given_up}
         for arrival in {arrival for arrival, _ in step.members}:
-            assert arrival not in late or not left - {arrival}
+            assert arrival not in late or not remaining - {arrival}
 
 
 def test_a_request_that_will_be_late_is_tried_when_no_other_waits() -> None:
@@ -323,11 +323,11 @@ def test_a_request_that_will_be_late_is_tried_when_no_other_waits() -> None:
 
 def test_removing_a_request_twice_or_when_all_of_it_is_taken_changes_nothing() -> None:
     scheduler = make_scheduler()
-    gone, done = Request(lengths=[3, 4], ends_s=9.0), Request(lengths=[50], ends_s=9.0)
-    scheduler.add(gone)
+    late, done = Request(lengths=[3, 4], ends_s=9.0), Request(lengths=[50], ends_s=9.0)
+    scheduler.add(late)
     scheduler.add(done)
-    scheduler.remove(gone)
-    scheduler.remove(gone)
+    scheduler.remove(late)
+    scheduler.remove(late)
     batch = scheduler.take(Moment(now_s=0.0), max_batch_tokens=64)
     scheduler.remove(done)
     assert batch.members == [(done, 0)]

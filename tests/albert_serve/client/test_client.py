@@ -89,80 +89,80 @@ def albert(
         loop.run_until_complete(twin.aclose())
 
 
-def assert_same(found: Sequence[BaseModel], expected: Sequence[BaseModel]) -> None:
+def assert_same(result: Sequence[BaseModel], expected: Sequence[BaseModel]) -> None:
     """Compare with a tolerance: the last digits depend on the batch."""
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(result, expected, strict=True):
         assert type(one) is type(other)
         assert one.model_dump() == pytest.approx(other.model_dump(), abs=1e-5)
 
 
 def test_fill_mask(albert: Any) -> None:
-    found = albert.fill_mask("The [MASK] was born.", top_k=3)
-    assert [type(given) for given in found] == [schemas.FilledToken] * 3
-    assert_same(albert.fill_mask(["The [MASK] was born."], top_k=3)[0], found)
+    result = albert.fill_mask("The [MASK] was born.", top_k=3)
+    assert [type(item) for item in result] == [schemas.FilledToken] * 3
+    assert_same(albert.fill_mask(["The [MASK] was born."], top_k=3)[0], result)
     assert [len(tokens) for tokens in albert.fill_mask("[MASK] and [MASK]", top_k=2)] == [2, 2]
     [only] = albert.fill_mask("a [MASK]", targets=["▁the"])
     assert only.sequence == "a the"
 
 
 def test_text_classification(albert: Any) -> None:
-    found = albert.text_classification("a film")
-    assert [type(given) for given in found] == [LabelScore] * 2
+    result = albert.text_classification("a film")
+    assert [type(item) for item in result] == [LabelScore] * 2
     for again in albert.text_classification(["a film", {"text": "a film"}]):
-        assert_same(again, found)
-    assert_same(albert.text_classification(TextInput(text="a film"), top_k=1), found[:1])
+        assert_same(again, result)
+    assert_same(albert.text_classification(TextInput(text="a film"), top_k=1), result[:1])
 
 
 def test_question_answering(albert: Any) -> None:
-    found = albert.question_answering(QUESTION)
-    assert isinstance(found, Answer)
-    assert QUESTION["context"][found.start : found.end] == found.answer
-    assert_same(albert.question_answering([QuestionContext.model_validate(QUESTION)]), [found])
-    assert_same(albert.question_answering(QUESTION, top_k=2)[:1], [found])
+    result = albert.question_answering(QUESTION)
+    assert isinstance(result, Answer)
+    assert QUESTION["context"][result.start : result.end] == result.answer
+    assert_same(albert.question_answering([QuestionContext.model_validate(QUESTION)]), [result])
+    assert_same(albert.question_answering(QUESTION, top_k=2)[:1], [result])
 
 
 def test_sentence_order(albert: Any) -> None:
     pair = {"text": "It rained.", "text_pair": "We stayed in."}
-    found = albert.sentence_order(pair)
-    assert isinstance(found, Order)
-    assert_same(albert.sentence_order([TextPair.model_validate(pair)] * 2), [found, found])
+    result = albert.sentence_order(pair)
+    assert isinstance(result, Order)
+    assert_same(albert.sentence_order([TextPair.model_validate(pair)] * 2), [result, result])
 
 
 def test_coherence(albert: Any) -> None:
     sentences = ["It rained.", "We stayed in.", "We played cards."]
-    found = albert.coherence(sentences)
-    assert type(found) is Coherence
-    assert [(pair.first, pair.second) for pair in found.pairs] == [(0, 1), (1, 2)]
+    result = albert.coherence(sentences)
+    assert type(result) is Coherence
+    assert [(pair.first, pair.second) for pair in result.pairs] == [(0, 1), (1, 2)]
     first, _ = albert.coherence([sentences, sentences[:2]])
-    assert first.coherence == pytest.approx(found.coherence, abs=1e-5)
+    assert first.coherence == pytest.approx(result.coherence, abs=1e-5)
 
 
 def test_reorder(albert: Any) -> None:
     sentences = ["It rained.", "We stayed in.", "We played cards."]
-    found = albert.reorder(sentences)
-    assert sorted(found.best_order) == [0, 1, 2]
-    assert found.best_coherence >= found.coherence
-    assert len(found.pairs) == 6
+    result = albert.reorder(sentences)
+    assert sorted(result.best_order) == [0, 1, 2]
+    assert result.best_coherence >= result.coherence
+    assert len(result.pairs) == 6
     [only] = albert.reorder([sentences])
-    assert only.best_order == found.best_order
+    assert only.best_order == result.best_order
 
 
 def test_fill_mask_jointly(albert: Any) -> None:
     text = "The [MASK] was [MASK] ."
-    found = albert.fill_mask_jointly(text, top_k=3)
-    assert [type(given) for given in found] == [FilledMasks] * 3
-    assert all(len(given.tokens) == 2 for given in found)
+    result = albert.fill_mask_jointly(text, top_k=3)
+    assert [type(item) for item in result] == [FilledMasks] * 3
+    assert all(len(item.tokens) == 2 for item in result)
     [again] = albert.fill_mask_jointly([text], top_k=3)
-    assert [given.tokens for given in again] == [given.tokens for given in found]
+    assert [item.tokens for item in again] == [item.tokens for item in result]
 
 
 def test_score_targets(albert: Any) -> None:
     targets = ["▁the", "encyclopedic", "of", "in", "was", "born", "he"]
-    found = albert.score_targets("a [MASK]", targets)
-    assert [type(given) for given in found] == [FilledTarget] * len(targets)
-    assert max(len(given.tokens) for given in found) > 1
+    result = albert.score_targets("a [MASK]", targets)
+    assert [type(item) for item in result] == [FilledTarget] * len(targets)
+    assert max(len(item.tokens) for item in result) > 1
     [[one]] = albert.score_targets(["a [MASK]"], targets, top_k=1)
-    assert one.tokens == found[0].tokens
+    assert one.tokens == result[0].tokens
     first, _ = albert.score_targets("[MASK] a [MASK]", targets)
     assert len(first) == len(targets)
 
@@ -233,7 +233,7 @@ def test_a_service_that_never_replies_times_out() -> None:
         (URL, {"api_key": "ключ"}, "is it whole"),
     ],
 )
-def test_invalid_client_options_are_refused(
+def test_invalid_shared_options_are_refused(
     base_url: str, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -262,12 +262,12 @@ def replying(request: pytest.FixtureRequest, loop: asyncio.AbstractEventLoop) ->
     def make(
         *responses: httpx.Response | Exception, **options: Any
     ) -> tuple[Any, list[httpx.Request]]:
-        seen: list[httpx.Request] = []
-        left = list(responses)
+        received: list[httpx.Request] = []
+        responses_left = list(responses)
 
         def handle(request: httpx.Request) -> httpx.Response:
-            seen.append(request)
-            response = left.pop(0)
+            received.append(request)
+            response = responses_left.pop(0)
             if isinstance(response, Exception):
                 raise response
             # A response can be sent once.
@@ -275,11 +275,15 @@ def replying(request: pytest.FixtureRequest, loop: asyncio.AbstractEventLoop) ->
             return httpx.Response(response.status_code, headers=headers, stream=sent)
 
         transport = httpx.MockTransport(handle)
-        given = {"api_key": "secret", "timeout_s": 5.0, **options}
+        shared_options = {"api_key": "secret", "timeout_s": 5.0, **options}
         if request.param == "sync":
-            return AlbertClient(URL, http_client=httpx.Client(transport=transport), **given), seen
-        twin = AsyncAlbertClient(URL, http_client=httpx.AsyncClient(transport=transport), **given)
-        return AsyncRunner(twin, loop), seen
+            return AlbertClient(
+                URL, http_client=httpx.Client(transport=transport), **shared_options
+            ), received
+        twin = AsyncAlbertClient(
+            URL, http_client=httpx.AsyncClient(transport=transport), **shared_options
+        )
+        return AsyncRunner(twin, loop), received
 
     return make
 
@@ -292,27 +296,27 @@ def refusal(status: int, error_type: str, **headers: str) -> httpx.Response:
 def test_overload_is_tried_again(replying: Replying) -> None:
     order = httpx.Response(200, json={"in_order": 0.5})
     busy = {"Retry-After": "0"}
-    client, seen = replying(
+    client, received = replying(
         refusal(429, "overloaded", **busy), refusal(503, "not_ready", **busy), order
     )
     assert client.sentence_order({"text": "a", "text_pair": "b"}).in_order == 0.5
-    assert len(seen) == 3
-    assert {request.headers["Authorization"] for request in seen} == {"Bearer secret"}
+    assert len(received) == 3
+    assert {request.headers["Authorization"] for request in received} == {"Bearer secret"}
 
 
 def test_overload_that_lasts_is_an_error_with_the_wait(replying: Replying) -> None:
-    client, seen = replying(*[refusal(429, "overloaded", **{"Retry-After": "0"})] * 3)
+    client, received = replying(*[refusal(429, "overloaded", **{"Retry-After": "0"})] * 3)
     with pytest.raises(QueueFullError) as caught:
         client.info()
-    assert len(seen) == 3
+    assert len(received) == 3
     assert (caught.value.request_id, caught.value.retry_after_s) == ("r1", 0.0)
 
 
 def test_a_wait_past_the_timeout_is_not_begun(replying: Replying) -> None:
-    client, seen = replying(refusal(429, "overloaded", **{"Retry-After": "60"}))
+    client, received = replying(refusal(429, "overloaded", **{"Retry-After": "60"}))
     with pytest.raises(QueueFullError) as caught:
         client.info()
-    assert len(seen) == 1
+    assert len(received) == 1
     assert caught.value.retry_after_s == 60.0
 
 
@@ -341,10 +345,10 @@ def test_a_wait_past_the_timeout_is_not_begun(replying: Replying) -> None:
 def test_any_other_reply_is_an_error_that_shows_it(
     response: httpx.Response, error: type[Exception], message: str, replying: Replying
 ) -> None:
-    client, seen = replying(response)
+    client, received = replying(response)
     with pytest.raises(error, match=message):
         client.info()
-    assert len(seen) == 1
+    assert len(received) == 1
 
 
 def test_an_empty_classification_is_no_answer(replying: Replying) -> None:
@@ -362,17 +366,17 @@ def test_a_malformed_warnings_header_is_ignored(replying: Replying) -> None:
 
 def test_a_service_out_of_reach_is_tried_again(replying: Replying) -> None:
     order = httpx.Response(200, json={"in_order": 0.5})
-    client, seen = replying(httpx.ConnectError("refused"), httpx.ReadError("reset"), order)
+    client, received = replying(httpx.ConnectError("refused"), httpx.ReadError("reset"), order)
     assert client.sentence_order({"text": "a", "text_pair": "b"}).in_order == 0.5
-    assert len(seen) == 3
+    assert len(received) == 3
 
 
 def test_num_retries_of_zero_never_retries(replying: Replying) -> None:
-    client, seen = replying(refusal(429, "overloaded", **{"Retry-After": "0"}), num_retries=0)
+    client, received = replying(refusal(429, "overloaded", **{"Retry-After": "0"}), num_retries=0)
     with pytest.raises(QueueFullError):
         client.info()
-    assert len(seen) == 1
-    client, seen = replying(httpx.ConnectError(""), num_retries=0)
+    assert len(received) == 1
+    client, received = replying(httpx.ConnectError(""), num_retries=0)
     with pytest.raises(NotReadyError, match="ConnectError; is the service running"):
         client.info()
 
@@ -387,8 +391,8 @@ def test_num_retries_of_zero_never_retries(replying: Replying) -> None:
         pytest.param("9" * 500, float("inf"), id="never"),
     ],
 )
-def test_retry_after_is_seconds_or_a_date(told: str, expected: float, replying: Replying) -> None:
-    client, _ = replying(refusal(429, "overloaded", **{"Retry-After": told}), num_retries=0)
+def test_retry_after_is_seconds_or_a_date(header: str, expected: float, replying: Replying) -> None:
+    client, _ = replying(refusal(429, "overloaded", **{"Retry-After": header}), num_retries=0)
     with pytest.raises(QueueFullError) as caught:
         client.info()
     assert caught.value.retry_after_s == expected
@@ -396,10 +400,10 @@ def test_retry_after_is_seconds_or_a_date(told: str, expected: float, replying: 
 
 def test_a_date_in_the_future_is_waited_for(replying: Replying) -> None:
     until = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
-    client, seen = replying(refusal(503, "not_ready", **{"Retry-After": until}))
+    client, received = replying(refusal(503, "not_ready", **{"Retry-After": until}))
     with pytest.raises(NotReadyError):  # past the timeout, so it is not begun
         client.info()
-    assert len(seen) == 1
+    assert len(received) == 1
 
 
 ENDLESS_BODY = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n"
@@ -497,9 +501,9 @@ def test_a_reply_in_gzip_is_decoded_and_in_anything_else_refused(replying: Reply
         return made
 
     pair = {"text": "a", "text_pair": "b"}
-    client, seen = replying(encoded("gzip", gzip.compress(b'{"in_order": 0.5}')))
+    client, received = replying(encoded("gzip", gzip.compress(b'{"in_order": 0.5}')))
     assert client.sentence_order(pair).in_order == 0.5
-    assert seen[0].headers["Accept-Encoding"] == "gzip"
+    assert received[0].headers["Accept-Encoding"] == "gzip"
     client, _ = replying(encoded("br", b"anything"))
     with pytest.raises(RequestError, match="in the encoding 'br'; only gzip"):
         client.sentence_order(pair)
@@ -537,7 +541,7 @@ def test_one_text_has_one_classification(replying: Replying) -> None:
 
 
 def limits(max_items: int, max_body_bytes: int = 10**6) -> httpx.Response:
-    told = {
+    body = {
         "model_id": "m",
         "version": "0",
         "precision": "fp32",
@@ -547,7 +551,7 @@ def limits(max_items: int, max_body_bytes: int = 10**6) -> httpx.Response:
         "max_items": max_items,
         "max_body_bytes": max_body_bytes,
     }
-    return httpx.Response(200, json=told)
+    return httpx.Response(200, json=body)
 
 
 def orders(*shares: float) -> httpx.Response:
@@ -563,40 +567,42 @@ def sent(request: httpx.Request) -> list[int]:
     return [int(item["text"]) for item in json.loads(request.content)["inputs"]]
 
 
-def shares(found: list[Order]) -> list[float]:
-    return [one.in_order for one in found]
+def shares(result: list[Order]) -> list[float]:
+    return [one.in_order for one in result]
 
 
 def test_a_long_list_goes_in_parts_that_the_service_takes(replying: Replying) -> None:
-    client, seen = replying(limits(2), orders(0, 0.1), orders(0.2, 0.3), orders(0.4), orders(1, 1))
+    client, received = replying(
+        limits(2), orders(0, 0.1), orders(0.2, 0.3), orders(0.4), orders(1, 1)
+    )
     assert shares(client.sentence_order(pairs(5))) == [0, 0.1, 0.2, 0.3, 0.4]
-    assert [request.url.path for request in seen] == ["/info", *["/sentence-order"] * 3]
-    assert [sent(request) for request in seen[1:]] == [[0, 1], [2, 3], [4]]
+    assert [request.url.path for request in received] == ["/info", *["/sentence-order"] * 3]
+    assert [sent(request) for request in received[1:]] == [[0, 1], [2, 3], [4]]
     client.sentence_order(pairs(2))
-    assert len(seen) == 5  # the limits are known now
+    assert len(received) == 5  # the limits are known now
 
 
 def test_parts_keep_to_the_limit_of_bytes(replying: Replying) -> None:
-    client, seen = replying(limits(100, 300), orders(0, 0), orders(0, 0), orders(0))
+    client, received = replying(limits(100, 300), orders(0, 0), orders(0, 0), orders(0))
     client.sentence_order(pairs(5, length=80), truncation="truncate")
-    assert [sent(request) for request in seen[1:]] == [[0, 1], [2, 3], [4]]
-    assert all(len(request.content) <= 300 for request in seen[1:])
+    assert [sent(request) for request in received[1:]] == [[0, 1], [2, 3], [4]]
+    assert all(len(request.content) <= 300 for request in received[1:])
 
 
 def test_an_item_over_the_limit_of_bytes_goes_alone(replying: Replying) -> None:
-    client, seen = replying(limits(100, 50), orders(0), refusal(413, "body_too_large"))
+    client, received = replying(limits(100, 50), orders(0), refusal(413, "body_too_large"))
     with pytest.raises(BodyTooLargeError, match=r"^inputs\[1\]: "):
         client.sentence_order(pairs(2, length=80))
-    assert [sent(request) for request in seen[1:]] == [[0], [1]]
+    assert [sent(request) for request in received[1:]] == [[0], [1]]
 
 
 def test_a_list_that_is_too_much_at_once_is_halved(replying: Replying) -> None:
     too_much = refusal(422, "too_much_at_once")
-    client, seen = replying(
+    client, received = replying(
         limits(100), too_much, too_much, orders(0.1), orders(0.2), orders(0.3, 0.4)
     )
     assert shares(client.sentence_order(pairs(4))) == [0.1, 0.2, 0.3, 0.4]
-    assert [sent(request) for request in seen[1:]] == [[0, 1, 2, 3], [0, 1], [0], [1], [2, 3]]
+    assert [sent(request) for request in received[1:]] == [[0, 1, 2, 3], [0, 1], [0], [1], [2, 3]]
 
 
 def test_one_item_that_is_too_much_is_an_error(replying: Replying) -> None:
@@ -617,35 +623,35 @@ def test_an_item_that_is_refused_has_its_number_in_the_whole_list(replying: Repl
 
 def test_a_list_may_be_longer_than_any_request(replying: Replying) -> None:
     most = wire.MAX_ITEMS
-    client, seen = replying(limits(most, 1 << 30), orders(*[0] * most), orders(1, 1))
-    found = client.sentence_order(pairs(most + 2))
-    assert shares(found) == [0] * most + [1, 1]
-    assert [len(sent(request)) for request in seen[1:]] == [most, 2]
+    client, received = replying(limits(most, 1 << 30), orders(*[0] * most), orders(1, 1))
+    result = client.sentence_order(pairs(most + 2))
+    assert shares(result) == [0] * most + [1, 1]
+    assert [len(sent(request)) for request in received[1:]] == [most, 2]
     with pytest.raises(InvalidInputError, match=rf"^inputs\[{most + 1}\]\.text_pair"):
         client.sentence_order([*pairs(most + 1), {"text": "a"}])
 
 
 def test_a_service_that_does_not_tell_its_limits_gets_the_whole_list(replying: Replying) -> None:
-    client, seen = replying(httpx.Response(404), orders(0, 0, 0))
+    client, received = replying(httpx.Response(404), orders(0, 0, 0))
     assert len(client.sentence_order(pairs(3))) == 3
-    assert sent(seen[1]) == [0, 1, 2]
+    assert sent(received[1]) == [0, 1, 2]
 
 
 def test_a_short_list_needs_no_limits(replying: Replying) -> None:
-    client, seen = replying(orders(0.5), httpx.Response(200, json=[]))
+    client, received = replying(orders(0.5), httpx.Response(200, json=[]))
     assert shares(client.sentence_order(pairs(1))) == [0.5]
-    assert [request.url.path for request in seen] == ["/sentence-order"]
+    assert [request.url.path for request in received] == ["/sentence-order"]
     with pytest.raises(InvalidInputError, match="must hold at least one item"):
         client.sentence_order([])
 
 
 def test_long_lists_against_the_running_service(albert: Any) -> None:
     texts = [f"The {'e ' * (number % 40)}[MASK] was born." for number in range(2 * MAX_ITEMS + 3)]
-    found = albert.fill_mask(texts, top_k=1)
-    assert len(found) == len(texts)
+    result = albert.fill_mask(texts, top_k=1)
+    assert len(result) == len(texts)
     for number in (0, MAX_ITEMS - 1, MAX_ITEMS, 2 * MAX_ITEMS + 2):
         [alone] = albert.fill_mask(texts[number], top_k=1)
-        assert found[number][0].token == alone.token
+        assert result[number][0].token == alone.token
     texts[MAX_ITEMS + 2] = "nothing"
     with pytest.raises(NoMaskError, match=rf"^inputs\[{MAX_ITEMS + 2}\]: the text has no"):
         albert.fill_mask(texts)
@@ -663,9 +669,9 @@ def test_the_callers_http_client_stays_open() -> None:
 
 def test_many_threads_share_a_client(service: Running) -> None:
     with AlbertClient(service.url) as client:
-        found: list[Any] = []
+        result: list[Any] = []
         threads = [
-            threading.Thread(target=lambda: found.append(client.fill_mask("a [MASK]")))
+            threading.Thread(target=lambda: result.append(client.fill_mask("a [MASK]")))
             for _ in range(8)
         ]
         for thread in threads:
@@ -673,8 +679,8 @@ def test_many_threads_share_a_client(service: Running) -> None:
         for thread in threads:
             thread.join()
     # Which requests share a batch differs, and with it the last digit.
-    assert [[one.token for one in answer] for answer in found] == [
-        [one.token for one in found[0]]
+    assert [[one.token for one in answer] for answer in result] == [
+        [one.token for one in result[0]]
     ] * 8
 
 
@@ -689,8 +695,8 @@ def test_the_twins_have_the_same_methods_in_the_same_order() -> None:
     for one, twin in zip(sync.values(), asynchronous.values(), strict=True):
         assert inspect.signature(one) == inspect.signature(twin)
         assert one.__doc__ == twin.__doc__
-        assert [inspect.signature(given) for given in get_overloads(one)] == [
-            inspect.signature(given) for given in get_overloads(twin)
+        assert [inspect.signature(item) for item in get_overloads(one)] == [
+            inspect.signature(item) for item in get_overloads(twin)
         ]
 
 

@@ -59,11 +59,11 @@ def options_of(method: Callable[..., Any]) -> set[str]:
     return {one.name for one in parameters if one.kind is one.KEYWORD_ONLY} - {"model"}
 
 
-def assert_same_tokens(found: Any, expected: Any) -> None:
-    assert [(one.token, one.token_str, one.sequence) for one in found] == [
+def assert_same_tokens(result: Any, expected: Any) -> None:
+    assert [(one.token, one.token_str, one.sequence) for one in result] == [
         (one["token"], one["token_str"], one["sequence"]) for one in expected
     ]
-    scores = [one.score for one in found]
+    scores = [one.score for one in result]
     assert scores == pytest.approx([one["score"] for one in expected], abs=1e-5)
 
 
@@ -79,16 +79,16 @@ def assert_same_tokens(found: Any, expected: Any) -> None:
     ],
 )
 def test_fill_mask(call: Call, options: dict[str, Any], fill_mask: Any) -> None:
-    given = {name: value for name, value in options.items() if value is not None}
-    found = call("fill-mask", text=MASKED, **options)
-    assert_same_tokens(found, fill_mask(MASKED, **given))
+    parameters = {name: value for name, value in options.items() if value is not None}
+    result = call("fill-mask", text=MASKED, **options)
+    assert_same_tokens(result, fill_mask(MASKED, **parameters))
 
 
 def test_fill_mask_of_several_masks(call: Call, fill_mask: Any) -> None:
     text = "The [MASK] run was [MASK]."
-    found = call("fill-mask", text=text, top_k=3)
+    result = call("fill-mask", text=text, top_k=3)
     expected = fill_mask(text, top_k=3)
-    for tokens, expected_tokens in zip(found, expected, strict=True):
+    for tokens, expected_tokens in zip(result, expected, strict=True):
         # The client makes objects of the outermost list's elements only.
         assert [one["token"] for one in tokens] == [one["token"] for one in expected_tokens]
 
@@ -105,11 +105,11 @@ def test_fill_mask_of_several_masks(call: Call, fill_mask: Any) -> None:
     ],
 )
 def test_text_classification(call: Call, options: dict[str, Any], classify: Any) -> None:
-    given = {name: value for name, value in options.items() if value is not None}
-    found = call("text-classification", text=TEXT, **options)
-    expected = classify(TEXT, **{"top_k": None, **given})
-    assert [one.label for one in found] == [one["label"] for one in expected]
-    scores = [one.score for one in found]
+    parameters = {name: value for name, value in options.items() if value is not None}
+    result = call("text-classification", text=TEXT, **options)
+    expected = classify(TEXT, **{"top_k": None, **parameters})
+    assert [one.label for one in result] == [one["label"] for one in expected]
+    scores = [one.score for one in result]
     assert scores == pytest.approx([one["score"] for one in expected], abs=1e-5)
 
 
@@ -151,21 +151,21 @@ def test_text_classification(call: Call, options: dict[str, Any], classify: Any)
 )
 @pytest.mark.parametrize("item", [QUESTION, LONG], ids=["short", "long"])
 def test_question_answering(call: Call, item: dict[str, str], options: dict[str, Any]) -> None:
-    found = call("question-answering", **item, **options)
+    result = call("question-answering", **item, **options)
     top_k = options.get("top_k") or 1
     if top_k == 1:
-        found = [found]
-    assert 1 <= len(found) <= top_k
-    for one in found:
+        result = [result]
+    assert 1 <= len(result) <= top_k
+    for one in result:
         assert item["context"][one.start : one.end] == one.answer
         assert 0 <= one.score <= 1
     if options.get("max_answer_len") == 1:
-        assert " " not in found[0].answer
+        assert " " not in result[0].answer
 
 
 def test_question_answering_tells_no_answer(call: Call) -> None:
-    found = call("question-answering", **QUESTION, handle_impossible_answer=True, top_k=1000)
-    assert [(one.start, one.end) for one in found if one.answer == ""] == [(0, 0)]
+    result = call("question-answering", **QUESTION, handle_impossible_answer=True, top_k=1000)
+    assert [(one.start, one.end) for one in result if one.answer == ""] == [(0, 0)]
 
 
 @pytest.mark.parametrize("kind", [InferenceClient, AsyncInferenceClient])

@@ -43,7 +43,7 @@ NEEDS_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="memory is told
 
 
 @pytest.fixture(scope="module")
-def found(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
+def diagnosis(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
     """The footprint of two workers that share a cache."""
     options = RuntimeOptions(
         device="cpu",
@@ -54,37 +54,42 @@ def found(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Diagnos
     return diagnose(Bundle.open(bundle_dir), options, num_workers=2)
 
 
-def test_it_says_how_the_bundle_is_run(found: Diagnosis, bundle_dir: Path) -> None:
-    assert (found.device, found.threads, found.prepack, found.num_workers) == ("cpu", 1, "cache", 2)
-    assert found.folder == str(bundle_dir)
-    assert found.weights_bytes == (bundle_dir / "model.safetensors").stat().st_size
+def test_it_says_how_the_bundle_is_run(diagnosis: Diagnosis, bundle_dir: Path) -> None:
+    assert (diagnosis.device, diagnosis.threads, diagnosis.prepack, diagnosis.num_workers) == (
+        "cpu",
+        1,
+        "cache",
+        2,
+    )
+    assert diagnosis.folder == str(bundle_dir)
+    assert diagnosis.weights_bytes == (bundle_dir / "model.safetensors").stat().st_size
 
 
-def test_speeds_follow_from_times_and_sizes(found: Diagnosis) -> None:
-    shapes = [(speed.num_sequences, speed.num_tokens) for speed in found.speeds]
+def test_speeds_follow_from_times_and_sizes(diagnosis: Diagnosis) -> None:
+    shapes = [(speed.num_sequences, speed.num_tokens) for speed in diagnosis.speeds]
     assert shapes == [(1, 8), (1, 32), (1, 128), (4, 128)]
-    for speed in found.speeds:
+    for speed in diagnosis.speeds:
         assert 0 < speed.fastest_ms <= speed.median_ms
         assert speed.num_runs >= 1
         num_tokens = speed.num_sequences * speed.num_tokens
         assert speed.tokens_per_s == pytest.approx(1e3 * num_tokens / speed.median_ms)
-        flops = encoder_flops(found.config, speed.num_sequences, speed.num_tokens)
+        flops = encoder_flops(diagnosis.config, speed.num_sequences, speed.num_tokens)
         assert speed.gflops_per_s == pytest.approx(1e-6 * flops / speed.fastest_ms)
-        peak = found.products.fp32_gflops_per_s
+        peak = diagnosis.products.fp32_gflops_per_s
         assert speed.share_of_peak == pytest.approx(speed.gflops_per_s / peak)
 
 
 @NEEDS_LINUX
-def test_openings_are_times(found: Diagnosis) -> None:
-    assert found.opening_cold is not None
-    for opening in (found.opening_cold, found.opening_warm):
+def test_openings_are_times(diagnosis: Diagnosis) -> None:
+    assert diagnosis.opening_cold is not None
+    for opening in (diagnosis.opening_cold, diagnosis.opening_warm):
         assert min(opening.check_s, opening.sessions_s, opening.first_run_s) > 0
-    assert found.fills_cache
+    assert diagnosis.fills_cache
 
 
 @NEEDS_LINUX
-def test_memory_is_that_of_all_processes_while_all_are_alive(found: Diagnosis) -> None:
-    one, two = found.footprint, found.workers_footprint
+def test_memory_is_that_of_all_processes_while_all_are_alive(diagnosis: Diagnosis) -> None:
+    one, two = diagnosis.footprint, diagnosis.workers_footprint
     assert one is not None
     assert two is not None
     assert (one.num_processes, two.num_processes) == (1, 2)
@@ -95,8 +100,8 @@ def test_memory_is_that_of_all_processes_while_all_are_alive(found: Diagnosis) -
             assert memory.pss_bytes <= memory.private_bytes + memory.shared_bytes
         added = footprint.after.pss_bytes - footprint.before.pss_bytes
         assert footprint.bundle_pss_bytes == added > 0
-        assert footprint.bundle_over_weights == added / found.weights_bytes
-        assert footprint.weights_over_file == footprint.weights_pss_bytes / found.weights_bytes
+        assert footprint.bundle_over_weights == added / diagnosis.weights_bytes
+        assert footprint.weights_over_file == footprint.weights_pss_bytes / diagnosis.weights_bytes
         assert footprint.weights_over_file > 0.5
     # What two have in private is theirs; the pages of the libraries are common, and divided.
     assert one.after.anonymous_bytes < two.after.anonymous_bytes
@@ -104,11 +109,11 @@ def test_memory_is_that_of_all_processes_while_all_are_alive(found: Diagnosis) -
 
 
 @NEEDS_LINUX
-def test_every_figure_is_json_and_text(found: Diagnosis) -> None:
+def test_every_figure_is_json_and_text(diagnosis: Diagnosis) -> None:
     advice = ["do this", "do that"]
-    content = json.loads(json.dumps({**asdict(found), "advice": advice}))
+    content = json.loads(json.dumps({**asdict(diagnosis), "advice": advice}))
     assert [field.name for field in fields(Diagnosis)] == list(content)[:-1]
-    text = findings_text(found, advice)
+    text = findings_text(diagnosis, advice)
     titles = [line for line in text.splitlines()[1:] if line and not line.startswith(" ")]
     assert titles == [
         "machine",
@@ -124,8 +129,8 @@ def test_every_figure_is_json_and_text(found: Diagnosis) -> None:
     assert text.endswith("- do this\n  - do that")
 
 
-def test_unknown_memory_is_reported_as_unknown(found: Diagnosis) -> None:
-    elsewhere = replace(found, footprint=None, workers_footprint=None, opening_cold=None)
+def test_unknown_memory_is_reported_as_unknown(diagnosis: Diagnosis) -> None:
+    elsewhere = replace(diagnosis, footprint=None, workers_footprint=None, opening_cold=None)
     text = findings_text(elsewhere, [])
     assert "\nmemory\n  not measured: this system does not tell it\n" in text
     assert "from disk, and packed into the cache: not measured" in text
@@ -175,12 +180,12 @@ def test_the_stored_graph_of_a_product_is_its_scripts(kind: str) -> None:
 @NEEDS_LINUX
 def test_memory_grows_with_allocations(tmp_path: Path) -> None:
     before = read_memory()
-    held = np.ones(64 << 20, np.uint8)
+    array = np.ones(64 << 20, np.uint8)
     after = read_memory()
     assert before is not None
     assert after is not None
     grown = after.anonymous_bytes - before.anonymous_bytes
-    assert grown == pytest.approx(held.nbytes, rel=0.1)
+    assert grown == pytest.approx(array.nbytes, rel=0.1)
     assert after.peak_bytes >= before.peak_bytes
     assert read_memory(tmp_path) is None
 
@@ -281,7 +286,7 @@ def test_the_machine_is_this_one() -> None:
 
 
 def speed(num_tokens: int, fastest_ms: float, **changes: Any) -> Speed:
-    given = {
+    arguments = {
         "num_sequences": 1,
         "num_tokens": num_tokens,
         "num_runs": 10,
@@ -291,21 +296,21 @@ def speed(num_tokens: int, fastest_ms: float, **changes: Any) -> Speed:
         "gflops_per_s": 100.0,
         "share_of_peak": 0.5,
     }
-    return Speed(**(given | changes))
+    return Speed(**(arguments | changes))
 
 
 @pytest.fixture
-def healthy(found: Diagnosis) -> Diagnosis:
+def healthy(diagnosis: Diagnosis) -> Diagnosis:
     """One worker of one thread on 8 cores, steady, where int8 gains nothing."""
     machine = replace(
-        found.machine,
+        diagnosis.machine,
         num_usable_cpus=8,
         cpu_quota=None,
         int8_instructions=["avx512_vnni"],
         no_cuda="no NVIDIA driver is installed",
     )
     return replace(
-        found,
+        diagnosis,
         machine=machine,
         num_workers=1,
         threads=1,
@@ -318,9 +323,9 @@ def healthy(found: Diagnosis) -> Diagnosis:
     )
 
 
-def assert_advice(found: Diagnosis, *parts: str) -> None:
+def assert_advice(diagnosis: Diagnosis, *parts: str) -> None:
     """One sentence, with all parts in it."""
-    (sentence,) = advise(found)
+    (sentence,) = advise(diagnosis)
     for part in parts:
         assert part in sentence
 
@@ -334,12 +339,12 @@ def test_int8_is_advised_where_its_products_are_faster(healthy: Diagnosis) -> No
     fast = Products(fp32_gflops_per_s=100.0, int8_gflops_per_s=400.0)
     # Half of the time is that of products at their peak, of which a quarter is left.
     half = [speed(8, 1.0), speed(128, 2 * 1e-6 * flops / 100.0)]
-    found = replace(healthy, products=fast, speeds=half)
-    assert list(int8_speedup(found)) == pytest.approx([1 / (1 - 0.5 * 0.75), 4.0])
-    assert_advice(found, "int8 would be 1.6 to 4.0 times as fast at 128 tokens", "avx512_vnni")
-    assert advise(replace(found, precision="int8")) == []
-    assert advise(replace(found, device="cuda")) == []
-    assert advise(replace(found, speeds=[speed(128, 1e3)])) == []  # hardly a product in it
+    diagnosis = replace(healthy, products=fast, speeds=half)
+    assert list(int8_speedup(diagnosis)) == pytest.approx([1 / (1 - 0.5 * 0.75), 4.0])
+    assert_advice(diagnosis, "int8 would be 1.6 to 4.0 times as fast at 128 tokens", "avx512_vnni")
+    assert advise(replace(diagnosis, precision="int8")) == []
+    assert advise(replace(diagnosis, device="cuda")) == []
+    assert advise(replace(diagnosis, speeds=[speed(128, 1e3)])) == []  # hardly a product in it
 
 
 def test_int8_is_advised_against_where_its_products_are_slow(healthy: Diagnosis) -> None:
@@ -352,10 +357,10 @@ def test_int8_is_advised_against_where_its_products_are_slow(healthy: Diagnosis)
 def test_more_threads_than_cores_are_advised_against(
     healthy: Diagnosis, num_workers: int, threads: int, fitting: int
 ) -> None:
-    found = replace(healthy, num_workers=num_workers, threads=threads)
+    diagnosis = replace(healthy, num_workers=num_workers, threads=threads)
     expected = f"{num_workers} x {threads} threads are more than the 8 cores"
-    assert_advice(found, expected, f"ALBERT_SERVE_THREADS={fitting}")
-    assert advise(replace(found, device="cuda", num_workers=1)) == []
+    assert_advice(diagnosis, expected, f"ALBERT_SERVE_THREADS={fitting}")
+    assert advise(replace(diagnosis, device="cuda", num_workers=1)) == []
 
 
 def test_more_workers_than_cores_should_not_spin(healthy: Diagnosis) -> None:
@@ -366,9 +371,9 @@ def test_more_workers_than_cores_should_not_spin(healthy: Diagnosis) -> None:
 
 def test_threads_are_held_against_the_limit_of_a_container(healthy: Diagnosis) -> None:
     machine = replace(healthy.machine, cpu_quota=2.5)
-    found = replace(healthy, machine=machine, threads=4)
-    assert_advice(found, "held to 2.5 processors' worth of time", "ALBERT_SERVE_THREADS=2")
-    assert advise(replace(found, threads=2)) == []
+    diagnosis = replace(healthy, machine=machine, threads=4)
+    assert_advice(diagnosis, "held to 2.5 processors' worth of time", "ALBERT_SERVE_THREADS=2")
+    assert advise(replace(diagnosis, threads=2)) == []
 
 
 def test_workers_that_share_nothing_are_advised_to_use_the_cache(healthy: Diagnosis) -> None:
@@ -388,19 +393,19 @@ def test_workers_that_share_nothing_are_advised_to_use_the_cache(healthy: Diagno
         weights_over_file=4.0,
         opening=[],
     )
-    found = replace(healthy, num_workers=4, workers_footprint=several)
-    assert_advice(found, "4 workers do not share", "ALBERT_SERVE_PREPACK=cache")
-    assert advise(replace(found, prepack="cache")) == []
+    diagnosis = replace(healthy, num_workers=4, workers_footprint=several)
+    assert_advice(diagnosis, "4 workers do not share", "ALBERT_SERVE_PREPACK=cache")
+    assert advise(replace(diagnosis, prepack="cache")) == []
     shared = replace(several, after=footprint.before)
-    assert advise(replace(found, workers_footprint=shared)) == []
+    assert advise(replace(diagnosis, workers_footprint=shared)) == []
 
 
 def test_unpacked_weights_give_advice_where_short_texts_suffer(healthy: Diagnosis) -> None:
     slow = [speed(8, 1.0, gflops_per_s=20.0), speed(128, 8.0, gflops_per_s=100.0)]
-    found = replace(healthy, prepack="none", speeds=slow)
-    assert_advice(found, "at 8 tokens it computes at 20% of the speed of 128 tokens")
-    assert advise(replace(found, prepack="memory")) == []
-    assert advise(replace(found, speeds=slow[1:])) == []
+    diagnosis = replace(healthy, prepack="none", speeds=slow)
+    assert_advice(diagnosis, "at 8 tokens it computes at 20% of the speed of 128 tokens")
+    assert advise(replace(diagnosis, prepack="memory")) == []
+    assert advise(replace(diagnosis, speeds=slow[1:])) == []
 
 
 def test_devices(healthy: Diagnosis) -> None:
@@ -419,5 +424,5 @@ def test_unsteady_times_are_reported(
 ) -> None:
     speeds = [speed(8 * (i + 1), 1.0, median_ms=median) for i, median in enumerate(medians)]
     single = speed(128, 1.0, median_ms=9.0, num_runs=1)
-    found = replace(healthy, speeds=[*speeds, single])
-    assert ["not steady" in sentence for sentence in advise(found)] == [True] * is_told
+    diagnosis = replace(healthy, speeds=[*speeds, single])
+    assert ["not steady" in sentence for sentence in advise(diagnosis)] == [True] * is_told

@@ -31,8 +31,8 @@ class Watched(TorchEngine):
         self.batches: list[list[int]] = []
 
     def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        self.batches.append([len(given.ids) for given in inputs])
-        if any(self.poison in given.ids for given in inputs):
+        self.batches.append([len(item.ids) for item in inputs])
+        if any(self.poison in item.ids for item in inputs):
             raise EngineError("poison")
         return super().run(inputs)
 
@@ -68,10 +68,10 @@ def test_rows_keep_their_order_and_their_ids(
     score: Score, answer: Answerer, task_setup: TaskSetup, sentences: list[str]
 ) -> None:
     rows = [{"id": f"n{i}", "text": text, "rating": 3} for i, text in enumerate(sentences)]
-    found = score("text-classification", rows)
+    results = score("text-classification", rows)
     task = open_task("text-classification", task_setup)
     expected = [answer(task.prepare(text, TextClassificationParameters())) for text in sentences]
-    assert found == [
+    assert results == [
         {"id": row["id"], "output": [label.model_dump() for label in labels]}
         for row, labels in zip(rows, expected, strict=True)
     ]
@@ -118,11 +118,11 @@ def test_items_of_several_rounds_score_as_they_do_alone(
     score: Score, answer: Answerer, task_setup: TaskSetup
 ) -> None:
     texts = ["The [MASK] was [MASK] .", "a [MASK]", "[MASK] [MASK] [MASK] and a [MASK]"] * 3
-    found = score("fill-mask", [{"text": text} for text in texts], joint=True, top_k=2)
+    results = score("fill-mask", [{"text": text} for text in texts], joint=True, top_k=2)
     task = open_task("fill-mask", task_setup)
     parameters = FillMaskParameters(joint=True, top_k=2)
     expected = [answer(task.prepare(text, parameters)) for text in texts]
-    assert [row["output"] for row in found] == [
+    assert [row["output"] for row in results] == [
         [filled.model_dump() for filled in answers] for answers in expected
     ]
 
@@ -136,7 +136,7 @@ def test_a_row_that_breaks_the_engine_in_a_later_round_fails_alone(
         """Fails at the poison once one of the two masks beside it has been filled."""
 
         def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-            if any(poison in given.ids and len(given.rows or []) == 1 for given in inputs):
+            if any(poison in item.ids and len(item.rows or []) == 1 for item in inputs):
                 raise EngineError("faltered")
             return super().run(inputs)
 
@@ -155,7 +155,7 @@ def test_a_row_that_breaks_the_engine_in_a_later_round_fails_alone(
 
 
 def test_a_bad_row_fails_alone(score: Score) -> None:
-    found = score(
+    results = score(
         "fill-mask",
         [
             {"text": "a [MASK]"},
@@ -173,7 +173,7 @@ def test_a_bad_row_fails_alone(score: Score) -> None:
             {"text": "b [MASK]"},
         ],
     )
-    assert [row.get("error_type", "fine") for row in found] == [
+    assert [row.get("error_type", "fine") for row in results] == [
         "fine",
         *["malformed"] * 3,
         "no_mask",
@@ -183,12 +183,12 @@ def test_a_bad_row_fails_alone(score: Score) -> None:
         "too_long",
         "fine",
     ]
-    assert found[1]["error"].startswith("line 2 is not JSON")
-    assert found[2]["error"] == "line 4 is not a JSON object"
-    assert found[4]["id"] == 7
-    assert found[5]["error"] == "the row has neither inputs nor text"
-    assert found[8]["error"].startswith("inputs[1]: ")
-    assert found[9]["id"] == "\ud800"
+    assert results[1]["error"].startswith("line 2 is not JSON")
+    assert results[2]["error"] == "line 4 is not a JSON object"
+    assert results[4]["id"] == 7
+    assert results[5]["error"] == "the row has neither inputs nor text"
+    assert results[8]["error"].startswith("inputs[1]: ")
+    assert results[9]["id"] == "\ud800"
 
 
 def test_a_row_that_breaks_the_engine_fails_alone(
@@ -198,10 +198,10 @@ def test_a_row_that_breaks_the_engine_fails_alone(
     rows = [{"id": i, "text": "a €" if i == 5 else f"text {i}"} for i in range(20)]
     source, output = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
     summary = score_file(watched, "text-classification", task_setup, source, output)
-    found = read(output)
-    assert [row["id"] for row in found] == list(range(20))
-    assert [row["id"] for row in found if "error" in row] == [5]
-    assert found[5] == {"id": 5, "error": "poison", "error_type": "engine"}
+    results = read(output)
+    assert [row["id"] for row in results] == list(range(20))
+    assert [row["id"] for row in results if "error" in row] == [5]
+    assert results[5] == {"id": 5, "error": "poison", "error_type": "engine"}
     assert (summary.num_rows, summary.num_errors) == (20, 1)
     assert str(summary).startswith("20 rows, 1 with errors, in ")
 

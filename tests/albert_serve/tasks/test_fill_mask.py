@@ -44,12 +44,12 @@ def task(tokenizer: AlbertTokenizer) -> FillMask:
     return FillMask(tokenizer=tokenizer, max_positions=128)
 
 
-def assert_same_tokens(found: list[FilledToken], expected: list[dict[str, Any]]) -> None:
-    assert [given.model_dump(exclude={"score"}) for given in found] == [
-        {name: value for name, value in given.items() if name != "score"} for given in expected
+def assert_same_tokens(result: list[FilledToken], expected: list[dict[str, Any]]) -> None:
+    assert [item.model_dump(exclude={"score"}) for item in result] == [
+        {name: value for name, value in item.items() if name != "score"} for item in expected
     ]
-    scores = [given.score for given in found]
-    np.testing.assert_allclose(scores, [given["score"] for given in expected], atol=1e-5)
+    scores = [item.score for item in result]
+    np.testing.assert_allclose(scores, [item["score"] for item in expected], atol=1e-5)
 
 
 def test_one_mask_equals_the_pipeline(
@@ -81,10 +81,10 @@ def test_odd_texts_equal_the_pipeline(
 
 def test_each_mask_of_several_has_a_list(task: FillMask, answer: Answerer, oracle: Any) -> None:
     text = "The [MASK] of the [MASK] was [MASK]."
-    found = answer(task.prepare(text, FillMaskParameters(top_k=4)))
+    result = answer(task.prepare(text, FillMaskParameters(top_k=4)))
     expected = oracle(text, top_k=4)
-    assert len(found) == 3
-    for tokens, expected_tokens in zip(found, expected, strict=True):
+    assert len(result) == 3
+    for tokens, expected_tokens in zip(result, expected, strict=True):
         assert_same_tokens(tokens, expected_tokens)
 
 
@@ -111,16 +111,16 @@ def test_a_target_of_several_pieces_gives_a_warning(
 ) -> None:
     first = tokenizer.token(tokenizer.encode_plain("supervolcanoes").ids[0])
     prepared = task.prepare("a [MASK]", FillMaskParameters(targets=["▁the", "supervolcanoes"]))
-    [told] = prepared.warnings
-    assert "'supervolcanoes' is not in the vocabulary" in told
-    assert told.endswith(f"its first piece {first!r} was scored")
+    [warning] = prepared.warnings
+    assert "'supervolcanoes' is not in the vocabulary" in warning
+    assert warning.endswith(f"its first piece {first!r} was scored")
 
 
 def test_warnings_of_many_long_targets_fit_a_header(task: FillMask) -> None:
     targets = [f"the{'x' * 60}{number}" for number in range(900)]
-    told = task.prepare("a [MASK]", FillMaskParameters(targets=targets)).warnings
-    assert told[-1] == "and so for 880 further targets"
-    assert sum(map(len, told)) < 4000
+    warnings = task.prepare("a [MASK]", FillMaskParameters(targets=targets)).warnings
+    assert warnings[-1] == "and so for 880 further targets"
+    assert sum(map(len, warnings)) < 4000
 
 
 def test_an_unknown_or_empty_target_gives_a_warning(task: FillMask) -> None:
@@ -141,11 +141,11 @@ def test_targets_that_all_stand_for_nothing_are_refused(
 def test_the_whole_vocabulary_equals_the_pipeline(
     text: str, task: FillMask, answer: Answerer, oracle: Any
 ) -> None:
-    found = answer(task.prepare(text, FillMaskParameters(top_k=1000)))
+    result = answer(task.prepare(text, FillMaskParameters(top_k=1000)))
     expected = oracle(text, top_k=1000)
-    if isinstance(found[0], FilledToken):
-        found, expected = [found], [expected]
-    for tokens, expected_tokens in zip(found, expected, strict=True):
+    if isinstance(result[0], FilledToken):
+        result, expected = [result], [expected]
+    for tokens, expected_tokens in zip(result, expected, strict=True):
         # Scores that differ by less than rounding may change places.
         assert_same_tokens(
             sorted(tokens, key=lambda one: one.token),
@@ -155,9 +155,9 @@ def test_the_whole_vocabulary_equals_the_pipeline(
 
 
 def test_only_the_rows_of_masks_are_gathered(task: FillMask, tokenizer: AlbertTokenizer) -> None:
-    [given] = task.prepare("a [MASK] b [MASK]", DEFAULT).inputs
-    assert given.rows is not None
-    assert [given.ids[row] for row in given.rows] == [tokenizer.mask_id] * 2
+    [item] = task.prepare("a [MASK] b [MASK]", DEFAULT).inputs
+    assert item.rows is not None
+    assert [item.ids[row] for row in item.rows] == [tokenizer.mask_id] * 2
 
 
 def test_a_text_is_encoded_once(checkpoint_dir: Path, engine: TorchEngine) -> None:

@@ -52,13 +52,13 @@ def on_the_surest_path(
     shares: Shares, ids: list[int], masks: Sequence[int], tokens: dict[int, int], allowed: list[int]
 ) -> float:
     """The score of one filling, filled in as the documentation says."""
-    left, score = list(masks), 1.0
-    while left:
-        read = {place: shares(ids, place) for place in left}
-        surest = max(left, key=lambda place: read[place][allowed].max())
+    remaining, score = list(masks), 1.0
+    while remaining:
+        read = {place: shares(ids, place) for place in remaining}
+        surest = max(remaining, key=lambda place: read[place][allowed].max())
         score *= read[surest][tokens[surest]]
         ids = fill(ids, surest, tokens[surest])
-        left.remove(surest)
+        remaining.remove(surest)
     return score
 
 
@@ -68,7 +68,7 @@ def test_the_best_of_all_fillings_are_found(
 ) -> None:
     text = " ".join(["[MASK] it"] * (num_masks - 1) + ["is [MASK]"])
     targets = TARGETS[: 5 if num_masks == 2 else 2]  # no more than the beam is wide
-    found = answer(
+    result = answer(
         task.prepare(text, FillMaskParameters(joint=True, targets=targets, top_k=MAX_JOINT_TOP_K))
     )
     ids = task.tokenizer.encode(text).ids
@@ -81,8 +81,8 @@ def test_the_best_of_all_fillings_are_found(
         for tokens in product(allowed, repeat=num_masks)
     }
     best = sorted(scores, key=lambda tokens: -scores[tokens])[:MAX_JOINT_TOP_K]
-    assert [tuple(one.tokens) for one in found] == best
-    assert [one.score for one in found] == pytest.approx([scores[tokens] for tokens in best], 1e-4)
+    assert [tuple(one.tokens) for one in result] == best
+    assert [one.score for one in result] == pytest.approx([scores[tokens] for tokens in best], 1e-4)
 
 
 def test_a_score_is_the_product_along_some_order(
@@ -114,14 +114,14 @@ def test_one_mask_is_filled_as_without_joint(task: FillMask, answer: Answerer) -
     assert [one.sequence for one in joint] == [one.sequence for one in plain]
 
 
-def read_by_hand(given: EncoderInput, first: int, second: int, third: int, fourth: int) -> Logits:
+def read_by_hand(item: EncoderInput, first: int, second: int, third: int, fourth: int) -> Logits:
     """A model that knows "first second" and "third fourth", and is surer of the second word."""
-    rows = given.rows or []
+    rows = item.rows or []
     logits: Logits = np.full((len(rows), 1000), -20.0, np.float32)
     for number, place in enumerate(rows):
-        if given.ids[place + 1] == fourth:
+        if item.ids[place + 1] == fourth:
             logits[number, third] = 5.0
-        elif given.ids[place + 1] == second:
+        elif item.ids[place + 1] == second:
             logits[number, first] = 5.0
         elif place == 1:  # knows nothing of the other yet
             logits[number, [first, third]] = [0.1, 0.0]
@@ -140,7 +140,7 @@ def test_dependent_masks_get_consistent_tokens(task: FillMask) -> None:
         stage: Any = task.prepare("[MASK] [MASK]", parameters)
         while isinstance(stage, Round):
             stage = stage.finish(
-                [read_by_hand(given, first, second, third, fourth) for given in stage.inputs]
+                [read_by_hand(item, first, second, third, fourth) for item in stage.inputs]
             )
         if isinstance(stage[0], FilledMasks):
             assert stage[0].tokens == expected

@@ -48,8 +48,8 @@ def answer(
     return prepared.finish(engine.run(prepared.inputs))
 
 
-def places(found: list[Answer]) -> list[tuple[int, int]]:
-    return [(one.start, one.end) for one in found]
+def places(result: list[Answer]) -> list[tuple[int, int]]:
+    return [(one.start, one.end) for one in result]
 
 
 def test_every_case_is_recorded() -> None:
@@ -69,20 +69,20 @@ def test_answers_are_those_of_4_57_6(
     case: dict[str, Any], compat: tuple[QuestionAnswering, TorchEngine]
 ) -> None:
     item = ask(case["question"], case["context"])
-    found = answer(compat, item, **case["parameters"])
+    result = answer(compat, item, **case["parameters"])
     expected = case["answer"]
     is_single = not isinstance(expected[0], list)
-    answers = found if isinstance(found, list) else [found]
+    answers = result if isinstance(result, list) else [result]
     recorded = [expected] if is_single else expected
     # Which of the spans of score 0 are chosen, NumPy's version and the processor decide.
     likely = [one for one in answers if one.score > 0]
-    told = [(start, end) for start, end, score in recorded if score > 0]
-    assert places(likely) == told
+    spans = [(start, end) for start, end, score in recorded if score > 0]
+    assert places(likely) == spans
     assert [one.score for one in likely] == pytest.approx(
         [score for *_, score in recorded if score > 0], 1e-4
     )
-    if len(likely) == len(answers) and len(told) == len(recorded):
-        assert isinstance(found, list) != is_single
+    if len(likely) == len(answers) and len(spans) == len(recorded):
+        assert isinstance(result, list) != is_single
     assert all(one.answer == item.context[one.start : one.end] for one in answers)
 
 
@@ -100,8 +100,8 @@ def test_the_cases_cover_the_pipelines_peculiarities() -> None:
 
 
 def as_list(case: dict[str, Any]) -> list[list[float]]:
-    found = case["answer"]
-    return found if isinstance(found[0], list) else [found]
+    result = case["answer"]
+    return result if isinstance(result[0], list) else [result]
 
 
 def first_score(case: dict[str, Any]) -> float:
@@ -116,9 +116,9 @@ def test_without_compat_scores_stay_below_one(
         max_seq_len=48, doc_stride=12, max_answer_len=1, top_k=20
     )
     prepared = task.prepare(ask("long", "same"), parameters)
-    found = prepared.finish(engine.run(prepared.inputs))
-    assert isinstance(found, list)
-    assert sum(one.score for one in found) <= 1.0
+    result = prepared.finish(engine.run(prepared.inputs))
+    assert isinstance(result, list)
+    assert sum(one.score for one in result) <= 1.0
 
 
 def test_max_question_len_has_no_effect_and_gives_a_warning(
@@ -145,7 +145,7 @@ def test_where_it_failed_there_is_a_reason(compat: tuple[QuestionAnswering, Torc
 def test_damaged_logits_are_no_answer(compat: tuple[QuestionAnswering, TorchEngine]) -> None:
     task, _ = compat
     prepared = task.prepare(ask("plain", "word"), QuestionAnsweringParameters(compat=True))
-    logits = [np.full((len(given.ids), 2), np.nan, np.float32) for given in prepared.inputs]
+    logits = [np.full((len(item.ids), 2), np.nan, np.float32) for item in prepared.inputs]
     with pytest.raises(EngineError, match="not finite"):
         prepared.finish(logits)
 
@@ -154,5 +154,5 @@ def test_many_candidates_in_many_windows_take_no_long(
     compat: tuple[QuestionAnswering, TorchEngine],
 ) -> None:
     item = QuestionContext(question="Who?", context="The dog saw Clara. " * 120)
-    found = answer(compat, item, top_k=1000, max_answer_len=512)
-    assert len({one.answer.lower() for one in found}) == len(found)
+    result = answer(compat, item, top_k=1000, max_answer_len=512)
+    assert len({one.answer.lower() for one in result}) == len(result)

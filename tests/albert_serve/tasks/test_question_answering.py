@@ -70,13 +70,13 @@ def brute_force(
     offsets = encoded.pop("offset_mapping")[0].tolist()
     with torch.inference_mode():
         logits = model(**encoded)
-    seen = [i for i, segment in enumerate(encoded.sequence_ids(0)) if segment == 1]
+    context_tokens = [i for i, segment in enumerate(encoded.sequence_ids(0)) if segment == 1]
     start = torch.exp(logits.start_logits[0].double())
     end = torch.exp(logits.end_logits[0].double())
-    start, end = start / start[[0, *seen]].sum(), end / end[[0, *seen]].sum()
+    start, end = start / start[[0, *context_tokens]].sum(), end / end[[0, *context_tokens]].sum()
     ranges: dict[tuple[int, int], float] = {}
-    for i in seen:
-        for j in seen:
+    for i in context_tokens:
+        for j in context_tokens:
             if i <= j < i + max_answer_len:
                 place = (offsets[i][0], offsets[j][1])
                 ranges[place] = ranges.get(place, 0.0) + float(start[i] * end[j])
@@ -90,13 +90,13 @@ def test_one_window_equals_the_brute_force(
     parameters = QuestionAnsweringParameters(
         align_to_words=False, top_k=1000, max_answer_len=max_answer_len
     )
-    found = answer(task.prepare(ask(CONTEXT), parameters))
+    result = answer(task.prepare(ask(CONTEXT), parameters))
     expected, _ = brute_force(oracle, QUESTION, CONTEXT, max_answer_len)
-    best = sorted(expected, key=lambda place: -expected[place])[: len(found)]
-    assert [(one.start, one.end) for one in found] == best
-    assert len(found) == min(1000, len(expected))
+    best = sorted(expected, key=lambda place: -expected[place])[: len(result)]
+    assert [(one.start, one.end) for one in result] == best
+    assert len(result) == min(1000, len(expected))
     np.testing.assert_allclose(
-        [one.score for one in found], [expected[place] for place in best], atol=1e-6
+        [one.score for one in result], [expected[place] for place in best], atol=1e-6
     )
 
 
@@ -112,7 +112,7 @@ def test_no_answer_equals_the_brute_force(
 def test_words_gather_the_scores_of_their_tokens(
     task: QuestionAnswering, answer: Answerer, oracle: tuple[Any, Any]
 ) -> None:
-    found = answer(task.prepare(ask(CONTEXT), QuestionAnsweringParameters(top_k=1000)))
+    result = answer(task.prepare(ask(CONTEXT), QuestionAnsweringParameters(top_k=1000)))
     expected: dict[tuple[int, int], float] = {}
     for (start, end), score in brute_force(oracle, QUESTION, CONTEXT, 15)[0].items():
         while start > 0 and CONTEXT[start - 1 : start + 1].isalnum():
@@ -120,7 +120,7 @@ def test_words_gather_the_scores_of_their_tokens(
         while end < len(CONTEXT) and CONTEXT[end - 1 : end + 1].isalnum():
             end += 1
         expected[start, end] = expected.get((start, end), 0.0) + score
-    assert {(one.start, one.end): pytest.approx(one.score, abs=1e-6) for one in found} == expected
+    assert {(one.start, one.end): pytest.approx(one.score, abs=1e-6) for one in result} == expected
 
 
 def test_top_k_decides_the_shape(task: QuestionAnswering, answer: Answerer) -> None:
@@ -155,14 +155,14 @@ def test_an_answer_is_always_that_part_of_the_context(
             task.tokenizer.encode_plain(context).ids and task.tokenizer.encode_plain(question).ids
         )
         return
-    found = answer(prepared)
-    for one in found:
+    result = answer(prepared)
+    for one in result:
         assert context[one.start : one.end] == one.answer
         assert one.answer == one.answer.strip()
         assert 0.0 <= one.score <= 1.0
-    assert sum(one.score for one in found) <= 1.0 + 1e-9
-    assert len({(one.start, one.end) for one in found}) == len(found)
-    assert sorted(found, key=lambda one: -one.score) == found
+    assert sum(one.score for one in result) <= 1.0 + 1e-9
+    assert len({(one.start, one.end) for one in result}) == len(result)
+    assert sorted(result, key=lambda one: -one.score) == result
 
 
 @given(
@@ -214,36 +214,36 @@ def test_one_token_in_two_windows_is_found_once(task: QuestionAnswering, answer:
     context = " ".join([CONTEXT] * 4)
     prepared = task.prepare(ask(context), parameters)
     assert len(prepared.inputs) > 4
-    assert all(len(given.ids) <= 48 for given in prepared.inputs)
-    found = answer(prepared)
-    assert len({(one.start, one.end) for one in found}) == len(found)
-    assert sum(one.score for one in found) <= 1.0
+    assert all(len(item.ids) <= 48 for item in prepared.inputs)
+    result = answer(prepared)
+    assert len({(one.start, one.end) for one in result}) == len(result)
+    assert sum(one.score for one in result) <= 1.0
 
 
-def run_by_text(inputs: Sequence[EncoderInput], wanted: int) -> list[Logits]:
+def run_by_text(inputs: Sequence[EncoderInput], token_id: int) -> list[Logits]:
     """Logits that want the token `wanted`, wherever it is, as start and end."""
     return [
-        np.array([[10.0, 10.0] if one == wanted else [0.0, 0.0] for one in given.ids], np.float32)
-        for given in inputs
+        np.array([[10.0, 10.0] if one == token_id else [0.0, 0.0] for one in item.ids], np.float32)
+        for item in inputs
     ]
 
 
 def test_an_answer_far_into_a_long_context_is_found(task: QuestionAnswering) -> None:
-    wanted = task.tokenizer.token_id("€")
-    assert wanted is not None
+    token_id = task.tokenizer.token_id("€")
+    assert token_id is not None
     context = "so it went on and on, " * 100 + "until € came" + " and on" * 30
     prepared = task.prepare(ask(context), DEFAULT)
     assert len(prepared.inputs) > 5
-    found = prepared.finish(run_by_text(prepared.inputs, wanted))
-    assert isinstance(found, Answer)
-    assert (found.answer, found.start) == ("€", context.index("€"))
-    assert found.score > 0.9
+    result = prepared.finish(run_by_text(prepared.inputs, token_id))
+    assert isinstance(result, Answer)
+    assert (result.answer, result.start) == ("€", context.index("€"))
+    assert result.score > 0.9
 
 
 def test_the_question_comes_first(task: QuestionAnswering) -> None:
-    [given] = task.prepare(ask("a context", "a question"), DEFAULT).inputs
+    [item] = task.prepare(ask("a context", "a question"), DEFAULT).inputs
     expected = task.tokenizer.encode("a question", "a context")
-    assert (given.ids, given.types, given.rows) == (expected.ids, expected.types, None)
+    assert (item.ids, item.types, item.rows) == (expected.ids, expected.types, None)
 
 
 def test_max_question_len_cuts_and_tells(task: QuestionAnswering) -> None:
@@ -312,13 +312,13 @@ def test_empty_spans_are_no_answers() -> None:
 def test_no_answer_ends_with_white_space() -> None:
     logits: NDArray[np.float32] = np.zeros((4, 2), np.float32)
     offsets = strip([(0, 1), (1, 2), (2, 3)], "0 0")
-    found = find_spans(logits, offsets, max_answer_len=3, top_k=5).best
-    assert sorted((one.start, one.end) for one in found) == [(0, 1), (0, 3), (2, 3)]
+    result = find_spans(logits, offsets, max_answer_len=3, top_k=5).best
+    assert sorted((one.start, one.end) for one in result) == [(0, 1), (0, 3), (2, 3)]
 
 
 def test_an_odd_space_before_a_word_is_no_part_of_it(
     task: QuestionAnswering, answer: Answerer
 ) -> None:
     parameters = QuestionAnsweringParameters(top_k=10, align_to_words=False)
-    found = answer(task.prepare(ask("\x1f0 0", "0"), parameters))
-    assert all(one.answer == one.answer.strip() for one in found)
+    result = answer(task.prepare(ask("\x1f0 0", "0"), parameters))
+    assert all(one.answer == one.answer.strip() for one in result)

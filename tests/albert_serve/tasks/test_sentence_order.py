@@ -52,46 +52,46 @@ def test_the_probability_is_that_of_label_0(
         with torch.inference_mode():
             encoded = oracle(*texts, return_tensors="pt", return_token_type_ids=True)
             logits = model(**encoded).sop_logits[0]
-        found = in_order(task, answer, *texts)
-        assert found == pytest.approx(logits.softmax(-1)[0].item(), abs=1e-5)
+        result = in_order(task, answer, *texts)
+        assert result == pytest.approx(logits.softmax(-1)[0].item(), abs=1e-5)
 
 
 def test_coherence_is_the_geometric_mean_of_the_neighbours(
     task: SentenceOrder, answer: Answerer, texts: list[str]
 ) -> None:
-    found = answer(task.prepare(Sentences(sentences=texts), DEFAULT))
+    result = answer(task.prepare(Sentences(sentences=texts), DEFAULT))
     expected = [in_order(task, answer, *pair) for pair in pairwise(texts)]
-    assert [(pair.first, pair.second) for pair in found.pairs] == [(0, 1), (1, 2), (2, 3), (3, 4)]
-    assert [pair.in_order for pair in found.pairs] == pytest.approx(expected)
-    assert found.coherence == pytest.approx(math.prod(expected) ** (1 / 4))
-    assert set(found.model_dump()) == {"pairs", "coherence"}
+    assert [(pair.first, pair.second) for pair in result.pairs] == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert [pair.in_order for pair in result.pairs] == pytest.approx(expected)
+    assert result.coherence == pytest.approx(math.prod(expected) ** (1 / 4))
+    assert set(result.model_dump()) == {"pairs", "coherence"}
 
 
 def test_two_sentences_are_a_pair(task: SentenceOrder, answer: Answerer, texts: list[str]) -> None:
-    found = answer(task.prepare(Sentences(sentences=texts[:2]), DEFAULT))
-    assert found.coherence == pytest.approx(in_order(task, answer, *texts[:2]))
+    result = answer(task.prepare(Sentences(sentences=texts[:2]), DEFAULT))
+    assert result.coherence == pytest.approx(in_order(task, answer, *texts[:2]))
 
 
 def test_the_best_order_is_the_best_of_all_and_every_pair_is_returned(
     task: SentenceOrder, answer: Answerer, texts: list[str]
 ) -> None:
-    found = answer(task.prepare(Sentences(sentences=texts), REORDER))
-    told = {(pair.first, pair.second): pair.in_order for pair in found.pairs}
-    assert told == {
+    result = answer(task.prepare(Sentences(sentences=texts), REORDER))
+    in_order_by_pair = {(pair.first, pair.second): pair.in_order for pair in result.pairs}
+    assert in_order_by_pair == {
         (i, j): pytest.approx(in_order(task, answer, texts[i], texts[j]))
         for i in range(5)
         for j in range(5)
         if i != j
     }
     by_order = {
-        order: math.prod(told[pair] for pair in pairwise(order)) ** (1 / 4)
+        order: math.prod(in_order_by_pair[pair] for pair in pairwise(order)) ** (1 / 4)
         for order in permutations(range(5))
     }
     best = max(by_order, key=lambda order: by_order[order])
-    assert tuple(found.best_order) == best
-    assert found.best_coherence == pytest.approx(by_order[best])
-    given = answer(task.prepare(Sentences(sentences=texts), DEFAULT))
-    assert found.coherence == pytest.approx(given.coherence)
+    assert tuple(result.best_order) == best
+    assert result.best_coherence == pytest.approx(by_order[best])
+    item = answer(task.prepare(Sentences(sentences=texts), DEFAULT))
+    assert result.coherence == pytest.approx(item.coherence)
 
 
 def test_the_best_order_needs_no_reordering(
@@ -112,19 +112,19 @@ def random_weights(num_sentences: int, seed: int) -> Any:
 @given(num_sentences=st.integers(2, 6), seed=st.integers(0, 10_000))
 def test_a_short_list_has_its_best_order(num_sentences: int, seed: int) -> None:
     weights = random_weights(num_sentences, seed)
-    found = find_best_order(weights)
+    result = find_best_order(weights)
     best = max(weigh(weights, order) for order in permutations(range(num_sentences)))
-    assert sorted(found) == list(range(num_sentences))
-    assert weigh(weights, found) == pytest.approx(best)
+    assert sorted(result) == list(range(num_sentences))
+    assert weigh(weights, result) == pytest.approx(best)
 
 
 @given(num_sentences=st.integers(2, MAX_REORDERED), seed=st.integers(0, 10_000))
 @settings(max_examples=30, deadline=None)
 def test_any_list_has_an_order_no_worse_than_its_own(num_sentences: int, seed: int) -> None:
     weights = random_weights(num_sentences, seed)
-    found = find_best_order(weights)
-    assert sorted(found) == list(range(num_sentences))
-    assert weigh(weights, found) >= weigh(weights, range(num_sentences))
+    result = find_best_order(weights)
+    assert sorted(result) == list(range(num_sentences))
+    assert weigh(weights, result) >= weigh(weights, range(num_sentences))
 
 
 @given(num_sentences=st.sampled_from([MAX_EXACT, MAX_EXACT + 1, MAX_REORDERED]), data=st.data())
@@ -146,9 +146,9 @@ def test_equal_orders_keep_the_callers() -> None:
 
 def test_hopeless_neighbours_leave_a_coherence_of_zero(task: SentenceOrder) -> None:
     prepared = task.prepare(Sentences(sentences=["a", "b", "c"]), REORDER)
-    found: Any = prepared.finish([np.array([[-3e4, 3e4]], np.float32)] * 6)
-    assert found.coherence == found.best_coherence == 0.0
-    assert found.best_order == [0, 1, 2]
+    result: Any = prepared.finish([np.array([[-3e4, 3e4]], np.float32)] * 6)
+    assert result.coherence == result.best_coherence == 0.0
+    assert result.best_order == [0, 1, 2]
 
 
 def test_damaged_logits_are_no_answer(task: SentenceOrder) -> None:

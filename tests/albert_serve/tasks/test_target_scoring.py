@@ -65,10 +65,10 @@ def product(
 def test_a_score_is_the_product_over_the_pieces(
     text: str, task: FillMask, answer: Answerer, model: transformers.AlbertForMaskedLM
 ) -> None:
-    found = answer(task.prepare(text, whole(*WORDS)))
+    result = answer(task.prepare(text, whole(*WORDS)))
     ids = task.tokenizer.encode(text).ids
     masks = [i for i, token in enumerate(ids) if token == task.tokenizer.mask_id]
-    by_mask: list[list[FilledTarget]] = [found] if len(masks) == 1 else found
+    by_mask: list[list[FilledTarget]] = [result] if len(masks) == 1 else result
     assert max(len(pieces_of(task, word)) for word in WORDS) > 2
     for mask, targets in zip(masks, by_mask, strict=True):
         scores = {tuple(one.tokens): one.score for one in targets}
@@ -97,10 +97,10 @@ def test_targets_of_one_piece_have_the_scores_of_a_plain_request(
     targets = ["▁the", "▁of", "e"]
     for text in ("a [MASK]", "[MASK] a [MASK]"):
         plain = answer(task.prepare(text, FillMaskParameters(targets=targets)))
-        found = answer(task.prepare(text, whole(*targets)))
-        if isinstance(found[0], FilledTarget):
-            plain, found = [plain], [found]
-        for ones, expected in zip(found, plain, strict=True):
+        result = answer(task.prepare(text, whole(*targets)))
+        if isinstance(result[0], FilledTarget):
+            plain, result = [plain], [result]
+        for ones, expected in zip(result, plain, strict=True):
             assert [one.model_dump(exclude={"tokens"}) for one in ones] == [
                 {**one.model_dump(), "score": pytest.approx(one.score)} for one in expected
             ]
@@ -115,7 +115,7 @@ def test_top_k_and_doubles(task: FillMask, answer: Answerer) -> None:
 def test_no_text_is_read_twice(task: FillMask) -> None:
     words = ["encyclopedic", "encyclopedic", "encyclopedias"]
     inputs = task.prepare("a [MASK]", whole(*words)).inputs
-    read = {(tuple(given.ids), tuple(given.rows or [])) for given in inputs}
+    read = {(tuple(item.ids), tuple(item.rows or [])) for item in inputs}
     assert len(read) == len(inputs) < sum(len(pieces_of(task, word)) for word in words)
 
 
@@ -127,7 +127,7 @@ def test_a_longer_target_needs_room(task: FillMask, answer: Answerer) -> None:
     with pytest.raises(TextTooLongError, match=f"of {num_pieces} pieces.*at most 128"):
         task.prepare(text, whole("encyclopedic"))
     prepared = task.prepare(text, whole("encyclopedic", truncation="truncate"))
-    assert max(len(given.ids) for given in prepared.inputs) == 128
+    assert max(len(item.ids) for item in prepared.inputs) == 128
     assert prepared.num_truncated > 0
     assert answer(prepared)[0].sequence.startswith("encyclopedic e")
 

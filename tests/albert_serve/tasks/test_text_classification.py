@@ -51,15 +51,15 @@ def task(task_setup: TaskSetup) -> TextClassification:
 
 
 def finish(task: TextClassification, logits: Sequence[float]) -> list[LabelScore]:
-    found = task.prepare("a", DEFAULT).finish([np.array([logits], np.float32)])
-    assert isinstance(found, list)
-    return found
+    result = task.prepare("a", DEFAULT).finish([np.array([logits], np.float32)])
+    assert isinstance(result, list)
+    return result
 
 
-def assert_same_labels(found: list[LabelScore], expected: list[dict[str, Any]]) -> None:
-    assert [given.label for given in found] == [given["label"] for given in expected]
-    scores = [given.score for given in found]
-    np.testing.assert_allclose(scores, [given["score"] for given in expected], atol=1e-5)
+def assert_same_labels(result: list[LabelScore], expected: list[dict[str, Any]]) -> None:
+    assert [item.label for item in result] == [item["label"] for item in expected]
+    scores = [item.score for item in result]
+    np.testing.assert_allclose(scores, [item["score"] for item in expected], atol=1e-5)
 
 
 def test_texts_equal_the_pipeline(
@@ -74,17 +74,17 @@ def test_every_function_equals_the_pipeline(
     function: ScoreFunction, task: TextClassification, answer: Answerer, oracle: Any
 ) -> None:
     parameters = TextClassificationParameters(function_to_apply=function)
-    found = answer(task.prepare("It was a film.", parameters))
+    result = answer(task.prepare("It was a film.", parameters))
     expected = oracle("It was a film.", top_k=None, function_to_apply=function)
-    assert_same_labels(found, expected)
+    assert_same_labels(result, expected)
 
 
 def test_a_pair_equals_the_pipeline(
     task: TextClassification, answer: Answerer, oracle: Any
 ) -> None:
     pair = {"text": "A dog runs.", "text_pair": "An animal moves."}
-    found = answer(task.prepare(TextInput.model_validate(pair), DEFAULT))
-    assert_same_labels(found, oracle(pair, top_k=None))
+    result = answer(task.prepare(TextInput.model_validate(pair), DEFAULT))
+    assert_same_labels(result, oracle(pair, top_k=None))
 
 
 @pytest.mark.parametrize("top_k", [None, 1, 2, 5])
@@ -94,8 +94,8 @@ def test_every_top_k_equals_the_pipeline(
     parameters = TextClassificationParameters(top_k=top_k)
     expected = oracle(sentences[:3], top_k=top_k)
     for text, labels in zip(sentences[:3], expected, strict=True):
-        found = answer(task.prepare(text, parameters))
-        assert_same_labels(found, [labels] if isinstance(labels, dict) else labels)
+        result = answer(task.prepare(text, parameters))
+        assert_same_labels(result, [labels] if isinstance(labels, dict) else labels)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_the_problem_type_decides_as_in_the_pipeline(
     task = TextClassification(
         tokenizer=tokenizer, max_positions=128, labels=LABELS, problem_type=problem_type
     )
-    found = answer(task.prepare("It was a film.", DEFAULT))
-    assert_same_labels(found, pipeline("It was a film.", top_k=None))
+    result = answer(task.prepare("It was a film.", DEFAULT))
+    assert_same_labels(result, pipeline("It was a film.", top_k=None))
 
 
 def test_a_text_that_is_cut_equals_the_pipeline(
@@ -155,13 +155,13 @@ def test_the_problem_type_decides_the_function(
     task = TextClassification(
         tokenizer=tokenizer, max_positions=128, labels=labels, problem_type=problem_type
     )
-    found = finish(task, [-2.5] * len(labels))
-    assert [given.score for given in found] == pytest.approx(expected, abs=1e-6)
+    result = finish(task, [-2.5] * len(labels))
+    assert [item.score for item in result] == pytest.approx(expected, abs=1e-6)
 
 
 def test_extreme_logits_are_no_overflow(task: TextClassification) -> None:
-    found = finish(task, [-9e4, 9e4])
-    assert [(given.label, given.score) for given in found] == [("positive", 1.0), ("negative", 0.0)]
+    result = finish(task, [-9e4, 9e4])
+    assert [(item.label, item.score) for item in result] == [("positive", 1.0), ("negative", 0.0)]
 
 
 def test_damaged_logits_are_no_answer(task: TextClassification) -> None:
