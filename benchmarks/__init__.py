@@ -1,1 +1,1 @@
-"""Measurements of this package, alone and beside others."""
+"""Measurements of this package, alone and against others."""

@@ -1,4 +1,4 @@
-"""Is inference with this package faster than with others, and how near the hardware?
+"""Speed of inference with this package, against others and the hardware's peak.
 
 Runs one ALBERT with `transformers`, ONNX Runtime, OpenVINO and this package's engine, each in a
 process of its own with the same number of threads, in turns, on the same texts: calls of fixed
@@ -28,7 +28,7 @@ from training.run.options import parse_count, parse_duration
 
 _REPOSITORY: Final = Path(__file__).parents[1]
 _DATA: Final = _REPOSITORY / "tests" / "data"
-# What --quick changes where nothing else is given; the second is its value.
+# The defaults, and those of --quick.
 _AMOUNTS: Final[dict[str, tuple[Any, Any]]] = {
     "shapes": (["1x8", "1x32", "1x128", "4x128", "1x512"], ["1x32", "1x128"]),
     "num_texts": (64, 16),

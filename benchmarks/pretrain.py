@@ -1,4 +1,4 @@
-"""Is pretraining with this package faster than with `transformers`, and how near the hardware?
+"""Speed of pretraining with this package, against `transformers` and the hardware's peak.
 
 Trains the same model on the same text with `training.pretrain` and with
 `transformers.AlbertForPreTraining` and its `Trainer`, in bf16 (fp32 on a CPU without it), compiled

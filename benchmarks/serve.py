@@ -34,7 +34,7 @@ from training.run.options import parse_count, parse_duration
 
 _DOCS: Final = REPOSITORY / "docs" / "serving.md"
 _PRECISIONS: Final = ("fp32", "int8")
-# What --quick changes where nothing else is given; the second is its value.
+# The defaults, and those of --quick.
 _AMOUNTS: Final[dict[str, tuple[Any, Any]]] = {
     "num_requests": (80, 24),
     "num_idle": (20, 5),

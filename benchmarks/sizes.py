@@ -138,7 +138,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _footprint(bundle: Bundle, cache: Path, num_processes: int) -> Footprint:
-    """One process packs in memory, several share what is packed on disk, as in the service."""
+    """One process packs weights in memory, several share them on disk, as in the service."""
     prepack: Prepack = "memory" if num_processes == 1 else "cache"
     made = RuntimeOptions(
         device="cpu", num_threads=1, prepack=prepack, cache_folder=cache.absolute()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from benchmarks.ablations.tables import Row, Table, TableName, Variant
 
-# A difference is told from none where it exceeds so many standard errors.
+# A difference counts if it exceeds this number of standard errors.
 _NUM_ERRORS: Final = 2.0
 
 
@@ -134,7 +134,7 @@ class Direction:
     Attributes:
         table: the name of their table.
         better: label of the row that is better in the paper.
-        worse: label of the other one; None where the row is compared with what needs no model.
+        worse: label of the other row; None to compare with a guess that needs no model.
         expects: whether the paper found a difference to speak of.
     """
 
@@ -230,7 +230,7 @@ class Finding:
     """A direction as it came out here.
 
     Attributes:
-        ahead: how far the paper's better row is ahead; negative where it is behind.
+        ahead: lead of the paper's better row; negative if it is behind.
     """
 
     direction: Direction

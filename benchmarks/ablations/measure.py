@@ -31,7 +31,7 @@ from training.model.heads import AlbertForTasks
 from training.system.precision import precision
 
 PAIR_TASKS: Final[tuple[SentenceTask, ...]] = ("nsp", "sop")
-# Of the probe's squared weights, beside the mean loss; features have unit variance.
+# Weight of the probe's squared weights in its loss; features have unit variance.
 _PENALTY: Final = 1e-2
 _PROBE_ITERATIONS: Final = 200
 # Lengths of segments from so many tens of tokens on are taken as one.
@@ -105,7 +105,7 @@ class Measured:
     majority: Mapping[SentenceTask, float]
 
     def figures(self) -> dict[str, float]:
-        """All means by name, and what ends in `_se`, their standard errors."""
+        """Return all means by name, and their standard errors, whose names end in `_se`."""
         means: dict[str, float] = {"parameters": self.parameters}
         for name, values in self.predictions.items():
             means[name] = float(values.mean(dtype=np.float64))
@@ -208,7 +208,7 @@ def _numbered(sequences_BS: Tensor) -> Tensor:
 
 
 def _guesses(training: Reading, held_out: Reading) -> dict[str, Tensor]:
-    """The labels (P,) that each way to tell gives to the held-out pairs."""
+    """Return the labels (P,) of the held-out pairs by each classifier."""
     guesses = {
         "probe": probe(training.features, training.labels, held_out.features),
         "lengths": probe(

@@ -43,7 +43,7 @@ def render(tables: Sequence[Table], results: Results, heading: Sequence[str]) ->
     """All tables and the directions as Markdown.
 
     Args:
-        heading: lines that say what was run.
+        heading: lines that describe the runs.
     """
     lines = ["# Ablations", "", *heading, ""]
     for table in tables:

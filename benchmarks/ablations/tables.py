@@ -43,7 +43,7 @@ _SHARED: Final[dict[Sharing, str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variant:
-    """One model of an ablation: what of it is not the same as in the others."""
+    """One model of an ablation: the settings in which models differ."""
 
     sharing: Sharing
     embedding_size: int
@@ -111,7 +111,7 @@ class Base:
         sentence_task: SentenceTask = "sop",
         num_steps: int | None = None,
     ) -> Row:
-        """A line of a table: the base, and what is given in its place."""
+        """Return a line of a table: the base with the given changes."""
         variants = tuple(
             Variant(
                 sharing=sharing,
@@ -138,7 +138,7 @@ class Base:
             self.row(f"{task} trained", [f"{x:.1f}" for x in figures], sentence_task=task)
             for task, figures in _PAPER_SENTENCE.items()
         ]
-        # What can be told from lengths and chance alone.
+        # The accuracy of lengths and chance alone.
         rows.insert(0, self.row("after one step", sentence_task="none", num_steps=1))
         title = "Sentence task (Table 5)"
         return Table(name="sentence", title=title, paper_columns=columns, rows=tuple(rows))

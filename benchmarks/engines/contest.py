@@ -38,7 +38,7 @@ _NUM_FIELDS: Final = 8  # those after them count a second time
 _PROCESS_FIELDS: Final = (11, 12)
 # At which the ways of a contestant are compared; the best one then tries the others.
 _FIRST_SIZE: Final = 2
-# In turns, so that a moment's disturbance does not choose.
+# Taken in turns, so that a short disturbance does not decide.
 _NUM_TRIALS: Final = 2
 # A larger batch is not tried where one is slower than this part of the best speed.
 _FALLS: Final = 0.95
@@ -48,7 +48,7 @@ class Child(Worker):
     """A process that holds a model ready.
 
     Args:
-        log: file that takes what the process prints.
+        log: file for the process' output.
 
     Raises:
         BenchmarkError: it ended before its time.
@@ -70,7 +70,7 @@ class Child(Worker):
         return Opened(**self.first_message)
 
     def turn(self, request: Request) -> Turn:
-        """Let it do what is asked for.
+        """Let the child do a request.
 
         Raises:
             BenchmarkError: it ended.
@@ -113,7 +113,7 @@ class CpuWatch:
 
     @property
     def others(self) -> float | None:
-        """CPUs that others used on average; None where the system does not tell."""
+        """CPUs that other programs used on average; None without /proc."""
         return self._others_s / self._wall_s if self._wall_s else None
 
 
@@ -134,7 +134,7 @@ def _process_s(pid: int) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Process:
-    """A process that took turns: its job, how it came up, its memory at the end."""
+    """A process that took turns: its job, its start, its memory at the end."""
 
     job: Job
     opened: Opened
@@ -176,7 +176,7 @@ class Measured:
 
 @dataclass(kw_only=True, slots=True)
 class _Entry:
-    """A contestant on the way to its result: which child does what, and how."""
+    """The state of a contestant: its children and requests by case."""
 
     contestant: Contestant
     children: dict[str, Child] = field(default_factory=dict)
@@ -219,7 +219,7 @@ class Contest:
         cases: shapes and streams, in order.
         rounds: turns of each contestant at each case.
         shape_s: for how long calls of a shape are repeated in a turn, at least.
-        logs: folder for what processes print.
+        logs: folder for the processes' output.
         bar: progress, in turns and in contestants that are getting ready.
     """
 
@@ -333,7 +333,7 @@ class Contest:
                 return
 
     def _reopen(self, entry: _Entry, stack: ExitStack) -> None:
-        """Children anew whose memory has grown by what they tried; compiling again takes long."""
+        """Restart children whose trials have grown their memory, except compiled ones."""
         if len(entry.contestant.batch_sizes) == 1:
             return
         for child in dict.fromkeys(entry.children.values()):

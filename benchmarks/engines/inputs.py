@@ -1,4 +1,4 @@
-"""The texts, questions and ids that all contestants are given, as padded batches of like lengths.
+"""The texts, questions and ids of all contestants, as padded batches of like lengths.
 
 Shape legend: B sequences, S positions, K labels.
 """

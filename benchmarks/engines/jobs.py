@@ -21,7 +21,7 @@ _HINTS: Final[dict[str, tuple[Kind, ...]]] = {
 }
 BASELINE: Final = "transformers-fp32"
 TaskName = Literal["text-classification", "question-answering"]
-# What a contestant is asked for, besides a shape such as "4x128".
+# The cases of a request, besides a shape such as "4x128".
 TEXTS: Final = "texts"
 QUESTIONS: Final = "questions"
 PEAK: Final = "peak"
@@ -34,10 +34,10 @@ class Variant:
 
     Attributes:
         program: the module of `benchmarks.engines` whose process runs it.
-        form: what the model is kept as; see `models.FORMS`.
-        kinds: what it takes part in.
-        settings: what its program needs to know.
-        environment: variables that its process has besides.
+        form: the format of the model's files; see `models.FORMS`.
+        kinds: the kinds of cases that it runs.
+        settings: options of its program.
+        environment: additional variables of its process.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Contestant:
         batch_sizes: of a stream, rising, among which it looks for its best; 0: it forms its batches
             itself.
         part: of the stream's items that it does in a turn.
-        modules: what has to be installed.
+        modules: Python modules that must be installed.
         install: the packages that bring them.
     """
 
@@ -131,7 +131,7 @@ def _ours(precision: str) -> Contestant:
     return Contestant(name=f"ours {precision}", variants=(variant,), batch_sizes=(0,))
 
 
-# The first is what all others' answers are compared with, and the baseline of ratios.
+# The first is the reference of answers and the baseline of ratios.
 CONTESTANTS: Final[dict[str, Contestant]] = {
     "transformers-fp32": Contestant(
         name="transformers fp32",
@@ -279,7 +279,7 @@ class Opened:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """A process' memory: resident; its share of what processes share; what is no file's."""
+    """A process' memory: resident; with its proportional share of shared pages; anonymous."""
 
     rss_bytes: int
     pss_bytes: int

@@ -1,4 +1,4 @@
-"""One measurement, from what is asked for to its report, and all that has to be there before."""
+"""One measurement: its options, the files that it needs, and its report."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Setting:
         disk: bytes of each form of the model, by task and form.
         missing: why a form is not there, by task and form.
         random_heads: the tasks whose heads are not the checkpoint's.
-        notes: what a reader has to know.
+        notes: remarks for the reader.
     """
 
     output: Path
@@ -116,7 +116,7 @@ class Setting:
             )
 
     def choose_inputs(self, selection: Selection) -> Inputs:
-        """Draw what is measured on, and write it.
+        """Draw the inputs, and write them.
 
         Raises:
             BenchmarkError, CorpusError: see `inputs.choose`.
@@ -127,7 +127,7 @@ class Setting:
         return inputs
 
     def make_forms(self, task: TaskName, contestants: Sequence[Contestant]) -> None:
-        """Make what the contestants read; `missing` says what could not be made, and why."""
+        """Make the forms that the contestants read; `missing` has the errors."""
         source = self.folder(task, "checkpoint")
         for form in forms(task, contestants):
             if form != "checkpoint":
@@ -226,7 +226,7 @@ def forms(task: TaskName, contestants: Sequence[Contestant]) -> list[str]:
 
 
 def present(contestants: Sequence[Contestant]) -> Iterator[Contestant | str]:
-    """Those whose packages are installed; of the others, what to do."""
+    """Yield the contestants whose packages are installed; for the others, advice."""
     for contestant in contestants:
         lacking = [name for name in contestant.modules if find_spec(name) is None]
         if lacking:
@@ -301,7 +301,7 @@ class MeasurementOptions:
 
 
 def measure(options: MeasurementOptions, bar: tqdm[Any]) -> Report:
-    """Prepare everything, measure, and gather what came of it.
+    """Prepare everything, measure, and return the report.
 
     Raises:
         BenchmarkError: nothing can be measured, or the model cannot be made.

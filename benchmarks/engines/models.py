@@ -65,7 +65,7 @@ def make(plan: Plan, log: Path) -> None:
     """Make a form in a process that ends.
 
     Args:
-        log: file that takes what the process prints.
+        log: file for the process' output.
 
     Raises:
         BenchmarkError: it could not be made.

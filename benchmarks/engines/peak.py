@@ -1,4 +1,4 @@
-"""A process that measures what the machine can do: plain square matrix products."""
+"""A process that measures the machine's peak: plain square matrix products."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Product:
 
 
 class Machine:
-    """Finds the fastest product once, and measures it again whenever asked.
+    """Finds the fastest product once, and measures it again at each request.
 
     torch multiplies fp32 with MKL, which is slow on processors that are not Intel's; oneDNN and
     ONNX Runtime are asked, too.

@@ -1,4 +1,4 @@
-"""A process that runs ONNX Runtime over what `torch.onnx.export` makes of `transformers`."""
+"""A process that runs ONNX Runtime on the graph that `torch.onnx.export` makes."""
 
 from __future__ import annotations
 

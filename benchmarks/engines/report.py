@@ -74,7 +74,7 @@ class Difference:
         relative: root mean square, as a part of how much the reference's vary over the items; an
             answer that does not depend on the text would have 1.
         same_label: part of the items whose most probable label is the reference's.
-        num_items: how many were compared.
+        num_items: number of compared items.
     """
 
     largest: float
@@ -121,7 +121,7 @@ class Report:
         others: CPUs that other programs used during turns; None where that is not known.
         disk: bytes of each form of the model, by task and form.
         guesses: whether answers to questions are a random head's: chance, not to be compared.
-        notes: what a reader has to know besides; who is missing, and why.
+        notes: remarks for the reader, such as the missing contestants with the reason.
     """
 
     machine: Sequence[str]

@@ -28,7 +28,7 @@ _MILLI: Final = 1e-3
 _NONE: Final = "–"
 # Of others, during turns: more, and figures are not to be trusted.
 _QUIET_CPUS: Final = 0.05
-# Of its threads' CPUs: who uses less is told of.
+# A note names contestants that use a smaller fraction of their threads' CPUs.
 _IDLE: Final = 0.75
 # Whose speed is compared with everybody's.
 _COMPARED: Final = (BASELINE, "ours-fp32", "ours-int8")
@@ -45,7 +45,7 @@ def save(report: Report, folder: Path) -> None:
 
 
 def markdown(report: Report) -> str:
-    """All tables, with what was measured on, and notes."""
+    """Return all tables, the description of the machine, and the notes."""
     sections = [bullets([*report.machine, *_peak(report)])]
     if report.shapes:
         sections.append("\n\n".join(["## Fixed shapes, rows x tokens", *_shape_tables(report)]))

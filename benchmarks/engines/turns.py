@@ -1,4 +1,4 @@
-"""A contestant's side of the measurement: its process works when asked, and waits otherwise."""
+"""A contestant's side of the measurement: its process works on request and sleeps otherwise."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ShapePlayer(Player, Protocol):
 
 
 class Referee:
-    """Times what a player does."""
+    """Times a player's work."""
 
     def __init__(self, player: Player, inputs: Inputs) -> None:
         self._player, self._inputs = player, inputs

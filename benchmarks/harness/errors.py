@@ -1,4 +1,4 @@
-"""The error of all benchmarks, and what a process says of its own."""
+"""The error of all benchmarks, and the error message of a child process."""
 
 from __future__ import annotations
 

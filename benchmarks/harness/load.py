@@ -27,9 +27,9 @@ _MAX_EXAMPLES: Final = 3
 
 
 def loading(plan: Plan) -> AbstractContextManager[Callable[[], LoadResult]]:
-    """Send in a process of its own, while this one does what it is to be tested against.
+    """Send in a process of its own while this process goes on; for `with`.
 
-    Inside `with`, what it gives waits for the result.
+    Inside `with`, call the yielded function to wait for the result.
     """
     return running_in_process(send, plan)
 
@@ -137,7 +137,7 @@ class _Sender:
     async def _by_the_clock(self, times_s: Iterator[float]) -> None:
         running: set[asyncio.Task[None]] = set()
         for number, due_s in enumerate(times_s):
-            # All that is due goes at once: a timer for each would cost more than the sending.
+            # All due requests are sent together: a timer for each would cost more than the sending.
             if due_s > time.monotonic():
                 await asyncio.sleep(due_s - time.monotonic())
             if self._stop.is_set():
@@ -170,7 +170,7 @@ class _Sender:
             await asyncio.sleep(0.05)  # nor does a client come back at once
 
     def _keep(self, index: int, answer: _Answer, problem: str) -> None:
-        """A body of each request; of what failed only some, which may be very many."""
+        """Keep one body of each request, and a few examples of failures."""
         if answer.status == 200:
             self._result.bodies.setdefault(index, answer.body)
         elif len(self._result.failures) < _MAX_EXAMPLES:

@@ -20,7 +20,7 @@ class Reply:
         latency_s: from then to the end of the reply.
         status: of the reply, or NO_REPLY.
         retry_after: the header's text, if there is one.
-        problem: what went wrong where there is no reply.
+        problem: the error, if there is no reply.
     """
 
     due_s: float

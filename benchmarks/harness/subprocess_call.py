@@ -1,4 +1,4 @@
-"""Runs a function once in a process of its own, so that its work disturbs nothing in this one.
+"""One call of a function in a process of its own, whose work disturbs nothing in this one.
 
 Unlike `multiprocessing`, the process does not import the program that started it, which may take
 seconds.

@@ -20,7 +20,7 @@ def bullets(lines: Iterable[str]) -> str:
 
 
 def write_between(page: Path, begin: str, end: str, text: str) -> None:
-    """Replace what a page has between two lines.
+    """Replace the text between two lines of a page.
 
     Raises:
         BenchmarkError: the page does not have both.

@@ -12,7 +12,7 @@ class Child(Worker):
     """A process that does a job; inside `with` it is warm.
 
     Args:
-        log: file that takes what the process prints.
+        log: file for the process' output.
 
     Raises:
         BenchmarkError: it ended before its time.

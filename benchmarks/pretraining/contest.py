@@ -58,7 +58,7 @@ class Contest:
     Attributes:
         rounds: turns of each child that count; one before them does not.
         turn_s: shortest time of a turn, which ends with the step that passes it.
-        logs: folder for what children print.
+        logs: folder for the children's output.
         bar: progress, in turns and starts of children.
     """
 
@@ -125,7 +125,7 @@ class Contest:
     def _start(
         self, jobs: Sequence[Job], stack: ExitStack, failures: dict[str, str]
     ) -> Iterator[Child]:
-        """The children that are warm; why the others are not goes into `failures`."""
+        """Return the children that are warm; `failures` gets the errors of the others."""
         for number, job in enumerate(jobs):
             self.bar.set_postfix_str(f"{job.case}: {job.name}, warming up")
             log = self.logs / f"{job.case.shape}-{job.case.length}-{number}.log"

@@ -59,7 +59,7 @@ class HfSettings:
         attention: its implementation.
         padding: every sequence to the full length, which gives one shape; or batches of like
             lengths, each padded to a multiple of 8 (`group_by_length`).
-        keeps_memory: whether malloc is told to keep what a step gives back.
+        keeps_memory: whether malloc keeps the memory that a step frees.
     """
 
     num_rows: int
@@ -79,7 +79,7 @@ class Job:
     """The training that a child process does.
 
     Attributes:
-        hf: how, by `transformers`; None for this package.
+        hf: settings of `transformers`; None for this package.
         shards: folder of the tokenised corpus.
         examples: folder of the same text's examples, as `data.write` writes them.
         tokenizer: folder of the `tokenizer.json` that the data was made with.

@@ -1,4 +1,4 @@
-"""A child process that pretrains with this package: what `training.pretrain` does in its steps."""
+"""A child process that pretrains with this package: the steps of `training.pretrain`."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Report:
         return [name, *cells, f"{ratio:.2f}x", f"{cpu_ratio:.2f}x" if on_cpu else ""]
 
     def _ratio(self, result: Result, rate: Callable[[Turn], float]) -> float:
-        """Median over rounds: what else the machine does changes less within one than between."""
+        """Return the median of the rounds' ratios: other load varies little within a round."""
         pairs = zip(self.ours.turns, result.turns, strict=True)
         return statistics.median(rate(ours) / rate(theirs) for ours, theirs in pairs)
 

@@ -21,7 +21,7 @@ _BYTES_A_KIB = 1024
 
 
 class Stopwatch:
-    """Times turns of whole steps; to be told after each step.
+    """Times turns of whole steps; to be called after each step.
 
     A turn in which something was compiled is begun again, so that neither side pays for a shape
     that it meets for the first time.

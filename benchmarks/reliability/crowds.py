@@ -35,7 +35,7 @@ _LARGE_REPLY: Final = http_request(
 )
 
 
-# Ends when the service has answered or closed the connection; gives what was answered.
+# Ends when the service has answered or closed the connection; returns the answer.
 _Client: TypeAlias = Callable[[socket.socket], Coroutine[Any, Any, list[int]]]
 
 
@@ -44,9 +44,9 @@ class Stay:
     """Counts of the connections' ends.
 
     Attributes:
-        num_open: how many were made.
-        ended_s: after how long each was answered or closed, or went by itself.
-        statuses: what was answered, where anything was.
+        num_open: number of connections that were made.
+        ended_s: seconds until each was answered or closed, or ended by itself.
+        statuses: of the answers.
     """
 
     num_open: int
@@ -81,7 +81,7 @@ def _beside(
     kinds: Mapping[str, tuple[_Client, int]],
     settings: Mapping[str, str],
 ) -> Result:
-    """Ask as others do, before these clients come, beside them, and after they left."""
+    """Measure ordinary requests before, during and after these clients."""
     stay_s = max(setting.seconds, 2.5 * _DEADLINE_S if settings else 0)
     stays: dict[str, Stay] = {}
     with serving(setting.bundle, setting.folder / name, settings) as service:

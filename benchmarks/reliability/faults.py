@@ -1,4 +1,4 @@
-"""The service is ended, loses a worker, changes its model, while it is asked."""
+"""Faults under load: the service ends, loses a worker, or changes its model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A service process on this machine, what it holds in memory, and what it is asked."""
+"""A service process on this machine, its memory, and its requests."""
 
 from __future__ import annotations
 

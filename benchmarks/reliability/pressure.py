@@ -190,7 +190,7 @@ def soak(setting: Setting) -> Result:
 
 
 def counted(result: LoadResult) -> str:
-    """The replies by status, and what went wrong with the others."""
+    """Return the counts of replies by status, with the problems of failed ones."""
     text = ", ".join(f"{num} x {status or 'none'}" for status, num in result.statuses.items())
     return f"{text} {result.problems}" if result.problems else text
 

@@ -18,7 +18,7 @@ class Result:
     """The result of one scenario.
 
     Attributes:
-        figures: what was measured, by what it is.
+        figures: the measured values by name.
         checks: whether each requirement was met.
         curve: memory over time, for a soak: minutes and MB.
     """

@@ -1,4 +1,4 @@
-"""Each service runs in turns, and is asked the same."""
+"""Measurement of services in turns, with the same requests."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Contest:
         levels: numbers of connections.
         least_s: of passes over the stream at each level.
         folder: takes the services' logs.
-        bar: goes on by one for each load.
+        bar: progress, in loads.
     """
 
     stream: Stream

@@ -35,7 +35,7 @@ def saturation(result: Result) -> tuple[int, float]:
 
 
 def best_within(result: Result, most_s: float) -> tuple[int, float] | None:
-    """The connections with the best throughput whose p99 is no longer, and that throughput."""
+    """Return the connections with the best throughput within a p99, and that throughput."""
     rates = {
         level: per_s(runs) for level, runs in result.levels.items() if latency_s(runs, 99) <= most_s
     }
@@ -53,7 +53,7 @@ def part_of_engine(result: Result, num_items: int) -> float:
 
 
 def idle_ms(result: Result, length: str) -> tuple[float, float, float]:
-    """Median milliseconds over HTTP, of tokeniser and engine, and what lies between.
+    """Return median milliseconds over HTTP, of tokeniser and engine, and their difference.
 
     Each is the median over rounds of a round's p50; so is the difference.
     """

@@ -39,8 +39,8 @@ class Comparison:
 
     Attributes:
         url: of a service of the same bundle.
-        calls: the stream, as that service is asked.
-        idle: requests of each length, which are asked one at a time, of both.
+        calls: the stream in the service's format.
+        idle: requests of each length, sent one at a time to both.
     """
 
     bundle: Path

@@ -24,7 +24,7 @@ class Service:
         target: the service, as MODULE:NAME.
         environment: its settings.
         call: the path and body that ask it for an item.
-        bundle: what it serves, where that is ours.
+        bundle: the served bundle, for ours.
         num_workers: its processes.
     """
 
@@ -42,7 +42,7 @@ class PeerSettings:
 
     Attributes:
         max_batch_size: the most requests that BentoML gives a pipeline at once.
-        pipeline_batch_size: how many of those it pads and runs together; 1 is its default.
+        pipeline_batch_size: number of those that it pads and runs together; 1 is its default.
         num_workers: processes, among which the threads are divided.
     """
 

@@ -1,4 +1,4 @@
-"""The model and the requests that all sides are given."""
+"""The model and the requests of all services."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def make_stream(
     """Draw the requests; the same files give the same ones.
 
     Args:
-        num_idle: texts of each length that are asked for one at a time.
+        num_idle: texts of each length that are sent one at a time.
 
     Raises:
         BenchmarkError: there are no fitting texts, or the checkpoint has no head for any task.
@@ -136,7 +136,7 @@ def _cut(
     """That many tokens from anywhere in the texts."""
     start = draw.randrange(max(1, len(words) - length))
     whole = " ".join(words[start : start + length])
-    # The last token is [SEP], which stands nowhere in the text.
+    # The last token is [SEP], which is not in the text.
     text = whole[: tokenizer.encode(whole).offsets[length - 2][1]].strip()
     while (num_tokens := len(tokenizer.encode(text).ids)) > length:
         text = text[:-1]  # a word that was cut may be more tokens than it had in the whole

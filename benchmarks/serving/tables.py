@@ -34,7 +34,7 @@ class Report:
 
     Attributes:
         machine: hardware, versions and date, a line each.
-        model: what was served.
+        model: description of the served model.
         results: of the peer first.
         tried: settings of the peer, best first.
         rate_per_s: of the requests that came at random.
@@ -59,7 +59,7 @@ class Report:
 
 
 def markdown(report: Report) -> str:
-    """All tables, with what was measured on."""
+    """Return all tables, with the description of machine and model."""
     sections = [
         bullets([*report.machine, report.model, _stream(report.stream)]),
         "### Throughput at the peer's p99",
@@ -99,7 +99,7 @@ def to_dict(report: Report) -> dict[str, Any]:
 
 
 def write_tables(page: Path, tables: str) -> None:
-    """Replace what an earlier run wrote.
+    """Replace the tables of an earlier run.
 
     Raises:
         BenchmarkError: the page does not have both markers.
