@@ -25,6 +25,7 @@ from benchmarks.engines.measurement import MeasurementOptions, Subject, measure
 from benchmarks.engines.tables import markdown, save
 from training.errors import report_errors
 from training.run.options import parse_count, parse_duration
+from training.system.command_line import make_parser
 
 _REPOSITORY: Final = Path(__file__).parents[1]
 _DATA: Final = _REPOSITORY / "tests" / "data"
@@ -91,12 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.engine",
-        description=__doc__,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("benchmarks.engine", __doc__, _EXAMPLES)
     parser.add_argument(
         "--output", type=Path, default=Path("runs/bench-engine"), help="(%(default)s)"
     )

@@ -31,6 +31,7 @@ from training.errors import report_errors
 from training.loop.flops import peak_flops
 from training.prepare import prepare
 from training.run.options import default_device, parse_count, parse_duration, parse_positive
+from training.system.command_line import make_parser
 
 _REPOSITORY: Final = Path(__file__).parents[1]
 _CURVES: Final = {
@@ -151,12 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.pretrain",
-        description=__doc__,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("benchmarks.pretrain", __doc__, _EXAMPLES)
     add = parser.add_argument
     add(
         "--corpus",

@@ -31,6 +31,7 @@ from benchmarks.serving.tables import Report, markdown, to_dict, write_tables
 from export.write import export_bundle
 from training.errors import report_errors
 from training.run.options import parse_count, parse_duration
+from training.system.command_line import make_parser
 
 _DOCS: Final = REPOSITORY / "docs" / "serving.md"
 _PRECISIONS: Final = ("fp32", "int8")
@@ -144,12 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.serve",
-        description=__doc__,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("benchmarks.serve", __doc__, _EXAMPLES)
     _add_subject(parser.add_argument_group("what is served, and asked"))
     _add_amounts(parser.add_argument_group("how much is measured"))
     _add_output(parser.add_argument_group("what is written"))

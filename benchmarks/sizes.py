@@ -27,6 +27,7 @@ from albert_serve.doctor.footprint import Footprint, measure_footprint
 from albert_serve.settings import Prepack, RuntimeOptions, shipped_bundle
 from export.write import export_bundle
 from training.errors import report_errors
+from training.system.command_line import make_parser
 
 _SIZES: Final = ("base", "large", "xlarge", "xxlarge")
 _EXAMPLES: Final = """\
@@ -158,12 +159,7 @@ def _random_checkpoint(size: str, folder: Path) -> Path:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.sizes",
-        description=__doc__,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("benchmarks.sizes", __doc__, _EXAMPLES)
     add = parser.add_argument
     add("--sizes", nargs="+", choices=_SIZES, default=_SIZES, help="(all)")
     precisions = get_args(Precision)

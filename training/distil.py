@@ -42,6 +42,7 @@ from training.pretrain import (
 )
 from training.run.options import add_end, add_reports, parse_count, parse_weight
 from training.run.recipes import DISTILLATION, Recipe
+from training.system.command_line import make_parser
 
 _EXAMPLES: Final = r"""examples:
   python -m training.distil --teacher sentence-transformers/all-MiniLM-L6-v2 \
@@ -172,12 +173,7 @@ def _parse_pair(text: str) -> tuple[int, int]:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of this command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m training.distil",
-        description=__doc__,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("training.distil", __doc__, _EXAMPLES)
     _add_teacher(parser)
     add_data(parser)
     add_sizes(parser)

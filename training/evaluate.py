@@ -36,6 +36,7 @@ from training.model.checkpoint import load_checkpoint, read_config
 from training.model.heads import AlbertForTasks, Task
 from training.prepare import prepare
 from training.run.options import default_device, parse_count
+from training.system.command_line import make_parser
 
 _TOKENS_A_BATCH: Final = 8192
 _TOKENS_AT_ONCE: Final = 8 * _TOKENS_A_BATCH
@@ -237,12 +238,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m training.evaluate",
-        description=__doc__,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("training.evaluate", __doc__, _EXAMPLES)
     add = parser.add_argument
     add("checkpoint", type=Path, help="the checkpoint's folder")
     add("--pretraining", nargs="+", type=Path, help="held-out text")

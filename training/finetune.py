@@ -39,6 +39,7 @@ from training.optim.optimizers import OptimizerSettings, Schedule, build_optimiz
 from training.prepare import prepare
 from training.run.driver import Origin, train_run
 from training.run.options import add_end, add_optimization, add_reports, parse_count, parse_positive
+from training.system.command_line import make_parser
 
 _EXAMPLES: Final = r"""examples:
   python -m training.finetune --initialize-from runs/base/checkpoint --output runs/sentiment \
@@ -263,12 +264,7 @@ def _data_names(options: argparse.Namespace) -> dict[str, list[str]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m training.finetune",
-        description=__doc__,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("training.finetune", __doc__, _EXAMPLES)
     add = parser.add_argument
     add("--initialize-from", type=Path, required=True, help="a checkpoint's folder")
     add("--output", type=Path, required=True, help="the run's folder")

@@ -28,6 +28,7 @@ from training.loop.recorded import (
     read_run,
     with_paths_for_names,
 )
+from training.system.command_line import make_parser
 
 if TYPE_CHECKING:  # slow to import
     from matplotlib.axes import Axes
@@ -297,12 +298,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m training.plot",
-        description=__doc__,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("training.plot", __doc__, _EXAMPLES)
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
     add("--output", type=Path, help="picture to write (curves.png, or layers.png with --layers)")

@@ -30,6 +30,7 @@ from training.data.shard_writer import ShardWriter, claim
 from training.data.shards import SHARDS_FILE, Manifest, Part, ShardError, Shards
 from training.data.tokenization import Tokenised, tokenise
 from training.errors import report_errors
+from training.system.command_line import make_parser
 
 # A preparation is resumed after its last complete part.
 PART_BYTES: Final = 60 << 20
@@ -258,12 +259,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m training.prepare",
-        description=__doc__,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("training.prepare", __doc__, _EXAMPLES)
     add = parser.add_argument
     add(
         "--corpus",

@@ -39,6 +39,7 @@ from training.run.options import (
     parse_seed,
 )
 from training.run.recipes import RECIPES, Dropout, Recipe, scaled_lr
+from training.system.command_line import make_parser
 
 # Tokens of held-out text in a validation.
 _VALIDATION_TOKENS: Final = 1 << 16
@@ -283,12 +284,7 @@ def _origin(options: argparse.Namespace, record: Mapping[str, Any], program: str
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of this command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m training.pretrain",
-        description=__doc__,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("training.pretrain", __doc__, _EXAMPLES)
     add_data(parser)
     add_sizes(parser)
     add_end(parser)

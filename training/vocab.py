@@ -31,6 +31,7 @@ from tqdm import tqdm
 from albert_serve.tokenizer import SPECIAL_TOKENS
 from training.data.corpus import find_files, read_documents, split_sentences
 from training.errors import TrainingError, report_errors
+from training.system.command_line import make_parser
 
 _USER_SYMBOLS: Final = ("(", ")", '"', "-", ".", "–", "£", "€")
 _EXAMPLES: Final = """examples:
@@ -200,12 +201,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m training.vocab",
-        description=__doc__,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("training.vocab", __doc__, _EXAMPLES)
     parser.add_argument(
         "--corpus",
         nargs="+",

@@ -27,6 +27,7 @@ from benchmarks.ablations.tables import Base, Table, TableName, Variant, distinc
 from training.errors import report_errors
 from training.loop.progress import is_known_run, record_run
 from training.run.options import default_device, parse_count, parse_part
+from training.system.command_line import make_parser
 
 _EXAMPLES: Final = r"""examples:
   python -m benchmarks.ablations --shards wiki-shards/ --validation held-out-shards/ \
@@ -123,12 +124,7 @@ def _heading(setup: Setup, results: dict[Variant, Result], num_variants: int) ->
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.ablations",
-        description=__doc__,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("benchmarks.ablations", __doc__, _EXAMPLES)
     add = parser.add_argument
     add("--shards", type=Path, required=True, help="folder that training.prepare wrote")
     add("--validation", type=Path, required=True, help="the same of held-out text")

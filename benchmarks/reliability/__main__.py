@@ -23,6 +23,7 @@ from benchmarks.reliability.crowds import connections, half_open, slow_clients
 from benchmarks.reliability.faults import killed_worker, reload, sigterm
 from benchmarks.reliability.pressure import Setting, capacity, overload, soak
 from benchmarks.reliability.report import Result, tables, write_into
+from training.system.command_line import make_parser
 
 _PAGE: Final = Path(__file__).parents[2] / "docs/reliability.md"
 SCENARIOS: Final[dict[str, Callable[[Setting], Result]]] = {
@@ -95,12 +96,7 @@ def _run(names: Sequence[str], setting: Setting) -> list[Result]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.reliability",
-        description=__doc__,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("benchmarks.reliability", __doc__, _EXAMPLES)
     add = parser.add_argument
     add("scenarios", nargs="*", metavar="SCENARIO", help=f"of {', '.join(SCENARIOS)} (all)")
     add("--bundle", type=Path, help="bundle to serve (the shipped one)")

@@ -1,0 +1,15 @@
+"""Command-line parsers, which show a command's documentation and examples."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def make_parser(module: str, description: str | None, examples: str) -> argparse.ArgumentParser:
+    """Return the parser of `python -m module`, whose help shows both texts as they are."""
+    return argparse.ArgumentParser(
+        prog=f"python -m {module}",
+        description=description,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
