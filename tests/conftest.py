@@ -17,15 +17,17 @@ _WITH_PROCESSES: Final = (
     "albert_serve/web",
     "benchmarks",
     "training/data/test_packed_rows.py",
-    "training/data/test_prepare_stopped.py",
     "training/distillation/test_distil.py",
     "training/distillation/test_pseudo_labels.py",
     "training/evaluation",
     "training/loop",
     "training/model/test_model_training.py",
     "training/optim/test_lamb.py",
+    "training/test_evaluate.py",
     "training/test_finetune.py",
     "training/test_losses.py",
+    "training/test_plot.py",
+    "training/test_prepare_stopped.py",
     "training/test_pretrain.py",
 )
 
@@ -33,6 +35,7 @@ _WITH_PROCESSES: Final = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests in the files and folders above."""
     folders = [_TESTS / name for name in _WITH_PROCESSES]
+    assert all(folder.exists() for folder in folders), folders
     for item in items:
         if any(item.path.is_relative_to(folder) for folder in folders):
             item.add_marker("process")
