@@ -11,20 +11,22 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from sklearn.metrics import precision_recall_fscore_support
 
 from albert_serve.files import write_atomically
 from albert_serve.tasks.base import EncoderInput
 from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tokenizer import AlbertTokenizer
-from training.data.datasets import Question, read_labelled, read_squad
 from training.data.examples import MIN_LENGTH, ExampleSettings, SentenceTask
 from training.data.feeds import labelled_examples
+from training.data.labelled import LabelledText, read_labelled
 from training.data.masking import NgramMasking, word_starts
+from training.data.questions import Question, read_squad
 from training.data.shards import Shards
 from training.errors import report_errors
 from training.evaluation.predictions import EvaluationError, Item, predict, question_items
@@ -35,7 +37,7 @@ from training.losses import Objective, Tally, score
 from training.model.checkpoint import load_checkpoint, read_config
 from training.model.heads import AlbertForTasks, Task
 from training.prepare import prepare
-from training.run.options import default_device, parse_count
+from training.run.options import add_columns, columns_of, default_device, parse_count
 from training.system.command_line import make_parser
 
 _TOKENS_A_BATCH: Final = 8192
@@ -81,20 +83,24 @@ def evaluate_pretraining(
 
 
 def evaluate_classification(
-    model: AlbertForTasks, tokenizer: AlbertTokenizer, files: Sequence[Path], names: Sequence[str]
-) -> dict[str, float]:
-    """Evaluate the accuracy and loss of text classification.
+    model: AlbertForTasks,
+    tokenizer: AlbertTokenizer,
+    texts: Sequence[LabelledText],
+    names: Sequence[str],
+    *,
+    truncation: bool = False,
+) -> dict[str, Any]:
+    """Evaluate text classification: loss, accuracy, macro-F1, and the figures of each class.
+
+    Args:
+        names: of the labels, in the order of the model's outputs.
+        truncation: whether long texts are cut to the model's positions.
 
     Raises:
-        EvaluationError: a text is longer than the model has positions.
+        CorpusError: texts are longer than the model has positions, and `truncation` is off.
     """
-    texts, _ = read_labelled(files, names)
-    examples, num_long = labelled_examples(texts, tokenizer, length=model.config.max_positions)
-    if num_long:
-        raise EvaluationError(
-            f"{num_long} texts are over the model's {model.config.max_positions} positions; "
-            "leave them out of the files, so that the figure says what it was measured on"
-        )
+    length = model.config.max_positions
+    examples, num_cut = labelled_examples(texts, tokenizer, length=length, truncation=truncation)
     items = [
         Item(
             inputs=[
@@ -107,12 +113,31 @@ def evaluate_classification(
         for example in examples
     ]
     logits_NK = torch.tensor(_predict(model, items, "texts"))
+    labels_N = torch.tensor([example.label for example in examples])
     total = Tally()
-    total.add(score(logits_NK, torch.tensor([example.label for example in examples])))
+    total.add(score(logits_NK, labels_N))
+    precisions, recalls, f1s, counts = precision_recall_fscore_support(
+        labels_N.numpy(),
+        logits_NK.argmax(-1).numpy(),
+        labels=range(len(names)),
+        zero_division=0.0,
+    )
+    is_present = counts > 0
     return {
         "text_classification_accuracy": total.accuracy,
+        "text_classification_macro_f1": float(f1s[is_present].mean()),
         "text_classification_loss": total.loss,
         "text_classification_texts": total.count,
+        "text_classification_truncated": num_cut,
+        "text_classification_classes": {
+            name: {
+                "precision": float(precisions[index]),
+                "recall": float(recalls[index]),
+                "f1": float(f1s[index]),
+                "texts": int(counts[index]),
+            }
+            for index, name in enumerate(names)
+        },
     }
 
 
@@ -150,7 +175,7 @@ def _predict(model: AlbertForTasks, items: Sequence[Item], title: str) -> list[A
     return predict(engine, items, max_tokens_at_once=_TOKENS_AT_ONCE, title=title)
 
 
-def evaluate(options: argparse.Namespace) -> dict[str, float]:
+def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     """The figures of every kind of data that is given.
 
     Raises:
@@ -163,19 +188,26 @@ def evaluate(options: argparse.Namespace) -> dict[str, float]:
     folder: Path = options.checkpoint
     model = load_checkpoint(folder).to(options.device).eval()
     tokenizer = AlbertTokenizer.from_file(folder / "tokenizer.json")
-    figures: dict[str, float] = {}
+    figures: dict[str, Any] = {}
     if options.pretraining:
         _need(model, "fill-mask")
         figures |= _held_out_figures(options, model, tokenizer)
     if options.text_classification:
         _need(model, "text-classification")
         names = _label_names(folder, model.tasks["text-classification"])
-        figures |= evaluate_classification(model, tokenizer, options.text_classification, names)
+        texts, _ = read_labelled(options.text_classification, names, columns_of(options))
+        figures |= evaluate_classification(
+            model, tokenizer, texts, names, truncation=options.truncation
+        )
     if options.question_answering:
         _need(model, "question-answering")
         questions = read_squad(options.question_answering)
         figures |= evaluate_questions(model, tokenizer, questions)
-    return {name: figure for name, figure in figures.items() if not math.isnan(figure)}
+    return {
+        name: figure
+        for name, figure in figures.items()
+        if not (isinstance(figure, float) and math.isnan(figure))
+    }
 
 
 def _held_out_figures(
@@ -229,12 +261,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     figures = evaluate(options)
+    classes = figures.get("text_classification_classes", {})
     for name, value in figures.items():
-        print(f"{name:34} {value:12,.4f}" if isinstance(value, float) else f"{name:34} {value:12,}")
+        if isinstance(value, float):
+            print(f"{name:34} {value:12,.4f}")
+        elif isinstance(value, int):
+            print(f"{name:34} {value:12,}")
+    if len(classes) > 2:
+        _print_classes(classes)
     file = options.output or options.checkpoint / "evaluation.json"
     write_atomically(file, (json.dumps(figures, indent=2) + "\n").encode())
     print(f"written to {file}")
     return 0
+
+
+def _print_classes(classes: Mapping[str, Mapping[str, float]]) -> None:
+    width = max(map(len, (*classes, "class")))
+    print(f"\n{'class':{width}}  precision  recall      f1   texts")
+    for name, figures in classes.items():
+        shown = " ".join(f"{figures[key]:8.4f}" for key in ("precision", "recall", "f1"))
+        print(f"{name:{width}}  {shown} {figures['texts']:7,}")
+    print()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -242,7 +289,14 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("checkpoint", type=Path, help="the checkpoint's folder")
     add("--pretraining", nargs="+", type=Path, help="held-out text")
-    add("--text-classification", nargs="+", type=Path, help="TSV, CSV or JSONL files")
+    add("--text-classification", nargs="+", type=Path, help="CSV, TSV, JSONL or Parquet files")
+    add_columns(parser)
+    add(
+        "--truncation",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="cut longer texts to the model's positions; otherwise they are an error",
+    )
     add("--question-answering", nargs="+", type=Path, help="SQuAD files")
     add("--length", type=parse_count, default=128, help="tokens per row of held-out text (128)")
     add("--output", type=Path, help="output file (evaluation.json in the checkpoint)")

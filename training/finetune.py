@@ -9,8 +9,10 @@ output folder; the same command resumes a run that was stopped.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,25 +22,51 @@ from tqdm import tqdm
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import TokenisedExample
-from training.data.collate import Collator, Slicing
-from training.data.datasets import read_labelled, read_squad, read_texts
+from training.data.collate import Collator, Slicing, collate_examples
 from training.data.examples import MIN_LENGTH, ExampleSettings
-from training.data.feeds import BatchFeed, Feed, PlannedFeed, example_feed, labelled_examples
+from training.data.feeds import (
+    ExampleFeed,
+    Feed,
+    LabelledExample,
+    PlannedFeed,
+    example_feed,
+    labelled_examples,
+)
+from training.data.labelled import LabelledText, read_labelled, read_texts
 from training.data.masking import NgramMasking, word_starts
 from training.data.packing import Plan
-from training.data.windows import span_examples
+from training.data.questions import read_squad
+from training.data.windows import SpanExample, span_examples
 from training.errors import report_errors
+from training.evaluation.validation import Validation
 from training.loop.distributed import World, join_world
 from training.loop.progress import Progress, RunError, is_known_run
 from training.loop.provenance import file_names
 from training.loop.step import Run
-from training.losses import LOSS_OF, LossFunction, Objective
+from training.losses import (
+    LOSS_OF,
+    LossFunction,
+    Objective,
+    cls_logits,
+    compile_logits,
+    compiled_losses,
+)
 from training.model.checkpoint import cut_positions, label_keys, load_checkpoint, read_config
 from training.model.heads import head_sizes
 from training.optim.optimizers import OptimizerSettings, Schedule, build_optimizers
 from training.prepare import prepare
 from training.run.driver import Origin, train_run
-from training.run.options import add_end, add_optimization, add_reports, parse_count, parse_positive
+from training.run.options import (
+    add_columns,
+    add_compile,
+    add_end,
+    add_optimization,
+    add_reports,
+    columns_of,
+    parse_count,
+    parse_positive,
+    should_compile,
+)
 from training.system.command_line import make_parser
 
 _EXAMPLES: Final = r"""examples:
@@ -49,6 +77,10 @@ _EXAMPLES: Final = r"""examples:
       --question-answering squad/train-v1.1.json --pretraining wiki/*.jsonl.xz \
       --weights 1 2 1 --budget 30m
 """
+# The tasks' data, in the order of --weights and --batch-size.
+_DATA_OPTIONS: Final = ("text_classification", "question_answering", "pretraining")
+# Texts of a batch of validation.
+_VALIDATED_TOGETHER: Final = 64
 # Options that do not affect the results.
 _NOT_RECORDED: Final = frozenset({"output", "device", "save_every", "report_every", "keep"})
 _DEFAULTS: Final[dict[str, float | str]] = {
@@ -65,13 +97,20 @@ _DEFAULTS: Final[dict[str, float | str]] = {
 }
 
 
-def _build(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
-    """Build the run, and the keys of config.json that name its labels."""
+def _build(options: argparse.Namespace) -> tuple[Run, dict[str, Any], Validation | None]:
+    """Build the run, the keys of config.json that name its labels, and the validation."""
     hf = read_config(options.initialize_from)
     config = AlbertConfig.from_hf(hf)
-    _check_length(options.length, options.max_positions or config.max_positions)
-    progress = Progress(num_steps=options.steps, budget_s=options.budget)
-    feeds, labels, loss_of = _feeds(options)
+    if options.max_positions:
+        config = replace(config, max_positions=options.max_positions)
+    _check_length(options.length, config.max_positions)
+    feeds, labels, loss_of = _feeds(options, config)
+    num_steps = options.steps
+    if options.epochs:
+        in_epochs = math.ceil(options.epochs * _steps_an_epoch(feeds, "--steps"))
+        num_steps = min(in_epochs, num_steps or in_epochs)
+    progress = Progress(num_steps=num_steps, budget_s=options.budget)
+    validation = _validation(options, feeds, labels)
     torch.manual_seed(options.seed)
     heads = load_checkpoint(options.initialize_from).tasks
     tasks = tuple(task for feed in feeds for task in feed.tasks)
@@ -104,7 +143,7 @@ def _build(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
     )
     kept = {key: hf[key] for key in label_keys([]) if key in hf and "text-classification" in sizes}
     task = {key: hf[key] for key in ("albert_sentence_task",) if key in hf}
-    return run, {**task, **(labels or kept)}
+    return run, {**task, **(labels or kept)}, validation
 
 
 def _check_length(length: int, max_positions: int) -> None:
@@ -116,34 +155,60 @@ def _check_length(length: int, max_positions: int) -> None:
 
 
 def _feeds(
-    options: argparse.Namespace,
+    options: argparse.Namespace, config: AlbertConfig
 ) -> tuple[list[Feed], dict[str, Any], dict[str, LossFunction]]:
     """Return the task streams in the order of --weights, config.json's label keys, and losses."""
     tokenizer = AlbertTokenizer.from_file(options.initialize_from / "tokenizer.json")
     feeds: list[Feed] = []
     labels: dict[str, Any] = {}
-    loss_of = dict(LOSS_OF)
+    compiles = should_compile(options)
+    own_loss: LossFunction | None = None
+    sizes = _batch_sizes(options)
     if options.teacher is not None and not options.text_classification:
         raise RunError("--teacher labels texts; give them with --text-classification")
     if options.text_classification:
-        examples, labels, loss_of["text-classification"] = _classification(options, tokenizer)
+        examples, labels, own_loss = _classification(options, tokenizer, compiles=compiles)
         feeds.append(
             example_feed(
                 "text-classification",
                 examples,
-                tokens_a_batch=options.classification_tokens,
+                config,
+                batch_size=sizes["text_classification"],
                 seed=options.seed,
             )
         )
     if options.question_answering:
-        feeds.append(_question_answering(options, tokenizer))
+        feeds.append(
+            example_feed(
+                "question-answering",
+                _question_examples(options, tokenizer),
+                config,
+                batch_size=sizes["question_answering"],
+                seed=options.seed,
+            )
+        )
     if options.pretraining:
-        feeds.append(_pretraining(options, tokenizer))
+        feeds.append(_pretraining(options, tokenizer, sizes["pretraining"]))
     if not feeds:
         raise RunError(
             "nothing to train: give --text-classification, --question-answering or --pretraining"
         )
+    loss_of = compiled_losses() if compiles else dict(LOSS_OF)
+    if own_loss is not None:
+        loss_of["text-classification"] = own_loss
     return feeds, labels, loss_of
+
+
+def _batch_sizes(options: argparse.Namespace) -> dict[str, int]:
+    """Return the examples a step of each task with data, by the option that names its data."""
+    names = [name for name in _DATA_OPTIONS if getattr(options, name)]
+    sizes = options.batch_size
+    if len(sizes) not in (1, len(names)):
+        raise RunError(
+            f"--batch-size {' '.join(map(str, sizes))}: give one number, or one for each of "
+            + ", ".join(name.replace("_", "-") for name in names)
+        )
+    return dict(zip(names, sizes * len(names) if len(sizes) == 1 else sizes, strict=True))
 
 
 def _weights(options: argparse.Namespace, feeds: Sequence[Feed]) -> list[float]:
@@ -155,24 +220,70 @@ def _weights(options: argparse.Namespace, feeds: Sequence[Feed]) -> list[float]:
 
 
 def _classification(
-    options: argparse.Namespace, tokenizer: AlbertTokenizer
-) -> tuple[Sequence[TokenisedExample], dict[str, Any], LossFunction]:
-    """Return the examples of text classification, the label keys, and the loss function."""
+    options: argparse.Namespace, tokenizer: AlbertTokenizer, *, compiles: bool
+) -> tuple[Sequence[TokenisedExample], dict[str, Any], LossFunction | None]:
+    """Return the examples of text classification, the label keys, and a loss if not the usual."""
     if options.teacher is not None:
-        return _taught_classification(options, tokenizer)
-    texts, names = read_labelled(options.text_classification, options.labels)
+        return _taught_classification(options, tokenizer, compiles=compiles)
+    texts, names = read_labelled(options.text_classification, options.labels, columns_of(options))
     if len(names) < 2:
         raise RunError(f"all texts have the label {names[0]}; a classifier needs two or more")
-    examples, num_long = labelled_examples(texts, tokenizer, length=options.length)
-    if num_long:
-        print(f"{num_long} of {len(texts)} texts are over {options.length} tokens: left out")
-    if not examples:
-        raise RunError(f"no text fits into {options.length} tokens; give a larger --length")
-    return examples, label_keys(names), LOSS_OF["text-classification"]
+    return _labelled_examples(options, tokenizer, texts), label_keys(names), None
+
+
+def _labelled_examples(
+    options: argparse.Namespace, tokenizer: AlbertTokenizer, texts: Sequence[LabelledText]
+) -> list[LabelledExample]:
+    """Tokenise texts as --length and --truncation say, and report how many were cut."""
+    examples, num_cut = labelled_examples(
+        texts, tokenizer, length=options.length, truncation=options.truncation
+    )
+    if num_cut:
+        print(f"{num_cut:,} of {len(texts):,} texts are cut to {options.length} tokens")
+    return examples
+
+
+def _validation(
+    options: argparse.Namespace, feeds: Sequence[Feed], labels: Mapping[str, Any]
+) -> Validation | None:
+    """Return the held-out texts of classification in batches of like lengths."""
+    if not options.validation:
+        return None
+    if not options.text_classification or options.teacher is not None:
+        raise RunError("--validation takes labelled texts; it goes with --text-classification")
+    names = [labels["id2label"][str(number)] for number in range(len(labels["id2label"]))]
+    texts, _ = read_labelled(options.validation, names, columns_of(options))
+    tokenizer = AlbertTokenizer.from_file(options.initialize_from / "tokenizer.json")
+    examples = _labelled_examples(options, tokenizer, texts)
+    examples.sort(key=lambda example: len(example.ids))
+    return Validation(
+        batches=[
+            collate_examples(
+                "text-classification",
+                examples[begin : begin + _VALIDATED_TOGETHER],
+                row_length=options.length,
+            )
+            for begin in range(0, len(examples), _VALIDATED_TOGETHER)
+        ],
+        every=options.validate_every or _steps_an_epoch(feeds, "--validate-every"),
+        tasks=("text-classification",),
+    )
+
+
+def _steps_an_epoch(feeds: Sequence[Feed], option: str) -> int:
+    """Return the steps in which the one task's examples are read once.
+
+    Raises:
+        RunError: there are several tasks.
+    """
+    match feeds:
+        case [ExampleFeed() as feed]:
+            return feed.steps_an_epoch
+    raise RunError(f"epochs are those of one task; with several tasks give {option}")
 
 
 def _taught_classification(
-    options: argparse.Namespace, tokenizer: AlbertTokenizer
+    options: argparse.Namespace, tokenizer: AlbertTokenizer, *, compiles: bool
 ) -> tuple[Sequence[TokenisedExample], dict[str, Any], LossFunction]:
     """Return the same of texts with a teacher's logits as labels."""
     # Imported here, since only a teacher needs transformers.
@@ -184,30 +295,35 @@ def _taught_classification(
 
     if options.labels:
         raise RunError("--labels goes with labelled texts; with --teacher the labels are its own")
-    texts = read_texts(options.text_classification)
+    texts = read_texts(options.text_classification, columns_of(options))
     labels = pseudo_label(texts, options.teacher, options.device, options.output)
     examples = pseudo_labelled_examples(texts, labels, tokenizer, length=options.length)
-    loss = PseudoLabelLoss(problem=labels.problem, temperature=options.temperature)
+    loss = PseudoLabelLoss(
+        problem=labels.problem,
+        temperature=options.temperature,
+        logits=compile_logits(cls_logits) if compiles else cls_logits,
+    )
     return examples, label_keys(labels.names, multi_label=labels.problem == "multi_label"), loss
 
 
-def _question_answering(options: argparse.Namespace, tokenizer: AlbertTokenizer) -> BatchFeed:
-    questions = read_squad(options.question_answering)
-    examples = [
+def _question_examples(
+    options: argparse.Namespace, tokenizer: AlbertTokenizer
+) -> list[SpanExample]:
+    return [
         example
-        for question in tqdm(questions, desc="tokenising questions", disable=None)
+        for question in tqdm(
+            read_squad(options.question_answering), desc="tokenising questions", disable=None
+        )
         for example in span_examples(question, tokenizer, length=options.length)
     ]
-    return example_feed(
-        "question-answering", examples, tokens_a_batch=options.batch_tokens, seed=options.seed
-    )
 
 
-def _pretraining(options: argparse.Namespace, tokenizer: AlbertTokenizer) -> PlannedFeed:
+def _pretraining(
+    options: argparse.Namespace, tokenizer: AlbertTokenizer, num_rows: int
+) -> PlannedFeed:
     tokenizer_file = options.initialize_from / "tokenizer.json"
     shards = prepare(options.pretraining, tokenizer_file, options.output / "shards")
     masking = NgramMasking(word_starts=word_starts(tokenizer))
-    num_rows = max(1, options.batch_tokens // options.length)
     return PlannedFeed(
         plan=Plan(shards=shards, settings=_example_settings(options), seed=options.seed),
         collate=Collator(shards=shards, masking=masking, length=options.length, seed=options.seed),
@@ -239,14 +355,14 @@ def _train(options: argparse.Namespace) -> int:
         name: str(value) for name, value in vars(options).items() if name not in _NOT_RECORDED
     }
     is_known_run(options.output, settings)
-    run, extra_config = _build(options)
+    run, extra_config, validation = _build(options)
     origin = Origin(
         program="training.finetune",
         stage={"settings": {**settings, **_data_names(options)}},
         tokenizer_from=options.initialize_from,
         extra_config=extra_config,
     )
-    status = train_run(options, run, settings, origin)
+    status = train_run(options, run, settings, origin, validation=validation)
     batches = ", ".join(f"{count:,} of {name}" for name, count in run.num_steps.items())
     print(f"{options.output / 'checkpoint'}: {run.progress.step:,} steps ({batches})")
     return status
@@ -269,7 +385,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--initialize-from", type=Path, required=True, help="a checkpoint's folder")
     add("--output", type=Path, required=True, help="the run's folder")
     data = parser.add_argument_group("data (at least one)")
-    data.add_argument("--text-classification", nargs="+", type=Path, help="TSV, CSV or JSONL files")
+    data.add_argument(
+        "--text-classification", nargs="+", type=Path, help="CSV, TSV, JSONL or Parquet"
+    )
     data.add_argument("--labels", nargs="+", help="names of the labels 0, 1, ... of those files")
     data.add_argument(
         "--teacher",
@@ -282,6 +400,16 @@ def _parser() -> argparse.ArgumentParser:
         default=2.0,
         help="of the teacher's and the student's probabilities (%(default)s)",
     )
+    add_columns(data)
+    data.add_argument(
+        "--validation",
+        nargs="+",
+        type=Path,
+        help="held-out files of text classification, measured during training",
+    )
+    data.add_argument(
+        "--validate-every", type=parse_count, help="steps between validations (an epoch)"
+    )
     data.add_argument("--question-answering", nargs="+", type=Path, help="SQuAD files")
     data.add_argument("--pretraining", nargs="+", type=Path, help="text for continued pretraining")
     data.add_argument(
@@ -290,7 +418,9 @@ def _parser() -> argparse.ArgumentParser:
         type=parse_positive,
         help="relative frequency of each task, in that order (1)",
     )
-    add_end(parser)
+    add_end(parser).add_argument(
+        "--epochs", type=parse_positive, help="passes over the examples, of one task"
+    )
     how = parser.add_argument_group("training")
     how.add_argument(
         "--max-positions", type=parse_count, help="drop positions that pretraining never used"
@@ -299,15 +429,21 @@ def _parser() -> argparse.ArgumentParser:
         "--length", type=parse_count, default=128, help="maximum tokens of a sequence (128)"
     )
     how.add_argument(
-        "--batch-tokens", type=parse_count, default=4096, help="tokens per step (4096)"
+        "--batch-size",
+        nargs="+",
+        type=parse_count,
+        default=[32],
+        help="examples per step, of pretraining rows of --length tokens; one number, or one for "
+        "each task in the order of --weights (32)",
     )
     how.add_argument(
-        "--classification-tokens",
-        type=parse_count,
-        default=2048,
-        help="tokens per step of classification (2048)",
+        "--truncation",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="cut longer texts to --length; with --no-truncation they are an error",
     )
     add_optimization(how, _DEFAULTS)
+    add_compile(how, default=False)
     add_reports(parser)
     return parser
 

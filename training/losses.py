@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -145,18 +146,45 @@ def scores_of(batch: PretrainBatch, sums: PretrainSums) -> dict[LossName, Score]
     return scores
 
 
-def classification_scores(model: AlbertForTasks, batch: ExampleBatch) -> dict[LossName, Score]:
-    """Return the score of text classification: cross-entropy over the pooled [CLS] row."""
-    logits_BK = model.logits("text-classification", model(batch.tokens)[:, 0])
-    return {"text-classification": score(logits_BK, batch.targets, len(batch.targets))}
+def cls_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
+    """Return the logits (C, K) of text classification, from each example's [CLS] row."""
+    return model.logits("text-classification", model(batch.tokens, batch.firsts))
 
 
-def span_scores(model: AlbertForTasks, batch: ExampleBatch) -> dict[LossName, Score]:
-    """Return the score of question answering: cross-entropy of start and end positions."""
-    logits_BS2 = model.logits("question-answering", model(batch.tokens)).float()
-    masked_BS2 = logits_BS2.masked_fill(~batch.tokens.real_BS[..., None], -torch.inf)
-    count = len(batch.targets)
-    start, end = (score(masked_BS2[..., side], batch.targets[:, side], count) for side in (0, 1))
+def span_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
+    """Return start and end logits (C, S, 2) of the tokens of each example; -inf behind its last."""
+    logits_T2 = model.logits("question-answering", model(batch.tokens)).flatten(0, 1).float()
+    places_S = torch.arange(batch.tokens.ids.shape[1], device=logits_T2.device)
+    rows_CS = (batch.firsts[:, None] + places_S).clamp(max=len(logits_T2) - 1)
+    is_outside_CS = places_S >= batch.sizes[:, None]
+    return logits_T2[rows_CS].masked_fill(is_outside_CS[..., None], -torch.inf)
+
+
+LogitsFunction: TypeAlias = Callable[[AlbertForTasks, ExampleBatch], Tensor]
+
+
+def classification_scores(
+    model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = cls_logits
+) -> dict[LossName, Score]:
+    """Return the score of text classification: cross-entropy over the pooled [CLS] row.
+
+    Args:
+        logits: `cls_logits`, optionally compiled.
+    """
+    logits_CK = logits(model, batch)
+    return {"text-classification": score(logits_CK, batch.targets, len(batch.targets))}
+
+
+def span_scores(
+    model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = span_logits
+) -> dict[LossName, Score]:
+    """Return the score of question answering: cross-entropy of start and end positions.
+
+    Args:
+        logits: `span_logits`, optionally compiled.
+    """
+    logits_CS2, count = logits(model, batch), len(batch.targets)
+    start, end = (score(logits_CS2[..., side], batch.targets[:, side], count) for side in (0, 1))
     # Start and end are halves of one prediction (the original's run_squad).
     loss, right = (start.loss + end.loss) / 2, (start.right + end.right) / 2
     return {"question-answering": Score(loss=loss, right=right, count=count)}
@@ -171,6 +199,32 @@ LOSS_OF: Final[Mapping[str, LossFunction]] = MappingProxyType(
         "question-answering": span_scores,
     }
 )
+
+
+def compiled_losses() -> dict[str, LossFunction]:
+    """Return the loss functions with the model's passes compiled.
+
+    The number of packed rows is dynamic, all other sizes of a task are the same in each step.
+    """
+    return {
+        "pretraining": partial(pretrain_scores, sums=torch.compile(pretrain_sums)),
+        "text-classification": partial(classification_scores, logits=compile_logits(cls_logits)),
+        "question-answering": partial(span_scores, logits=compile_logits(span_logits)),
+    }
+
+
+def compile_logits(logits: LogitsFunction) -> LogitsFunction:
+    """Compile a model's pass over packed examples, for any number of rows."""
+    compiled = torch.compile(logits)
+
+    def run(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
+        packing = batch.tokens.packing
+        assert packing is not None
+        for tensor in (batch.tokens.ids, batch.tokens.types, packing.positions, packing.sequences):
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return compiled(model, batch)
+
+    return run
 
 
 class Objective(nn.Module):

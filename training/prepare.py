@@ -245,7 +245,7 @@ def _run(options: argparse.Namespace) -> int:
             PART_BYTES,
         )
     except KeyboardInterrupt:
-        print("\nstopped; the same command goes on", file=sys.stderr)
+        print("\nstopped; the same command resumes it", file=sys.stderr)
         return _INTERRUPTED
     rate = num_new_tokens / (time.monotonic() - started)
     num_bytes = sum(part.num_bytes for part in shards.parts)

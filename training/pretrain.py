@@ -31,12 +31,14 @@ from training.model.checkpoint import load_checkpoint
 from training.run.driver import Origin, train_run
 from training.run.job import Job
 from training.run.options import (
+    add_compile,
     add_end,
     add_optimization,
     add_reports,
     parse_count,
     parse_part,
     parse_seed,
+    should_compile,
 )
 from training.run.recipes import RECIPES, Dropout, Recipe, scaled_lr
 from training.system.command_line import make_parser
@@ -229,7 +231,7 @@ def make_job(
         world=world,
         initialize_from=options.initialize_from,
         micro_batch_size=options.micro_batch_size,
-        compiles=options.compile,
+        compiles=should_compile(options),
         recomputes=options.recompute,
         parallelism=options.parallel,
         num_workers=options.workers,
@@ -360,7 +362,7 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
         help="recompute activations in the backward pass; for xlarge and xxlarge",
     )
     add("--workers", type=parse_seed, help="data loader workers (0 on a CPU)")
-    add("--compile", action=argparse.BooleanOptionalAction, default=True)
+    add_compile(machine)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from benchmarks.engines.jobs import TEXTS, Shape
 from benchmarks.harness.errors import BenchmarkError
 from training.data.corpus import find_files, read_documents
-from training.data.datasets import read_squad
+from training.data.questions import read_squad
 
 Floats: TypeAlias = NDArray[np.float32]
 Ints: TypeAlias = NDArray[np.int64]

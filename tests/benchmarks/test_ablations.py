@@ -461,7 +461,7 @@ def test_a_killed_ablation_is_resumed(folders: list[str], tmp_path: Path) -> Non
     ablation.wait()
     assert not (run / "figures.json").exists()
     second = subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True)
-    assert "going on from step" in second.stdout
+    assert "resuming from step" in second.stdout
     assert "2 of 2 runs" in second.stdout
 
 

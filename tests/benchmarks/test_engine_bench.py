@@ -61,7 +61,7 @@ from benchmarks.engines.turns import Player, Referee, ShapePlayer, read_memory
 from benchmarks.harness.errors import BenchmarkError
 from export.write import export_bundle
 from tests.training.support import REPOSITORY, SQUAD, WIKI
-from training.data.datasets import read_squad
+from training.data.questions import read_squad
 
 TOKENIZER = REPOSITORY / "models" / "albert-small-en" / "tokenizer.json"
 MAX_TOKENS = 64

@@ -23,7 +23,8 @@ from export.quality import check_quality, measure_quality
 from export.source import Source, read_source
 from export.write import export_bundle
 from tests.export.conftest import WIKI
-from training.data.datasets import read_squad
+from training.data.labelled import read_labelled
+from training.data.questions import read_squad
 from training.data.windows import span_examples
 from training.evaluate import evaluate_classification, evaluate_questions
 from training.evaluation.real_text import RealData
@@ -304,7 +305,8 @@ def test_a_bundle_in_fp32_costs_nothing(
     check_quality(quality, 0.0)
     tokenizer = AlbertTokenizer.from_file(tokenizer_file)
     names = source.tasks["text-classification"].labels or []
-    texts = evaluate_classification(model, tokenizer, [labelled], names)
+    labelled_texts, _ = read_labelled([labelled], names)
+    texts = evaluate_classification(model, tokenizer, labelled_texts, names)
     asked = evaluate_questions(model, tokenizer, read_squad([SQUAD]))
     accuracy, f1 = texts["text_classification_accuracy"], asked["question_answering_f1"]
     assert quality["text-classification"].torch == pytest.approx(100 * accuracy)

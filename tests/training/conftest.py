@@ -110,7 +110,7 @@ def finetune_options(pretrained: Path, easy_corpus: Path, labelled: Path) -> lis
         *("--initialize-from", str(pretrained / "checkpoint"), "--steps", "40"),
         *("--text-classification", str(labelled), "--labels", "negative", "positive"),
         *("--question-answering", str(SQUAD), "--pretraining", str(easy_corpus)),
-        *("--length", "64", "--batch-tokens", "256", "--classification-tokens", "256"),
+        *("--length", "64", "--batch-size", "24", "4", "4"),
         *("--lr", "5e-3", "--adamw-lr", "1e-2", "--report-every", "10", "--device", "cpu"),
     ]
 

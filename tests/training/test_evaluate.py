@@ -17,9 +17,10 @@ from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import SQUAD, TINY, our_model
 from training import pretrain
 from training.data.batch import pad
-from training.data.datasets import read_labelled, read_squad
 from training.data.examples import ExampleSettings, SentenceTask
+from training.data.labelled import read_labelled
 from training.data.masking import NgramMasking
+from training.data.questions import read_squad
 from training.data.shards import Shards
 from training.evaluate import evaluate_pretraining, evaluate_questions, main
 from training.evaluation.torch_engine import TorchEngine
@@ -45,12 +46,17 @@ def test_every_task_is_measured_by_its_own_figures(
     *table, last = capsys.readouterr().out.splitlines()
     assert last == f"written to {checkpoint / 'evaluation.json'}"
     figures = json.loads((checkpoint / "evaluation.json").read_text())
+    classes = figures.pop("text_classification_classes")
     assert [line.split()[0] for line in table] == list(figures)
     for line, value in zip(table, figures.values(), strict=True):
         assert float(line.split()[1].replace(",", "")) == pytest.approx(value, abs=6e-5)
     assert 0 < figures["masked_accuracy"] < 1
     assert figures["sentence_order_pairs"] > 50
     assert figures["text_classification_texts"] == 40
+    assert {name: each["texts"] for name, each in classes.items()} == {
+        "negative": 20,
+        "positive": 20,
+    }
     assert figures["question_answering_questions"] == 33
     assert 0 <= figures["question_answering_exact_match"] <= figures["question_answering_f1"] <= 100
 
@@ -72,6 +78,10 @@ def test_accuracy_is_counted_as_by_hand(checkpoint: Path, labelled: Path, tmp_pa
             right += int(logits.argmax()) == text.label
     figures = json.loads(output.read_text())
     assert figures["text_classification_accuracy"] == right / 40
+    classes = figures["text_classification_classes"]
+    assert sum(each["recall"] * each["texts"] for each in classes.values()) == pytest.approx(right)
+    f1s = [each["f1"] for each in classes.values()]
+    assert figures["text_classification_macro_f1"] == pytest.approx(sum(f1s) / 2)
 
 
 def test_a_tasks_figures_do_not_depend_on_the_other_tasks(
@@ -206,7 +216,7 @@ def test_the_engine_keeps_the_order_of_ragged_inputs() -> None:
         (["--question-answering", "none.json"], "No such file"),
         (["--pretraining", "none.txt", "--length", "64"], "none.txt does not exist"),
         (["--pretraining", str(SQUAD), "--length", "65"], "--length 65: a sequence has from 8"),
-        (["--text-classification", str(SQUAD)], "the kind is not known"),
+        (["--text-classification", str(SQUAD)], "the format is unknown"),
     ],
 )
 def test_impossible_evaluations_are_refused(
@@ -230,7 +240,10 @@ def test_texts_that_are_too_long(checkpoint: Path, tmp_path: Path, capsys: Captu
     data = tmp_path / "a.tsv"
     data.write_text("text\tlabel\n" + "long " * 80 + "\t0\n")
     assert main([str(checkpoint), "--text-classification", str(data)]) == 1
-    assert "error: 1 texts are over the model's 64 positions" in capsys.readouterr().err
+    assert "a.tsv, row 1: over 64 tokens; --truncation cuts such texts" in capsys.readouterr().err
+    assert main([str(checkpoint), "--text-classification", str(data), "--truncation"]) == 0
+    figures = json.loads((checkpoint / "evaluation.json").read_text())
+    assert figures["text_classification_truncated"] == figures["text_classification_texts"] == 1
 
 
 def test_labels_that_contradict_the_head(

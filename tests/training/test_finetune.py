@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -34,7 +36,7 @@ PROGRAM = "training.finetune"
 def test_a_small_data_set_is_learnt(pretrained: Path, labelled: Path, tmp_path: Path) -> None:
     options = [
         *("--initialize-from", str(pretrained / "checkpoint"), "--steps", "50", "--length", "64"),
-        *("--text-classification", str(labelled), "--classification-tokens", "512"),
+        *("--text-classification", str(labelled), "--batch-size", "48"),
         *("--lr", "1e-2", "--adamw-lr", "1e-2", "--report-every", "10", "--device", "cpu"),
     ]
     assert run(options, tmp_path) == 0
@@ -129,6 +131,85 @@ def test_a_run_of_an_earlier_version_is_refused(
     assert f"error: {tmp_path} holds a run of an earlier version; " in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_a_compiled_run_has_the_same_losses(finetune_options: list[str], tmp_path: Path) -> None:
+    """Whatever the number of packed rows; sums differ in their last digits."""
+    runs = []
+    for choice in ("--no-compile", "--compile"):
+        folder = tmp_path / choice
+        command = [sys.executable, "-m", PROGRAM, *finetune_options, choice]
+        command += ["--output", str(folder)]
+        command += ["--steps", "9", "--lr", "1e-3", "--adamw-lr", "1e-3", "--report-every", "1"]
+        subprocess.run(command, check=True, timeout=900)
+        runs.append(read_metrics(folder))
+    assert len(runs[0]) == len(runs[1]) == 9
+    for plain, compiled in zip(*runs, strict=True):
+        losses = {name: value for name, value in plain.items() if name.endswith("/loss")}
+        assert losses
+        assert {name: compiled[name] for name in losses} == pytest.approx(losses, rel=0.01)
+
+
+def test_compilation_without_a_compiler_is_refused(
+    finetune_options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert run(finetune_options, tmp_path / "run", "--compile") == 1
+    assert "there is no no-such-compiler" in refusal(capsys, tmp_path / "run")
+
+
+def test_epochs_end_a_run_and_validation_reports_each(
+    pretrained: Path, labelled: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    options = [
+        *("--initialize-from", str(pretrained / "checkpoint"), "--length", "64"),
+        *("--text-classification", str(labelled), "--batch-size", "20", "--epochs", "3"),
+        *("--lr", "1e-2", "--adamw-lr", "1e-2", "--device", "cpu", "--validation", str(labelled)),
+    ]
+    assert run(options, tmp_path) == 0
+    num_texts = len(labelled.read_text().splitlines()) - 1
+    steps_an_epoch = -(-num_texts // 20)
+    said = capsys.readouterr()
+    assert f"{3 * steps_an_epoch:,} steps" in said.out
+    figures = [
+        line for line in read_metrics(tmp_path) if "validation/text-classification/loss" in line
+    ]
+    assert [line["step"] for line in figures] == [steps_an_epoch * n for n in (1, 2, 3)]
+    assert (
+        figures[2]["validation/text-classification/loss"]
+        < figures[0]["validation/text-classification/loss"]
+    )
+    assert f"step {steps_an_epoch}, validation of text-classification: loss" in said.out + said.err
+
+
+def test_a_run_that_has_ended_is_extended_by_more_steps(
+    finetune_options: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    assert run(finetune_options, tmp_path, "--steps", "3") == 0
+    assert run(finetune_options, tmp_path, "--steps", "5") == 0
+    assert "resuming from step 3" in capsys.readouterr().out
+    assert checkpoint_state(tmp_path)["step"] == 5
+    assert json.loads((tmp_path / "run.json").read_text())["steps"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--epochs", "2"], "epochs are those of one task; with several tasks give --steps"),
+        (["--delimiter", "ab"], "--delimiter 'ab': give one character"),
+        (["--label-column", "class"], "no column class for --label-column; its columns are text,"),
+        (["--validation", str(SQUAD)], "the format is unknown; name it .csv"),
+    ],
+)
+def test_options_of_the_data_that_do_not_fit(
+    finetune_options: list[str], tmp_path: Path, more: list[str], message: str, capsys: Capture
+) -> None:
+    assert run(finetune_options, tmp_path / "run", *more) == 1
+    assert message in refusal(capsys, tmp_path / "run")
+
+
 def test_weights_say_how_often_each_task_is_drawn(
     finetune_options: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
@@ -171,7 +252,7 @@ def test_texts_over_the_length_are_counted(
         run(finetune_options, tmp_path / "run", "--text-classification", str(data), "--steps", "1")
         == 0
     )
-    assert "1 of 3 texts are over 64 tokens: left out" in capsys.readouterr().out
+    assert "1 of 3 texts are cut to 64 tokens" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -192,13 +273,14 @@ def test_other_options_on_a_run_are_refused(
     ("more", "message"),
     [
         (["--weights", "1"], "--weights [1.0]: give one for each of text-classification, "),
+        (["--batch-size", "1", "2"], "--batch-size 1 2: give one number, or one for each of text-"),
         (["--length", "4"], "--length 4: a sequence has from 8 tokens to the model's 64 positions"),
         (["--length", "65"], "--length 65: a sequence"),
         (["--initialize-from", "nowhere"], "nowhere/config.json cannot be read"),
         (["--text-classification", "none.tsv"], "No such file or directory: 'none.tsv'"),
         (["--question-answering", "none.json"], "No such file or directory: 'none.json'"),
         (["--pretraining", "none.txt"], "none.txt does not exist"),
-        (["--labels", "only"], "label '1'; allowed are only"),
+        (["--labels", "only"], "label '1' (20 rows); allowed are only"),
     ],
 )
 def test_impossible_options_are_one_line_and_no_run(
@@ -213,7 +295,7 @@ def test_impossible_options_are_one_line_and_no_run(
     [
         ("text\tlabel\n", "no examples in"),
         ("text\tlabel\na\tx\nb\tx\n", "all texts have the label x; a classifier needs two"),
-        ("text\tlabel\n" + "long " * 90 + "\t0\n" + "long " * 90 + "\t1\n", "no text fits into 64"),
+        ("text\tlabel\n" + "long " * 90 + "\t0\n" + "long " * 90 + "\t1\n", "row 2: "),
     ],
 )
 def test_data_that_teaches_nothing(
@@ -222,7 +304,7 @@ def test_data_that_teaches_nothing(
     data = tmp_path / "a.tsv"
     data.write_text(content)
     options = ["--initialize-from", str(pretrained / "checkpoint"), "--length", "64"]
-    options += ["--text-classification", str(data), "--steps", "1"]
+    options += ["--text-classification", str(data), "--steps", "1", "--no-truncation"]
     assert run(options, tmp_path / "run") == 1
     assert message in capsys.readouterr().err
 
@@ -243,6 +325,8 @@ def test_a_checkpoint_without_a_tokenizer(tmp_path: Path, capsys: Capture) -> No
 def test_a_damaged_start(pretrained: Path, tmp_path: Path, capsys: Capture) -> None:
     shutil.copytree(pretrained / "checkpoint", tmp_path / "start")
     (tmp_path / "start" / "model.safetensors").write_bytes(b"")
-    options = ["--initialize-from", str(tmp_path / "start"), "--length", "64", "--steps", "1"]
-    assert run([*options, "--question-answering", str(SQUAD)], tmp_path / "run") == 1
+    options = ["--initialize-from", str(tmp_path / "start"), "--length", "64"]
+    assert (
+        run([*options, "--steps", "1", "--question-answering", str(SQUAD)], tmp_path / "run") == 1
+    )
     assert "start/model.safetensors cannot be read" in capsys.readouterr().err

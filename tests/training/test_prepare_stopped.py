@@ -180,7 +180,7 @@ def test_stopped_with_its_workers_at_work_it_goes_on(
         _, errors = process.communicate(timeout=60)
     if number is signal.SIGINT:
         assert process.returncode == 130
-        assert errors == "\nstopped; the same command goes on\n"
+        assert errors == "\nstopped; the same command resumes it\n"
     kept = {name for name in file_contents(folder) if name.startswith("part-")}
     assert kept
     with pytest.raises(ShardError, match=r"is not whole; give the command .* again"):

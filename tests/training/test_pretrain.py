@@ -79,10 +79,10 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
     with monkeypatch.context() as patch:
         stop_at(patch, 37, signal.SIGINT)
         assert run(pretrain_options, tmp_path) == 128 + signal.SIGINT
-    assert "stopped at 46.2%; the same command goes on" in capsys.readouterr().out
+    assert "stopped at 46.2%; the same command resumes it" in capsys.readouterr().out
     assert not same_weights(tmp_path, pretrained)
     assert run(pretrain_options, tmp_path) == 0
-    assert "going on from step 37" in capsys.readouterr().out
+    assert "resuming from step 37" in capsys.readouterr().out
     assert same_weights(tmp_path, pretrained)
     assert [line["step"] for line in read_metrics(tmp_path)] == list(range(5, 81, 5))
 
@@ -154,7 +154,7 @@ def test_a_run_begins_with_the_weights_of_a_shallower_model(
     ended = run_in_process(options, tmp_path / "run", "--save-every", "0.0001s", fate=fate)
     assert ended.status == -signal.SIGKILL
     assert run(options, tmp_path / "run") == 0
-    assert "going on from step 2" in capsys.readouterr().out
+    assert "resuming from step 2" in capsys.readouterr().out
     assert same_weights(tmp_path / "run", tmp_path / "whole")
 
 
@@ -252,7 +252,7 @@ def test_other_options_on_a_run_are_refused(
     assert run(pretrain_options, pretrained, *changes) == 1
     assert capsys.readouterr().err == (
         f"error: {pretrained} holds a run with {message}. "
-        "Give the same options to go on with it, or another --output\n"
+        "Give the same options to resume it, or another --output\n"
     )
     assert {file: file.stat().st_mtime_ns for file in pretrained.rglob("*")} == before
 

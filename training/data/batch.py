@@ -89,21 +89,14 @@ class ExampleBatch(MicroBatch):
     """A micro-batch with one prediction for each example.
 
     Attributes:
-        targets: (B, ...).
+        firsts: (C,) position of each example's [CLS], as an index into the flattened (B * S).
+        sizes: (C,) number of tokens of each example.
+        targets: (C, ...).
     """
 
+    firsts: Tensor
+    sizes: Tensor
     targets: Tensor
-
-    @classmethod
-    def of(cls, task: Task, examples: Sequence[TokenisedExample]) -> ExampleBatch:
-        """Collate examples."""
-        return cls(
-            task=task,
-            tokens=pad([(example.ids, example.types) for example in examples]),
-            num_tokens=sum(len(example.ids) for example in examples),
-            counts={task: len(examples)},
-            targets=torch.stack([torch.as_tensor(example.target) for example in examples]),
-        )
 
 
 def pad(sequences: Sequence[tuple[list[int], list[int]]]) -> Batch:

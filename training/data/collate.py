@@ -1,4 +1,4 @@
-"""Collation of pretraining batches: packed rows of masked tokens, prefetched by a data loader.
+"""Collation: sequences packed into rows, with their targets; prefetched by a data loader.
 
 Shape legend: N tokens of a sequence.
 """
@@ -12,17 +12,18 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from training.data.batch import MicroBatch, PretrainBatch
+from training.data.batch import ExampleBatch, MicroBatch, PretrainBatch, TokenisedExample
 from training.data.examples import IGNORED, Example
 from training.data.masking import NgramMasking
-from training.data.packing import MAX_IN_ROW, Plan, PlannedStep, Position
+from training.data.packing import MAX_IN_ROW, Plan, PlannedStep, Position, pack
 from training.data.shards import Shards
 from training.errors import TrainingError
 from training.model.albert import Batch, Packing
+from training.model.heads import Task
 from training.system.signals import STOPPING
 
 Rows: TypeAlias = Sequence[Sequence[Example]]
@@ -68,79 +69,100 @@ class Collator:
 
     def batch(self, rows: Sequence[Sequence[ReadExample]]) -> PretrainBatch:
         """Mask and pack rows of examples that were read."""
-        shape = (len(rows), self.length)
-        ids, types, positions = (np.zeros(shape, np.int64) for _ in range(3))
-        sequences = np.full(shape, -1, np.int64)
-        sequence_lists = _SequenceLists()
+        packed = PackedRows(len(rows), self.length)
+        positions: list[NDArray[np.int64]] = []
+        targets: list[NDArray[np.int64]] = []
+        labels: list[int] = []
         for line, row in enumerate(rows):
-            begin = 0
-            for number, (example, whole, second) in enumerate(row):
+            for example, whole, second in row:
                 masked, chosen = self.masking(whole, example.mask_rng(self.seed))
-                end = begin + len(whole)
-                ids[line, begin:end] = masked
-                types[line, begin + second : end] = 1
-                positions[line, begin:end] = np.arange(len(whole))
-                sequences[line, begin:end] = number
-                offset = line * self.length + begin
-                sequence_lists.add(offset, len(whole), whole, chosen, example.label)
-                begin = end
-            if begin < self.length:
-                sequence_lists.bounds.append(line * self.length + begin)
-        return sequence_lists.batch(ids, types, positions, sequences)
-
-
-class _SequenceLists:
-    """Bounds, labels and targets, gathered over the sequences of a batch."""
-
-    def __init__(self) -> None:
-        self.bounds: list[int] = []
-        self._firsts: list[int] = []
-        self._labels: list[int] = []
-        self._rows: list[NDArray[np.int64]] = []
-        self._targets: list[NDArray[np.int64]] = []
-        self._num_tokens = 0
-
-    def add(
-        self,
-        begin: int,
-        size: int,
-        whole: NDArray[np.int64],
-        chosen: NDArray[np.int64],
-        label: int,
-    ) -> None:
-        self.bounds.append(begin)
-        self._firsts.append(begin)
-        self._labels.append(label)
-        self._rows.append(begin + chosen)
-        self._targets.append(whole[chosen])
-        self._num_tokens += size
-
-    def batch(
-        self,
-        ids: NDArray[np.int64],
-        types: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        sequences: NDArray[np.int64],
-    ) -> PretrainBatch:
-        rows, targets = np.concatenate(self._rows), np.concatenate(self._targets)
-        num_bounds = MAX_IN_ROW * len(ids) + 1
-        packing = Packing(
-            positions=torch.from_numpy(positions),
-            sequences=torch.from_numpy(sequences),
-            bounds=_filled(np.array(self.bounds), num_bounds, ids.size).int(),
-        )
+                types = (np.arange(len(whole)) >= second).astype(np.int64)
+                positions.append(packed.add(line, masked, types) + chosen)
+                targets.append(whole[chosen])
+                labels.append(example.label)
         return PretrainBatch(
-            tokens=Batch(ids=torch.from_numpy(ids), types=torch.from_numpy(types), packing=packing),
-            rows=_rounded(rows, 0),
-            targets=_rounded(targets, IGNORED),
-            firsts=_rounded(np.array(self._firsts), 0),
-            labels=_rounded(np.array(self._labels), IGNORED),
-            num_tokens=self._num_tokens,
+            tokens=packed.batch(),
+            rows=_rounded(np.concatenate(positions), 0),
+            targets=_rounded(np.concatenate(targets), IGNORED),
+            firsts=_rounded(np.array(packed.firsts), 0),
+            labels=_rounded(np.array(labels), IGNORED),
+            num_tokens=packed.num_tokens,
             counts={
-                "fill-mask": len(rows),
-                "sentence-order": sum(label != IGNORED for label in self._labels),
+                "fill-mask": sum(map(len, positions)),
+                "sentence-order": sum(label != IGNORED for label in labels),
             },
         )
+
+
+class PackedRows:
+    """Rows of tokens that are filled sequence by sequence.
+
+    Attributes:
+        firsts: position of each sequence's first token, as an index into the flattened tokens.
+    """
+
+    def __init__(self, num_rows: int, length: int) -> None:
+        shape = (num_rows, length)
+        self.firsts: list[int] = []
+        self._ids, self._types, self._positions = (np.zeros(shape, np.int64) for _ in range(3))
+        self._sequences = np.full(shape, -1, np.int64)
+        self._used = np.zeros(num_rows, np.int64)
+        self._counts = np.zeros(num_rows, np.int64)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens without padding."""
+        return int(self._used.sum())
+
+    def add(self, line: int, ids: ArrayLike, types: ArrayLike) -> int:
+        """Add a sequence (N,) to a row with room for it; return the index of its first token."""
+        begin, size = int(self._used[line]), np.size(ids)
+        within = slice(begin, begin + size)
+        self._ids[line, within] = ids
+        self._types[line, within] = types
+        self._positions[line, within] = np.arange(size)
+        self._sequences[line, within] = self._counts[line]
+        self._used[line] += size
+        self._counts[line] += 1
+        self.firsts.append(line * self._ids.shape[1] + begin)
+        return self.firsts[-1]
+
+    def batch(self) -> Batch:
+        """Return the rows as a batch."""
+        num_rows, length = self._ids.shape
+        padded = np.flatnonzero(self._used < length)
+        bounds = np.sort(np.concatenate([self.firsts, padded * length + self._used[padded]]))
+        packing = Packing(
+            positions=torch.from_numpy(self._positions),
+            sequences=torch.from_numpy(self._sequences),
+            bounds=_filled(bounds, MAX_IN_ROW * num_rows + 1, num_rows * length).int(),
+        )
+        return Batch(
+            ids=torch.from_numpy(self._ids),
+            types=torch.from_numpy(self._types),
+            packing=packing,
+        )
+
+
+def collate_examples(
+    task: Task, examples: Sequence[TokenisedExample], *, row_length: int
+) -> ExampleBatch:
+    """Pack examples of a task, none longer than `row_length`, by best fit into rows."""
+    row_of = pack(np.array([len(example.ids) for example in examples]), row_length)
+    packed = PackedRows(int(row_of.max()) + 1, row_length)
+    firsts = [
+        packed.add(line, example.ids, example.types)
+        for line, example in zip(row_of.tolist(), examples, strict=True)
+    ]
+    return ExampleBatch(
+        task=task,
+        tokens=packed.batch(),
+        num_tokens=packed.num_tokens,
+        counts={task: len(examples)},
+        firsts=torch.tensor(firsts),
+        sizes=torch.tensor([len(example.ids) for example in examples]),
+        targets=torch.stack([torch.as_tensor(example.target) for example in examples]),
+    )
 
 
 def _rounded(values: NDArray[np.int64], filler: int) -> Tensor:

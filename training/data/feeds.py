@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count, islice
-from typing import TYPE_CHECKING, Final, Protocol
+from itertools import chain, islice
+from itertools import count as naturals
+from typing import Final, Protocol
 
 import numpy as np
+from tqdm import tqdm
 
-from albert_serve.tasks.grouping import cut_batches
+from albert_serve.api.schemas import Truncation
+from albert_serve.config import AlbertConfig
+from albert_serve.errors import TextTooLongError
+from albert_serve.tasks.fitting import fit
 from albert_serve.tokenizer import AlbertTokenizer
-from training.data.batch import ExampleBatch, LossName, MicroBatch, TokenisedExample
-from training.data.collate import Collate, Slicing, load_steps
-from training.data.packing import Plan, Position
+from training.data.batch import LossName, MicroBatch, TokenisedExample
+from training.data.collate import Collate, Slicing, collate_examples, load_steps
+from training.data.labelled import LabelledText, raise_listed
+from training.data.packing import Plan, Position, best_row_length
 from training.model.heads import Task
 
-if TYPE_CHECKING:
-    # It imports corpus readers, which a run on shards does not need.
-    from training.data.datasets import LabelledText
-
-# Examples are sorted by length within this number of batches.
-_BATCHES_SORTED_TOGETHER: Final = 50
+# Number of batches from which the length of packed rows is chosen.
+_BATCHES_SAMPLED: Final = 50
 
 
 class Feed(Protocol):
@@ -50,39 +52,70 @@ class Feed(Protocol):
 
 
 @dataclass(kw_only=True)
-class BatchFeed:
-    """Task stream with one micro-batch a step, from an iterator that can be restarted.
+class ExampleFeed:
+    """Task stream over the examples of one task, `batch_size` a step, each once an epoch.
 
     Attributes:
-        stream: returns an iterator over the micro-batches from the first on.
+        row_length: tokens of the rows that examples are packed into.
     """
 
-    name: str
-    tasks: tuple[Task, ...]
-    stream: Callable[[], Iterator[MicroBatch]]
+    task: Task
+    examples: Sequence[TokenisedExample]
+    batch_size: int
+    row_length: int
+    seed: int
     _num_taken: int = 0
-    _micro_batches: Iterator[MicroBatch] | None = None
+    _batches: Iterator[list[int]] | None = None
+
+    @property
+    def name(self) -> str:
+        """The task's name."""
+        return self.task
+
+    @property
+    def steps_an_epoch(self) -> int:
+        """Steps in which every example is read once."""
+        return -(-len(self.examples) // self.batch_size)
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The task."""
+        return (self.task,)
 
     @property
     def losses(self) -> tuple[LossName, ...]:
-        """The losses of its tasks."""
-        return self.tasks
+        """The task's loss."""
+        return (self.task,)
 
     def step(self) -> Sequence[MicroBatch]:
-        """Return the next micro-batch."""
-        if self._micro_batches is None:
-            self._micro_batches = self.stream()
+        """Return the next examples as one micro-batch."""
+        if self._batches is None:
+            batches = shuffled_batches(len(self.examples), self.batch_size, self.seed)
+            self._batches = islice(batches, self._num_taken, None)
         self._num_taken += 1
-        return [next(self._micro_batches)]
+        examples = [self.examples[index] for index in next(self._batches)]
+        return [collate_examples(self.task, examples, row_length=self.row_length)]
 
     def state(self) -> list[int]:
-        """Return the number of micro-batches taken so far."""
+        """Return the number of steps taken so far."""
         return [self._num_taken]
 
     def restore(self, state: Sequence[int]) -> None:
-        """Skip the micro-batches taken before."""
+        """Skip the steps taken before."""
         (self._num_taken,) = state
-        self._micro_batches = islice(self.stream(), self._num_taken, None)
+        self._batches = None
+
+
+def shuffled_batches(count: int, batch_size: int, seed: int) -> Iterator[list[int]]:
+    """Yield batches of indices below `count` without end; each epoch is another permutation.
+
+    All batches have the same size: one that reaches an epoch's end is filled from the next.
+    """
+    indices = chain.from_iterable(
+        np.random.default_rng([seed, epoch]).permutation(count).tolist() for epoch in naturals()
+    )
+    while True:
+        yield list(islice(indices, batch_size))
 
 
 @dataclass(kw_only=True)
@@ -143,17 +176,25 @@ class PlannedFeed:
 
 
 def example_feed(
-    task: Task, examples: Sequence[TokenisedExample], *, tokens_a_batch: int, seed: int
-) -> BatchFeed:
-    """Return the task stream of examples of one task, in micro-batches bucketed by length."""
-    lengths = [len(example.ids) for example in examples]
-    return BatchFeed(
-        name=task,
-        tasks=(task,),
-        stream=lambda: (
-            ExampleBatch.of(task, [examples[index] for index in batch])
-            for batch in like_lengths(lengths, tokens_a_batch=tokens_a_batch, seed=seed)
+    task: Task,
+    examples: Sequence[TokenisedExample],
+    config: AlbertConfig,
+    *,
+    batch_size: int,
+    seed: int,
+) -> ExampleFeed:
+    """Return the task stream of examples, packed into rows of the length that costs least."""
+    batches = islice(shuffled_batches(len(examples), batch_size, seed), _BATCHES_SAMPLED)
+    return ExampleFeed(
+        task=task,
+        examples=examples,
+        batch_size=batch_size,
+        row_length=best_row_length(
+            [np.array([len(examples[index].ids) for index in batch]) for batch in batches],
+            longest=max(len(example.ids) for example in examples),
+            config=config,
         ),
+        seed=seed,
     )
 
 
@@ -172,28 +213,25 @@ class LabelledExample:
 
 
 def labelled_examples(
-    texts: Sequence[LabelledText], tokenizer: AlbertTokenizer, *, length: int
+    texts: Sequence[LabelledText], tokenizer: AlbertTokenizer, *, length: int, truncation: bool
 ) -> tuple[list[LabelledExample], int]:
-    """Tokenise the texts, drop those over `length` tokens, and return how many were dropped."""
-    encoded = [(tokenizer.encode(text.text, text.pair), text.label) for text in texts]
-    kept = [
-        LabelledExample(ids=encoding.ids, types=encoding.types, label=label)
-        for encoding, label in encoded
-        if len(encoding) <= length
-    ]
-    return kept, len(encoded) - len(kept)
+    """Tokenise the texts, and return how many were cut to `length` tokens.
 
+    Of a pair, the longer text is cut first.
 
-def like_lengths(lengths: Sequence[int], *, tokens_a_batch: int, seed: int) -> Iterator[list[int]]:
-    """Yield batches of indices, bucketed by length, without end; each epoch in another order."""
-    sizes = np.asarray(lengths)
-    pool = max(1, _BATCHES_SORTED_TOGETHER * tokens_a_batch // int(sizes.mean()))
-    for epoch in count():
-        rng = np.random.default_rng([seed, epoch])
-        order = rng.permutation(len(sizes))
-        batches: list[list[int]] = []
-        for begin in range(0, len(order), pool):
-            part = order[begin : begin + pool]
-            ascending = part[np.argsort(sizes[part], kind="stable")]
-            batches += cut_batches(ascending.tolist(), sizes, tokens_a_batch)
-        yield from (batches[index] for index in rng.permutation(len(batches)))
+    Raises:
+        CorpusError: texts are longer, and `truncation` is off; it lists them.
+    """
+    examples, errors, num_cut = [], [], 0
+    how: Truncation = "truncate" if truncation else "error"
+    for text in tqdm(texts, desc="tokenising texts", disable=None, delay=3):
+        try:
+            fitted = fit(tokenizer, text.text, text.pair, max_positions=length, truncation=how)
+        except TextTooLongError:
+            errors.append(f"{text.place}: over {length} tokens; --truncation cuts such texts")
+        else:
+            num_cut += fitted.num_truncated > 0
+            ids, types = fitted.encoding.ids, fitted.encoding.types
+            examples.append(LabelledExample(ids=ids, types=types, label=text.label))
+    raise_listed(errors)
+    return examples, num_cut

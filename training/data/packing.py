@@ -7,7 +7,7 @@ the corpus and epochs. A step depends on the seed and its position alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from albert_serve.config import AlbertConfig
 from training.data.examples import Example, Examples, ExampleSettings, build_examples
 from training.data.shards import Shards
 from training.errors import TrainingError
@@ -25,6 +26,8 @@ MAX_IN_ROW: Final = 16
 _WINDOW_TOKENS: Final = 1 << 26
 # Number of examples that are packed at a time.
 _POOL: Final = 4096
+# Rows of examples have a multiple of this length.
+_ROW_MULTIPLE: Final = 64
 # Seeds of the random streams of an epoch, other than those of its examples and masks.
 _PARTS, _ROWS = 2, 3
 
@@ -205,6 +208,28 @@ def pack(sizes: NDArray[np.int64], length: int) -> NDArray[np.int64]:
         row_of[pool] = num_rows + np.array(rows)
         num_rows += max(rows) + 1
     return row_of
+
+
+def best_row_length(
+    batches: Sequence[NDArray[np.int64]], *, longest: int, config: AlbertConfig
+) -> int:
+    """Return the row length for which the packed batches cost the fewest operations.
+
+    Longer rows have less padding, and attention over more pairs of positions.
+
+    Args:
+        batches: the lengths of the examples of each batch.
+        longest: length of the longest example of all.
+    """
+    most = config.max_positions
+    least = min(-(-longest // _ROW_MULTIPLE) * _ROW_MULTIPLE, most)
+
+    def cost(length: int) -> float:
+        # A layer's products take 24 H^2 operations a token (F = 4 H), attention 4 H a pair.
+        num_rows = sum(int(pack(sizes, length).max()) + 1 for sizes in batches)
+        return num_rows * length * (1 + length / (6 * config.hidden_size))
+
+    return min(range(least, most + 1, _ROW_MULTIPLE), key=cost)
 
 
 def _best_fit(sizes: list[int], length: int) -> list[int]:

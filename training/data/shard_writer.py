@@ -117,7 +117,7 @@ class ShardWriter:
     def _error(self, error: OSError) -> ShardError:
         return ShardError(
             f"{self._folder} cannot be written: {error.strerror or error}; whole parts are kept "
-            f"({len(self.manifest.parts)}), with that mended the same command goes on from them"
+            f"({len(self.manifest.parts)}), with that mended the same command resumes from them"
         )
 
 

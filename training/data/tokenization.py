@@ -94,7 +94,7 @@ def _tokenise_in_parallel(
     except BrokenProcessPool as error:
         raise ShardError(
             "a worker was killed, most likely for want of memory; "
-            "the same command goes on, with fewer --workers if need be"
+            "the same command resumes it, with fewer --workers if need be"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)

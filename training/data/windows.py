@@ -8,7 +8,7 @@ from typing import Final
 
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 from training.data.corpus import CorpusError
-from training.data.datasets import Question
+from training.data.questions import Question
 
 _NUM_SPECIAL: Final = 3
 

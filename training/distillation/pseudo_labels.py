@@ -24,7 +24,7 @@ from albert_serve.tasks.grouping import cut_batches
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import ExampleBatch, LossName
 from training.distillation.teacher import TeacherError, describe_model, load_frozen, num_positions
-from training.losses import Score
+from training.losses import LogitsFunction, Score, cls_logits
 from training.model.heads import AlbertForTasks
 from training.system.precision import precision
 
@@ -155,10 +155,11 @@ class PseudoLabelLoss:
 
     problem: Problem
     temperature: float
+    logits: LogitsFunction = cls_logits
 
     def __call__(self, model: AlbertForTasks, batch: ExampleBatch) -> dict[LossName, Score]:
-        """Return the score of a batch, whose targets are logits (B, K)."""
-        logits_BK = model.logits("text-classification", model(batch.tokens)[:, 0]).float()
+        """Return the score of a batch, whose targets are logits (C, K)."""
+        logits_BK = self.logits(model, batch).float()
         loss = distillation_loss(logits_BK, batch.targets, self.problem, self.temperature)
         right = agreement(logits_BK, batch.targets, self.problem)
         return {"text-classification": Score(loss=loss, right=right, count=len(logits_BK))}

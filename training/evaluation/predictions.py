@@ -21,7 +21,7 @@ from albert_serve.errors import InvalidInputError
 from albert_serve.tasks.base import EncoderInput, Logits, Prepared, Runner
 from albert_serve.tasks.grouping import group_by_length
 from albert_serve.tasks.question_answering.task import QuestionAnswering
-from training.data.datasets import Question
+from training.data.questions import Question
 from training.errors import TrainingError
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from training.data.batch import PretrainBatch
+from training.data.batch import MicroBatch, PretrainBatch
 from training.data.collate import Collator
 from training.data.examples import ExampleSettings
 from training.data.masking import NgramMasking
@@ -47,15 +47,20 @@ def held_out(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Validation:
-    """Held-out batches, and the interval in steps of the validation on them."""
+    """Held-out batches, and the interval in steps of the validation on them.
 
-    batches: Sequence[PretrainBatch]
+    Attributes:
+        tasks: the tasks of the batches; None for those of the run's first task stream.
+    """
+
+    batches: Sequence[MicroBatch]
     every: int
+    tasks: tuple[Task, ...] | None = None
 
 
 def measure(
     objective: nn.Module,
-    batches: Sequence[PretrainBatch],
+    batches: Sequence[MicroBatch],
     tasks: tuple[Task, ...],
     device: torch.device,
     *,
@@ -67,7 +72,7 @@ def measure(
         objective: the `Objective`, wrapped by `share`; all processes must call this function.
     """
     tallies: dict[Task, Tally] = {task: Tally() for task in tasks}
-    bar = tqdm(batches, desc="held-out text", leave=False, delay=3, disable=None)
+    bar = tqdm(batches, desc="validation", leave=False, delay=3, disable=None)
     with evaluating(objective), precision(device):
         for batch in bar:
             if should_stop():

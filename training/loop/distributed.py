@@ -96,7 +96,7 @@ def _exit() -> NoReturn:
     """
     print(
         "error: another process of the run has ended, or cannot be reached; "
-        "the same command goes on from the last checkpoint",
+        "the same command resumes from the last checkpoint",
         file=sys.stderr,
     )
     sys.stdout.flush()

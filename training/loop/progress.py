@@ -7,10 +7,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from albert_serve.files import write_atomically
 from training.errors import TrainingError
+
+# Settings of a run's end, which may be changed when it is resumed.
+_ENDS: Final = frozenset({"steps", "num_steps", "epochs", "budget", "budget_s"})
 
 
 class RunError(TrainingError):
@@ -116,7 +119,8 @@ class Stability:
 def is_known_run(folder: Path, settings: Mapping[str, Any]) -> bool:
     """Whether the folder holds a run with these settings.
 
-    Settings that its `run.json` lacks are not compared.
+    Settings that its `run.json` lacks are not compared, nor are those of the run's end: a run can
+    be extended.
 
     Raises:
         RunError: the folder holds a run with other settings, or an earlier version's.
@@ -139,7 +143,7 @@ def is_known_run(folder: Path, settings: Mapping[str, Any]) -> bool:
     if changed:
         raise RunError(
             f"{folder} holds a run with {'; '.join(changed)}. "
-            "Give the same options to go on with it, or another --output"
+            "Give the same options to resume it, or another --output"
         )
     return True
 
@@ -151,7 +155,7 @@ def _differences(known: Mapping[str, Any], settings: Mapping[str, Any]) -> list[
         before = known.get(name, value)
         if isinstance(before, dict) and isinstance(value, dict):
             differences += _differences(before, value)
-        elif before != value:
+        elif before != value and name not in _ENDS:
             differences.append(f"{name} {before!r}, not {value!r}")
     return differences
 

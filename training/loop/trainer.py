@@ -190,7 +190,7 @@ class Trainer:
                 raise
             raise RunError(
                 f"a process that makes batches has ended: {error}; "
-                "the same command goes on from the last checkpoint"
+                "the same command resumes from the last checkpoint"
             ) from error
         finally:
             self.saver.release()
@@ -228,7 +228,7 @@ class Trainer:
         self.saver.save(run)
         if decision.stop is None or decision.done >= 1:
             return 0
-        self._tell(bar, f"stopped at {decision.done:.1%}; the same command goes on")
+        self._tell(bar, f"stopped at {decision.done:.1%}; the same command resumes it")
         return 128 + decision.stop
 
     def _decide(self, stop: StopFlag) -> Decision:
@@ -292,7 +292,7 @@ class Trainer:
         tallies = measure(
             run.objective,
             validation.batches,
-            run.feeds[0].tasks,
+            validation.tasks or run.feeds[0].tasks,
             run.world.device,
             should_stop=lambda: run.world.size == 1 and stop.signal is not None,
         )
@@ -304,6 +304,11 @@ class Trainer:
                 f"validation/{task}/loss": tally.loss,
                 f"validation/{task}/accuracy": tally.accuracy,
             }
+            self._tell(
+                bar,
+                f"step {run.progress.step:,}, validation of {task}: loss {tally.loss:.4f}, "
+                f"accuracy {tally.accuracy:.2%}",
+            )
         self._write(figures)
         # All processes take part, since the weights may be sharded.
         layers = layer_similarity(run.model, [validation.batches[0].tokens])

@@ -70,7 +70,8 @@ def train_run(
     if is_main and not is_known_run(options.output, {}):
         record_run(options.output, record)
     if saver.resume(run) and is_main:
-        print(f"going on from step {run.progress.step:,}")
+        record_run(options.output, record)  # its end may be another one
+        print(f"resuming from step {run.progress.step:,}")
     trainer = Trainer(
         run=run,
         saver=saver,

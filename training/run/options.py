@@ -4,21 +4,52 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+import shutil
+import sys
 from collections.abc import Callable, Mapping
 from typing import get_args
 
 import torch
 
+from training.data.labelled import Columns
+from training.loop.progress import RunError
 from training.optim.optimizers import OptimizerName, ScheduleName
 
 _SENTENCE_WEIGHT = "weight of the sentence task's loss; 1 in the paper, with 4096 sequences a step"
 
 
-def add_end(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the end of a run."""
+def add_end(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add the options for the end of a run, and return their group."""
     end = parser.add_argument_group("end of the run (whichever is reached first)")
     end.add_argument("--steps", type=parse_count)
     end.add_argument("--budget", type=parse_duration, help="training time, such as 25m or 2h")
+    return end
+
+
+def add_columns(group: argparse._ActionsContainer) -> None:
+    """Add the options that name the columns of labelled texts; `columns_of` reads them."""
+    add = group.add_argument
+    add("--text-column", metavar="NAME", help="column of the text (text, sentence, ...)")
+    add("--pair-column", metavar="NAME", help="column of the second text of a pair")
+    add("--label-column", metavar="NAME", help="column of the label (label, category, ...)")
+    add("--delimiter", help="of CSV files, one character (detected from the header)")
+
+
+def columns_of(options: argparse.Namespace) -> Columns:
+    """Return the columns that the options name.
+
+    Raises:
+        RunError: the delimiter is not one character.
+    """
+    if options.delimiter is not None and len(options.delimiter) != 1:
+        raise RunError(f"--delimiter {options.delimiter!r}: give one character, such as ';'")
+    return Columns(
+        text=options.text_column,
+        pair=options.pair_column,
+        label=options.label_column,
+        delimiter=options.delimiter,
+    )
 
 
 def add_optimization(group: argparse._ArgumentGroup, defaults: Mapping[str, float | str]) -> None:
@@ -56,6 +87,38 @@ def add_reports(parser: argparse.ArgumentParser) -> None:
     add("--save-every", type=parse_duration, default=300.0, help="time between checkpoints (5m)")
     add("--keep", type=parse_count, default=2, help="checkpoints to keep (2)")
     add("--report-every", type=parse_count, default=50, help="steps per line of metrics (50)")
+
+
+def add_compile(group: argparse._ArgumentGroup, *, default: bool | None = None) -> None:
+    """Add the option of compilation; `should_compile` reads it.
+
+    Args:
+        default: None to compile where it is possible.
+    """
+    group.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        default=default,
+        help="compile the model: faster steps after some minutes at the start (default: "
+        + ("no)" if default is False else "yes, where there is a compiler)"),
+    )
+
+
+def should_compile(options: argparse.Namespace) -> bool:
+    """Whether to compile: as the option says, otherwise if it is possible.
+
+    Raises:
+        RunError: `--compile` is given on a CPU without a C++ compiler.
+    """
+    # The compiler that torch's inductor starts on a CPU.
+    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    is_possible = options.device.type != "cpu" or shutil.which(name) is not None
+    if is_possible or options.compile is False:
+        return options.compile is not False
+    if options.compile:
+        raise RunError(f"--compile needs a C++ compiler on a CPU, and there is no {name}")
+    print(f"training is not compiled, and slower: there is no C++ compiler {name}")
+    return False
 
 
 def default_device() -> torch.device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import pytest
@@ -15,20 +15,21 @@ from hypothesis import strategies as st
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import TINY, make_part, make_shards, our_model
 from training.data.batch import MicroBatch, pad
-from training.data.collate import Collator, Slicing
-from training.data.datasets import LabelledText
+from training.data.collate import Collator, Slicing, collate_examples
+from training.data.corpus import CorpusError
 from training.data.examples import ExampleSettings, SentenceTask
 from training.data.feeds import (
-    BatchFeed,
+    ExampleFeed,
     Feed,
     LabelledExample,
     PlannedFeed,
     example_feed,
     labelled_examples,
-    like_lengths,
+    shuffled_batches,
 )
+from training.data.labelled import LabelledText
 from training.data.masking import NgramMasking
-from training.data.packing import Plan
+from training.data.packing import Plan, best_row_length
 from training.data.windows import SpanExample
 from training.losses import Objective, score
 from training.model.heads import AlbertForTasks, Task
@@ -47,34 +48,54 @@ SPANS = [
 
 
 @settings(deadline=None, max_examples=60)
-@given(
-    st.lists(st.integers(1, 40), min_size=1, max_size=80),
-    st.integers(1, 120),
-    st.integers(0, 9),
-)
-def test_each_epoch_has_every_example_once(lengths: list[int], tokens: int, seed: int) -> None:
-    batches = like_lengths(lengths, tokens_a_batch=tokens, seed=seed)
-    epochs = []
-    for _ in range(2):
-        epoch: list[list[int]] = []
-        while sum(map(len, epoch)) < len(lengths):
-            epoch.append(next(batches))
-        assert sorted(index for batch in epoch for index in batch) == list(range(len(lengths)))
-        for batch in epoch:
-            longest = max(lengths[index] for index in batch)
-            assert len(batch) == 1 or len(batch) * longest <= tokens
-        epochs.append(epoch)
-    again = like_lengths(lengths, tokens_a_batch=tokens, seed=seed)
-    assert list(islice(again, len(epochs[0]) + len(epochs[1]))) == epochs[0] + epochs[1]
+@given(st.integers(1, 80), st.integers(1, 120), st.integers(0, 9))
+def test_each_epoch_has_every_example_once(count: int, size: int, seed: int) -> None:
+    batches = list(islice(shuffled_batches(count, size, seed), 3 * count // size + 1))
+    assert {len(batch) for batch in batches} == {size}
+    indices = list(chain.from_iterable(batches))
+    for begin in range(0, len(indices) - count + 1, count):
+        assert sorted(indices[begin : begin + count]) == list(range(count))
 
 
-def test_epochs_differ_and_lengths_are_alike() -> None:
-    lengths = np.random.default_rng(0).integers(1, 100, 400).tolist()
-    batches = like_lengths(lengths, tokens_a_batch=400, seed=0)
-    first_batches = list(islice(batches, 200))
-    assert len({tuple(sorted(batch)) for batch in first_batches}) > 100
-    spread = [np.ptp([lengths[i] for i in batch]) for batch in first_batches if len(batch) > 1]
-    assert np.mean(spread) < 10
+def test_epochs_are_in_different_orders() -> None:
+    first, second = islice(shuffled_batches(50, 50, 0), 2)
+    assert first != second != sorted(second)
+    assert first != next(shuffled_batches(50, 50, 1))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(30, 64))
+def test_packed_examples_keep_their_tokens(sizes: list[int], row_length: int) -> None:
+    examples = [
+        LabelledExample(ids=list(range(5, 5 + size)), types=[size % 2] * size, label=number)
+        for number, size in enumerate(sizes)
+    ]
+    batch = collate_examples("text-classification", examples, row_length=row_length)
+    packing = batch.tokens.packing
+    assert packing is not None
+    assert batch.tokens.ids.shape[1] == row_length
+    assert batch.num_tokens == sum(sizes) == int(batch.tokens.real_BS.sum())
+    assert batch.targets.tolist() == list(range(len(sizes)))
+    ids, types = batch.tokens.ids.flatten(), batch.tokens.types.flatten()
+    for first, example in zip(batch.firsts.tolist(), examples, strict=True):
+        within = slice(first, first + len(example.ids))
+        assert ids[within].tolist() == example.ids
+        assert types[within].tolist() == example.types
+        assert packing.positions.flatten()[within].tolist() == list(range(len(example.ids)))
+        assert len(set(packing.sequences.flatten()[within].tolist())) == 1
+    bounds = set(packing.bounds.tolist())
+    assert {*batch.firsts.tolist(), batch.tokens.ids.numel()} <= bounds
+
+
+def test_the_row_length_is_the_cheapest() -> None:
+    config = replace(TINY, max_positions=512)
+    pairs = [np.array([180] * 8)] * 3
+    assert best_row_length(pairs, longest=180, config=config) in (192, 384)
+    assert best_row_length([np.array([100] * 5)], longest=100, config=config) == 128
+    # Attention over longer rows costs more than their smaller padding saves.
+    assert best_row_length([np.array([64] * 8)], longest=64, config=config) == 64
+    short = replace(TINY, max_positions=100)
+    assert best_row_length([np.array([97])], longest=97, config=short) == 100
 
 
 def test_padding_is_on_the_right() -> None:
@@ -85,12 +106,12 @@ def test_padding_is_on_the_right() -> None:
     assert batch.lengths.tolist() == [3, 2]
 
 
-def texts_feed(*, tokens_a_batch: int, seed: int) -> BatchFeed:
-    return example_feed("text-classification", EXAMPLES, tokens_a_batch=tokens_a_batch, seed=seed)
+def texts_feed(*, batch_size: int, seed: int) -> ExampleFeed:
+    return example_feed("text-classification", EXAMPLES, TINY, batch_size=batch_size, seed=seed)
 
 
-def spans_feed(spans: list[SpanExample]) -> BatchFeed:
-    return example_feed("question-answering", spans, tokens_a_batch=1000, seed=0)
+def spans_feed(spans: list[SpanExample]) -> ExampleFeed:
+    return example_feed("question-answering", spans, TINY, batch_size=len(spans), seed=0)
 
 
 def next_micro_batch(feed: Feed) -> MicroBatch:
@@ -101,7 +122,7 @@ def next_micro_batch(feed: Feed) -> MicroBatch:
 
 def test_classification_reads_the_cls_row() -> None:
     model = our_model(TINY, ("text-classification",))
-    feed = texts_feed(tokens_a_batch=40, seed=0)
+    feed = texts_feed(batch_size=4, seed=0)
     assert feed.tasks == (feed.name,) == ("text-classification",)
     total, count, num_tokens = 0.0, 0, 0
     while count < len(EXAMPLES):
@@ -141,7 +162,7 @@ def test_an_objective_is_the_loss_of_a_micro_batch_s_task() -> None:
     """Its parameters are the model's, and gradients reach them through it."""
     model = our_model(TINY, ("text-classification",))
     objective = Objective(model, CPU)
-    got = objective(next_micro_batch(texts_feed(tokens_a_batch=99, seed=0)))
+    got = objective(next_micro_batch(texts_feed(batch_size=9, seed=0)))
     assert got.keys() == {"text-classification"}
     assert set(objective.parameters()) == set(model.parameters())
     got["text-classification"].loss.backward()
@@ -156,7 +177,7 @@ def test_a_feed_of_batches_goes_on_from_its_state(num_steps: int) -> None:
         scores = (Objective(model, CPU)(next_micro_batch(feed)) for _ in range(num))
         return [one["text-classification"].loss.item() for one in scores]
 
-    first, second = (texts_feed(tokens_a_batch=30, seed=1) for _ in range(2))
+    first, second = (texts_feed(batch_size=5, seed=1) for _ in range(2))
     losses(first, num_steps)
     state = first.state()
     rest = losses(first, 9)
@@ -168,17 +189,21 @@ def test_a_feed_of_batches_goes_on_from_its_state(num_steps: int) -> None:
     assert losses(first, 9) == rest
 
 
-def test_texts_over_the_length_are_left_out_and_counted(tokenizer: AlbertTokenizer) -> None:
+def test_long_texts_are_cut_and_counted(tokenizer: AlbertTokenizer) -> None:
     texts = [
         LabelledText(text="the end", pair=None, label=1),
-        LabelledText(text="the end " * 9, pair=None, label=0),
+        LabelledText(text="the end " * 9, pair=None, label=0, place="a.csv, row 7"),
         LabelledText(text="the", pair="end", label=0),
     ]
-    kept, num_long = labelled_examples(texts, tokenizer, length=12)
-    assert num_long == 1
-    assert [example.label for example in kept] == [1, 0]
-    assert kept[1].ids == tokenizer.encode("the", "end").ids
-    assert kept[1].types == tokenizer.encode("the", "end").types
+    examples, num_cut = labelled_examples(texts, tokenizer, length=12, truncation=True)
+    assert num_cut == 1
+    assert [example.label for example in examples] == [1, 0, 0]
+    whole = tokenizer.encode("the end " * 9)
+    assert examples[1].ids == [*whole.ids[:11], whole.ids[-1]]
+    assert examples[2].ids == tokenizer.encode("the", "end").ids
+    assert examples[2].types == tokenizer.encode("the", "end").types
+    with pytest.raises(CorpusError, match="row 7: over 12 tokens; --truncation cuts"):
+        labelled_examples(texts, tokenizer, length=12, truncation=False)
 
 
 MASKING = NgramMasking(word_starts=np.ones(50, bool))

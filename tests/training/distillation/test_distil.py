@@ -101,7 +101,7 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
         assert run(distil_options, tmp_path) == 128 + signal.SIGINT
     assert not same_weights(tmp_path, distilled)
     assert run(distil_options, tmp_path) == 0
-    assert "going on from step 27" in capsys.readouterr().out
+    assert "resuming from step 27" in capsys.readouterr().out
     assert same_weights(tmp_path, distilled)
     assert [line["step"] for line in read_metrics(tmp_path)] == list(range(5, 61, 5))
 

@@ -62,7 +62,7 @@ def options(pretrained: Path, classifier: Path, texts: Path) -> list[str]:
     return [
         *("--initialize-from", str(pretrained / "checkpoint"), "--teacher", str(classifier)),
         *("--text-classification", str(texts), "--steps", "60", "--length", "32"),
-        *("--classification-tokens", "128", "--optimizer", "adamw", "--lr", "1e-2"),
+        *("--batch-size", "12", "--optimizer", "adamw", "--lr", "1e-2"),
         *("--report-every", "5", "--device", "cpu"),
     ]
 

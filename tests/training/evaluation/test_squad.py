@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.data.datasets import Question
+from training.data.questions import Question
 from training.evaluation.squad import evaluate_answers, normalize, token_f1
 
 

@@ -370,7 +370,7 @@ def test_a_run_whose_newest_is_damaged_goes_on_to_the_same_weights(
         damage(folder / "checkpoints" / f"step-0000000{step}")
     ended = run_in_process(tiny_options, folder)
     assert ended.status == 0
-    assert f"going on from step {8 - num_damaged}\n" in ended.out
+    assert f"resuming from step {8 - num_damaged}\n" in ended.out
     assert ended.err.count("warning: passed over ") == num_damaged
     assert same_weights(folder, tiny)
     assert linked_step(folder) == 8

@@ -38,7 +38,7 @@ _TIMEOUT_S = 120.0
 STEPS = list(range(1, 9))
 LOST = (
     "error: another process of the run has ended, or cannot be reached; "
-    "the same command goes on from the last checkpoint\n"
+    "the same command resumes from the last checkpoint\n"
 )
 
 
@@ -163,7 +163,7 @@ def test_the_number_of_processes_may_change_amidst_a_run(
     check_ended(run_world(options, run, *more, fates=fates), 128 + signal.SIGTERM)
     assert checkpoint_state(run)["step"] == 5
     ended = run_in_process(options, run, *more, fate=compute_in_fp32)
-    assert "going on from step 5\n" in ended.out
+    assert "resuming from step 5\n" in ended.out
     check_close(run, whole, weights=3e-5, losses=1e-5)
 
 
@@ -182,7 +182,7 @@ def test_a_process_that_dies_ends_the_others_and_the_run_goes_on(
         (run / "checkpoints" / f"step-{number:08}.partial").mkdir()
     ended = run_world(options, run, *more, *OFTEN)
     check_ended(ended, 0)
-    assert "going on from step 3\n" in ended[0].out
+    assert "resuming from step 3\n" in ended[0].out
     assert same_weights(run, whole)
     assert [line["step"] for line in read_metrics(run)] == STEPS
 
@@ -281,7 +281,7 @@ def test_torchrun_is_stopped_by_a_signal_and_goes_on(options: list[str], tmp_pat
         wait_for_step(job, folder, log)
         job.send_signal(signal.SIGTERM)
     assert job.returncode != 0
-    assert "; the same command goes on\n" in log.read_text()
+    assert "; the same command resumes it\n" in log.read_text()
     step = checkpoint_state(folder)["step"]
     assert step > 0
     stop = partial(before_step, step + 2, partial(get_signals, signal.SIGTERM))

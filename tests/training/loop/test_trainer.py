@@ -62,7 +62,7 @@ def test_a_killed_run_ends_with_the_same_weights(
         assert ended.status == -signal.SIGKILL
     ended = run_in_process(tiny_options, folder, *saving)
     assert ended.status == 0
-    assert f"going on from step {deaths[-1] - 1 if saving is OFTEN else 0}\n" in ended.out
+    assert f"resuming from step {deaths[-1] - 1 if saving is OFTEN else 0}\n" in ended.out
     check_same(folder, tiny)
 
 
@@ -83,11 +83,11 @@ def test_a_signal_ends_the_run_after_its_step(
     fate = partial(before_step, 3, partial(get_signals, number))
     ended = run_in_process(tiny_options, tmp_path / "run", *NEVER, fate=fate)
     assert (ended.status, ended.err) == (128 + number, "")
-    assert "stopped at 37.5%; the same command goes on\n" in ended.out
+    assert "stopped at 37.5%; the same command resumes it\n" in ended.out
     assert checkpoint_state(tmp_path / "run")["step"] == 3
     ended = run_in_process(tiny_options, tmp_path / "run")
     assert ended.status == 0
-    assert "going on from step 3\n" in ended.out
+    assert "resuming from step 3\n" in ended.out
     check_same(tmp_path / "run", tiny)
 
 
@@ -131,7 +131,7 @@ def test_a_worker_that_dies_ends_the_run_in_one_line(
     ended = run_in_process(options, tmp_path / "run", fate=partial(before_step, 3, kill_workers))
     assert ended.status == 1
     assert ended.err.startswith("error: a process that makes batches has ended: DataLoader worker")
-    assert ended.err.endswith("; the same command goes on from the last checkpoint\n")
+    assert ended.err.endswith("; the same command resumes from the last checkpoint\n")
     assert run_in_process(options, tmp_path / "run").status == 0
     check_same(tmp_path / "run", tiny)
 
@@ -255,7 +255,7 @@ def test_a_run_that_went_back_keeps_its_rate_over_a_kill(
     dies = partial(before_attempt, 11, die)  # at step 6, when steps 4 and 5 are saved
     assert rolled_back(tiny_options, tmp_path / "run", dies).status == -signal.SIGKILL
     ended = run_in_process(tiny_options, tmp_path / "run")
-    assert "going on from step 5\n" in ended.out
+    assert "resuming from step 5\n" in ended.out
     assert same_weights(tmp_path / "run", tmp_path / "whole")
     assert [line["step"] for line in reports(tmp_path / "run")] == STEPS
 
@@ -267,7 +267,7 @@ def test_a_run_killed_right_after_it_went_back_tries_again_at_full_rate(
     dies = partial(before_attempt, 9, die)
     assert rolled_back(tiny_options, tmp_path / "run", dies).status == -signal.SIGKILL
     ended = run_in_process(tiny_options, tmp_path / "run")
-    assert "going on from step 3\n" in ended.out
+    assert "resuming from step 3\n" in ended.out
     check_same(tmp_path / "run", tiny)
 
 

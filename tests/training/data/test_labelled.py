@@ -1,0 +1,198 @@
+"""Labelled files of every kind are read alike, and bad rows are named."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from training.data.corpus import CorpusError
+from training.data.labelled import Columns, read_labelled, read_texts
+
+ROWS = [("A good film", "pos"), ('A "bad", long film', "neg"), ("Fair", "pos")]
+
+
+def write(file: Path, content: str) -> Path:
+    file.write_text(content)
+    return file
+
+
+def write_kind(folder: Path, kind: str) -> Path:
+    file = folder / f"data.{kind}"
+    if kind == "jsonl":
+        lines = [json.dumps({"text": text, "label": label}) for text, label in ROWS]
+        return write(file, "\n".join([*lines, "", ""]))
+    if kind == "parquet":
+        texts, labels = zip(*ROWS, strict=True)
+        pq.write_table(pa.table({"text": texts, "label": labels}), file)
+        return file
+    if kind == "csv":
+        quoted = [f'"{text.replace(chr(34), chr(34) * 2)}",{label}' for text, label in ROWS]
+        return write(file, "\n".join(["text,label", *quoted]))
+    return write(file, "\n".join(["sentence\tlabel", *("\t".join(row) for row in ROWS)]))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv", "parquet"])
+def test_every_kind_gives_the_same(tmp_path: Path, kind: str) -> None:
+    examples, names = read_labelled([write_kind(tmp_path, kind)])
+    assert names == ["neg", "pos"]
+    assert [(e.text, names[e.label]) for e in examples] == ROWS
+    assert {e.pair for e in examples} == {None}
+
+
+def test_a_compressed_file_is_read(tmp_path: Path) -> None:
+    plain = write_kind(tmp_path, "tsv")
+    packed = tmp_path / "data.tsv.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    unpacked, names = read_labelled([packed])
+    assert names == ["neg", "pos"]
+    assert [(e.text, e.label) for e in unpacked] == [
+        (e.text, e.label) for e in read_labelled([plain])[0]
+    ]
+    assert len(read_labelled([packed, plain])[0]) == 6
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "sentence1\tsentence2\tlabel",
+        "sentence_A\tsentence_B\tentailment_judgment",
+        "text\ttext_pair\tcategory",
+    ],
+)
+def test_pairs(tmp_path: Path, header: str) -> None:
+    file = write(tmp_path / "a.tsv", f"{header}\nIt rains.\tIt is wet. \tyes\nOne.\t\tno\n")
+    examples, _ = read_labelled([file])
+    assert [(e.text, e.pair, e.label) for e in examples] == [
+        ("It rains.", "It is wet.", 1),
+        ("One.", None, 0),
+    ]
+
+
+def test_labels_that_are_numbers_are_named_in_order(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.tsv", "text\tlabel\nno\t0\nyes\t1\n")
+    examples, names = read_labelled([file], ["negative", "positive"])
+    assert names == ["negative", "positive"]
+    assert [e.label for e in examples] == [0, 1]
+
+
+def test_names_that_the_file_uses_set_the_order(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.tsv", "text\tlabel\nx\tneg\ny\tpos\n")
+    examples, names = read_labelled([file], ["pos", "neg", "mixed"])
+    assert names == ["pos", "neg", "mixed"]
+    assert [e.label for e in examples] == [1, 0]
+
+
+def test_numbers_are_sorted_by_value(tmp_path: Path) -> None:
+    rows = "".join(f"text {n}\t{n}\n" for n in (10, 2, 0, 1, 11))
+    examples, names = read_labelled([write(tmp_path / "a.tsv", "text\tlabel\n" + rows)])
+    assert names == ["0", "1", "2", "10", "11"]
+    assert [names[e.label] for e in examples] == ["10", "2", "0", "1", "11"]
+
+
+def test_json_labels_may_be_numbers(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": 0}\n')
+    assert [e.label for e in read_labelled([file])[0]] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.tsv", "", "no examples in .*a.tsv"),
+        ("a.tsv", "text\tlabel\n", "no examples in .*a.tsv"),
+        ("a.tsv", "words\tlabel\na\t1\n", "its columns are words, label; give --text-column"),
+        ("a.tsv", "text\tclass\na\t1\n", "its columns are text, class; give --label-column"),
+        ("a.tsv", "text\tlabel\na\t1\nb\n", "row 2: no value in column label"),
+        ("a.tsv", "text\tlabel\na\t1\n \t0\n", "row 2: no text"),
+        ("a.csv", "text,label\na, b,1\n", "row 1: more fields than the header's 2"),
+        ("a.txt", "text\n", "the format is unknown; name it .csv, .tsv, .jsonl or .parquet"),
+        ("a.jsonl", "{\n", "a.jsonl, line 1: Expecting property name"),
+        ("a.parquet", "PAR1", "a.parquet cannot be read"),
+        ("a.jsonl", '{"text": "a", "label": 1}\n[1]\n', "line 2: no JSON object"),
+        ("a.jsonl", '{"text": ["a"], "label": 1}\n', "row 1: no text"),
+        (
+            "a.jsonl",
+            '{"text": "a", "text_pair": ["b"], "label": 1}\n',
+            "row 1: no text",
+        ),
+    ],
+)
+def test_bad_files_are_named(tmp_path: Path, name: str, content: str, message: str) -> None:
+    with pytest.raises(CorpusError, match=message):
+        read_labelled([write(tmp_path / name, content)])
+
+
+def test_a_label_without_a_name_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.tsv", "text\tlabel\na\t0\nb\t2\n")
+    with pytest.raises(CorpusError, match=r"row 2: label '2' \(1 rows\); allowed are no, yes"):
+        read_labelled([file], ["no", "yes"])
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    for name in ("none.tsv", "none.parquet"):
+        with pytest.raises(CorpusError, match="No such file"):
+            read_labelled([tmp_path / name])
+
+
+def test_all_bad_rows_are_listed_at_once(tmp_path: Path) -> None:
+    rows = ["a\t0", "\t1", "b\t", "c\t7", *["d\t9"] * 30]
+    file = write(tmp_path / "a.tsv", "\n".join(["text\tlabel", *rows]))
+    with pytest.raises(CorpusError) as caught:
+        read_labelled([file], ["no", "yes"])
+    lines = str(caught.value).splitlines()
+    assert lines[0].endswith("row 2: no text")
+    assert lines[1].endswith("row 3: no value in column label")
+    assert lines[2].endswith("row 4: label '7' (1 rows); allowed are no, yes")
+    assert lines[3].endswith("row 5: label '9' (30 rows); allowed are no, yes")
+    empty = write(tmp_path / "b.tsv", "\n".join(["text\tlabel", *["\t1"] * 31]))
+    with pytest.raises(CorpusError, match="row 20: no text\nand 11 more rows"):
+        read_labelled([empty])
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "|", "\t"])
+def test_the_delimiter_of_a_csv_file_is_detected(tmp_path: Path, delimiter: str) -> None:
+    content = f'text{delimiter}label\n"a{delimiter} b"{delimiter}1\nc{delimiter}0\n'
+    examples, _ = read_labelled([write(tmp_path / "a.csv", content)])
+    assert [e.text for e in examples] == [f"a{delimiter} b", "c"]
+
+
+def test_columns_can_be_named(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.csv", "id,body,title,team,text\n1,long,short,x,no\n2,b,t,y,no\n")
+    columns = Columns(text="title", pair="body", label="team")
+    examples, names = read_labelled([file], columns=columns)
+    assert names == ["x", "y"]
+    assert [(e.text, e.pair) for e in examples] == [("short", "long"), ("t", "b")]
+    assert read_texts([file], Columns(text="body")) == [("long", None), ("b", None)]
+    for wrong in (Columns(text="Title"), Columns(label="class"), Columns(pair="none")):
+        with pytest.raises(CorpusError, match="its columns are id, body, title, team, text"):
+            read_labelled([file], columns=wrong)
+
+
+@pytest.mark.parametrize(
+    ("header", "pair"),
+    [
+        ("index\tquestion\tsentence\tlabel", ("question", "sentence")),  # QNLI
+        ("id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", ("question1", "question2")),
+        ("Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", ("#1 String", "#2 String")),  # MRPC
+        ("premise\thypothesis\tlabel", ("premise", "hypothesis")),
+        ("sentence1\tsentence2\tgold_label", ("sentence1", "sentence2")),  # MNLI
+        ("sentence\tlabel", ("sentence", None)),  # SST-2
+    ],
+)
+def test_columns_of_public_data_sets(
+    tmp_path: Path, header: str, pair: tuple[str, str | None]
+) -> None:
+    names = header.split("\t")
+    file = write(tmp_path / "a.tsv", f"{header}\n" + "\t".join(f"<{name}>" for name in names))
+    (example,), _ = read_labelled([file])
+    assert (example.text, example.pair) == tuple(name and f"<{name}>" for name in pair)
+
+
+def test_rows_of_jsonl_may_have_a_pair_or_none(tmp_path: Path) -> None:
+    rows = [{"text": "a", "label": 1}, {"text": "b", "text_pair": "c", "label": 0}]
+    file = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
+    assert [(e.text, e.pair) for e in read_labelled([file])[0]] == [("a", None), ("b", "c")]
