@@ -12,7 +12,8 @@ def main() -> int:
     except ModuleNotFoundError as error:
         print(
             f"error: {error.name} is not installed; the command line needs more than the client "
-            "does: pip install 'albert-serve[serve]'",
+            "does: in the checkout run `make serve` or pip install '.[serve]'; with a wheel, pip "
+            "install 'FILE.whl[serve]'",
             file=sys.stderr,
         )
         return 1

@@ -6,7 +6,8 @@
       small: {bundle: models/albert-small-en}
       reviews: {bundle: bundles/reviews-int8, precision: int8, threads: 2}
 
-Folders are relative to the file. docs/models.md explains the keys.
+Folders are relative to the file. docs/models.md explains the keys. Wherever a bundle's folder is
+named, `bentoml:NAME[:VERSION]` names a bundle in BentoML's model store (bundle/store.py).
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ from albert_serve.files import read_small_file
 
 # Names that URLs, metric labels and log lines can contain without escaping.
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+# Before a tag of BentoML's model store.
+STORE_PREFIX: Final = "bentoml:"
+# The module of our models in that store, by which a bento's own ones are told from others.
+STORE_MODULE: Final = "albert_serve"
+_BENTO_FILE: Final = "bento.yaml"
 _MAX_BYTES: Final = 1 << 20
 
 ModelName = Annotated[str, Field(pattern=NAME_PATTERN)]
@@ -32,7 +38,7 @@ class ModelEntry(BaseModel):
     """One model.
 
     Attributes:
-        bundle: its folder.
+        bundle: its folder, or its tag in the model store.
         precision: what the bundle must have; any, where it is left out.
         threads: of one run; by default those of the service.
     """
@@ -96,10 +102,38 @@ def read_models_file(file: Path) -> ModelsFile:
     except (ValueError, RecursionError) as error:  # numbers or nesting that no such file has
         raise ConfigError(f"{file} lists no models: {error}") from error
     models = {
-        name: entry.model_copy(update={"bundle": file.parent / entry.bundle})
+        name: entry.model_copy(update={"bundle": in_folder(entry.bundle, file.parent)})
         for name, entry in read.models.items()
     }
     return read.model_copy(update={"models": models})
+
+
+def store_tag(bundle: Path) -> str | None:
+    """Return the tag in BentoML's model store that is given for a bundle's folder, or None."""
+    text = str(bundle)
+    return text.removeprefix(STORE_PREFIX) if text.startswith(STORE_PREFIX) else None
+
+
+def in_folder(bundle: Path, folder: Path) -> Path:
+    """Return a bundle's path relative to a folder; a tag stays as it is."""
+    return bundle if store_tag(bundle) is not None else folder / bundle
+
+
+def packed_bundles(bento: Path) -> list[Path]:
+    """Return the tags of our models that a bento's folder names under `models:`.
+
+    Raises:
+        ConfigError: the bento's description cannot be read.
+    """
+    file = bento / _BENTO_FILE
+    if not file.is_file():
+        return []
+    try:
+        models = yaml.load(read_small_file(file, _MAX_BYTES), _Loader).get("models") or []  # noqa: S506
+        tags = [model["tag"] for model in models if model.get("module") == STORE_MODULE]
+    except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
+        raise ConfigError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
+    return [Path(f"{STORE_PREFIX}{tag}") for tag in tags]
 
 
 def _told(error: ValidationError) -> str:

@@ -39,6 +39,7 @@ from albert_serve.server.logging import configure_logs
 from albert_serve.server.metrics import Metrics
 from albert_serve.server.openapi import describe_service
 from albert_serve.server.paths import Labels, Paths
+from albert_serve.server.pid_file import hold_pid_file
 from albert_serve.server.registry import Models, check_models
 from albert_serve.server.routes import make_app
 from albert_serve.settings import DEFAULT_VARIABLE, Settings, num_workers, supervisor_pid
@@ -113,6 +114,8 @@ class Serving:
                 _read_keys(settings)
             # Workers that start later, after the catalogue has changed, use the same default.
             os.environ[DEFAULT_VARIABLE] = check_models(settings)
+            if settings.pid_file is not None:
+                hold_pid_file(settings.pid_file)
         except AlbertServeError as error:
             raise SystemExit(f"error: {error}") from error
         supervise()

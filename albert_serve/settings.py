@@ -19,13 +19,14 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from albert_serve.errors import ConfigError
-from albert_serve.models_file import read_models_file
+from albert_serve.models_file import packed_bundles, read_models_file, store_tag
 
 _PREFIX: Final = "ALBERT_SERVE_"
 BUNDLE_VARIABLE: Final = "ALBERT_SERVE_BUNDLE"
 MODELS_VARIABLE: Final = "ALBERT_SERVE_MODELS"
 DEFAULT_VARIABLE: Final = "ALBERT_SERVE_DEFAULT_MODEL"
 CACHE_VARIABLE: Final = "ALBERT_SERVE_CACHE"
+PID_FILE_VARIABLE: Final = "ALBERT_SERVE_PID_FILE"
 # Set by the supervisor for its workers; no settings.
 SUPERVISOR_VARIABLE: Final = "_ALBERT_SERVE_SUPERVISOR"
 METRICS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
@@ -127,7 +128,8 @@ class Settings(BaseSettings):
     """The settings of a deployment; those that are not given come from the environment.
 
     Attributes:
-        bundle: BUNDLE, the folder to serve; by default the one that ships in `models/`.
+        bundle: BUNDLE, the folder to serve, or `bentoml:` and a tag of BentoML's model store; by
+            default the model that the bento names, or the one that ships in `models/`.
         models: MODELS, instead of BUNDLE: a folder of bundles, or a YAML file that lists some.
         default_model: DEFAULT_MODEL, for requests that name no model, if the YAML file sets
             none; by default the first.
@@ -155,6 +157,7 @@ class Settings(BaseSettings):
         cors_origins: CORS_ORIGINS, whose pages may call the service from a browser, by commas; *
             for all.
         log_format: LOG_FORMAT, text or json.
+        pid_file: PID_FILE, the file that holds the PID of the service while it runs.
     """
 
     model_config = SettingsConfigDict(
@@ -194,6 +197,7 @@ class Settings(BaseSettings):
         tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_origins)
     ] = ()
     log_format: Literal["text", "json"] = "text"
+    pid_file: Path | None = None
 
     @classmethod
     def from_environment(cls, options: Mapping[str, str] | None = None) -> Settings:
@@ -230,7 +234,7 @@ class Settings(BaseSettings):
         if bundle and models:
             raise ConfigError(f"{BUNDLE_VARIABLE} and {MODELS_VARIABLE} are set; set one of them")
         if not bundle and not models:
-            values["bundle"] = shipped_bundle()
+            values["bundle"] = default_bundle()
         if models and not {"num_workers", f"{_PREFIX}WORKERS"} & values.keys():
             values["num_workers"] = _listed_workers(Path(models))
         if "guard" in values and not {"api_keys", "api_keys_file"} & values.keys():
@@ -285,6 +289,8 @@ class Settings(BaseSettings):
 def _text(value: object) -> str:
     """Return a setting as its variable has it; empty if it is None."""
     if isinstance(value, Path):
+        if store_tag(value) is not None:
+            return str(value)
         return os.path.abspath(value)  # links are not resolved: their targets may change
     if isinstance(value, tuple):
         return ",".join(value)
@@ -336,6 +342,25 @@ def _describe(error: ErrorDetails) -> str:
     )
 
 
+def default_bundle(bento: Path | None = None) -> Path:
+    """Return the one model that the bento of this package names, or the bundle that ships.
+
+    Args:
+        bento: the bento's folder, if it is another than the one around this package.
+
+    Raises:
+        ConfigError: the bento names several, or it names none and none ships.
+    """
+    packed = packed_bundles(bento or Path(__file__).resolve().parents[2])
+    if len(packed) > 1:
+        names = ", ".join(map(str, packed))
+        raise ConfigError(
+            f"the bento has the models {names}; set {BUNDLE_VARIABLE} to the one to serve, or "
+            f"{MODELS_VARIABLE} to a file that lists them"
+        )
+    return packed[0] if packed else shipped_bundle()
+
+
 def shipped_bundle(models: Path | None = None) -> Path:
     """Return the folder of the bundle in `models/`, next to the package.
 
@@ -356,6 +381,17 @@ def shipped_bundle(models: Path | None = None) -> Path:
         f"{models} must hold exactly one bundle, and holds {names}; "
         f"set {BUNDLE_VARIABLE} to the folder of the one to serve"
     )
+
+
+def default_pid_file(port: int) -> Path | None:
+    """Return the PID file of a port's service; None without a cache folder."""
+    named, cache = (
+        os.environ.get(name, "").strip() for name in (PID_FILE_VARIABLE, CACHE_VARIABLE)
+    )
+    if named:
+        return Path(named)
+    folder = Path(cache) if cache else _cache_folder()
+    return folder / "services" / f"{port}.pid" if folder else None
 
 
 def num_usable_cpus() -> int:

@@ -2,3 +2,7 @@
 
 python -m export CHECKPOINT_DIR BUNDLE_DIR
 """
+
+from training.requirements import check_packages
+
+check_packages("onnx")

@@ -9,6 +9,7 @@ import pytest
 
 _TESTS: Final = Path(__file__).parent
 _WITH_PROCESSES: Final = (
+    "albert_serve/bundle/test_store.py",
     "albert_serve/client",
     "albert_serve/doctor",
     "albert_serve/runtime/test_runtime.py",
@@ -29,6 +30,7 @@ _WITH_PROCESSES: Final = (
     "training/test_plot.py",
     "training/test_prepare_stopped.py",
     "training/test_pretrain.py",
+    "training/test_requirements.py",
 )
 
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from albert_serve.bundle.manifest import MANIFEST_FILE, Bundle
+from albert_serve.bundle.store import locate
 from albert_serve.config import Precision
 from albert_serve.errors import BundleError, ConfigError
-from albert_serve.models_file import NAME_PATTERN, read_models_file
+from albert_serve.models_file import NAME_PATTERN, read_models_file, store_tag
 from albert_serve.settings import Settings
 
 _logger = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ class ModelSpec:
 
     Attributes:
         name: the name in requests.
-        bundle: its folder.
+        bundle: its folder, or its tag in BentoML's model store.
         precision: the bundle's required precision; None for any.
         num_threads: threads of one run; None for the service's setting.
     """
@@ -35,12 +36,12 @@ class ModelSpec:
     num_threads: int | None = None
 
     def open_bundle(self) -> Bundle:
-        """Open the bundle and verify every byte.
+        """Open the bundle and verify every byte; a tag is looked up each time.
 
         Raises:
             BundleError: it cannot be opened, or has another precision.
         """
-        bundle = Bundle.open(self.bundle)
+        bundle = Bundle.open(locate(self.bundle))
         stored = bundle.manifest.precision
         if self.precision not in (None, stored):
             raise BundleError(
@@ -102,8 +103,9 @@ def read_catalogue(settings: Settings) -> Catalogue:
     """
     if settings.models is None:
         assert settings.bundle is not None
+        tag = store_tag(settings.bundle)
         # The name is the link's own: its target may change.
-        name = Path(os.path.abspath(settings.bundle)).name
+        name = tag.partition(":")[0] if tag else Path(os.path.abspath(settings.bundle)).name
         return _catalogue([ModelSpec(name=name, bundle=settings.bundle)], settings)
     if settings.models.is_dir():
         return _catalogue(_read_folder(settings.models), settings)

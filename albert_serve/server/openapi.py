@@ -11,6 +11,8 @@ from albert_serve.api.examples import EXAMPLES
 from albert_serve.api.schemas import (
     MODEL_PATH,
     MODELS_PATH,
+    TRUNCATED_HEADER,
+    WARNINGS_HEADER,
     ErrorReply,
     FillMaskReply,
     InfoReply,
@@ -23,6 +25,8 @@ from albert_serve.batching.scheduler import PRIORITIES
 from albert_serve.server.auth import PRIORITY_HEADER
 from albert_serve.tasks import TASKS
 
+# pydantic's schemas are those of JSON Schema 2020-12, which 3.0 does not have.
+_OPENAPI: Final = "3.1.0"
 _REF: Final = "#/components/schemas/{model}"
 _TAG: Final = "Service APIs"
 _MODEL_TAG: Final = "One model of several"
@@ -39,6 +43,23 @@ _PRIORITY: Final = {
     "in": "header",
     "description": "batch for what can wait until no interactive request does.",
     "schema": {"type": "string", "enum": list(PRIORITIES), "default": PRIORITIES[0]},
+}
+_REPLY_HEADERS: Final = {
+    TRUNCATED_HEADER: {
+        "description": "The number of tokens that were cut off, if any were; "
+        "parameters.truncation allows it.",
+        "schema": {"type": "integer", "minimum": 1},
+    },
+    WARNINGS_HEADER: {
+        "description": "What the caller should know of the answer: a JSON array of strings.",
+        "schema": {"type": "string"},
+    },
+}
+_RETRY_HEADERS: Final = {
+    "Retry-After": {
+        "description": "Seconds after which to ask again.",
+        "schema": {"type": "integer", "minimum": 0},
+    }
 }
 _MODEL: Final = {
     "name": "model",
@@ -68,8 +89,11 @@ _ERRORS: Final[dict[str, str]] = {
 
 
 def describe_service(base: dict[str, Any]) -> dict[str, Any]:
-    """Return BentoML's document with our paths and schemas, which say more of the endpoints."""
-    schemas: dict[str, Any] = dict(base.get("components", {}).get("schemas", {}))
+    """Return BentoML's document with our paths and schemas, which say more of the endpoints.
+
+    BentoML's own schemas are left out: only the paths that ours replace refer to them.
+    """
+    schemas: dict[str, Any] = {}
     paths = _model_paths(schemas)
     listed = {"get": _get("The models that are served.", ModelsReply, schemas)}
     by_name = {
@@ -81,17 +105,15 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
     paths = {**paths, "/info": info, MODELS_PATH: listed, **by_name}
     return {
         **base,
+        "openapi": _OPENAPI,
+        "tags": [*base.get("tags", []), {"name": _MODEL_TAG}],
         "info": {
             "title": "albert_serve",
             "version": __version__,
             "description": "ALBERT: fill-mask, text classification, question answering and "
             "sentence order, in Hugging Face's inference format.",
         },
-        "components": {
-            **base.get("components", {}),
-            "schemas": schemas,
-            "securitySchemes": _SECURITY,
-        },
+        "components": {"schemas": schemas, "securitySchemes": _SECURITY},
         "security": [{}, {"key": []}],
         "paths": {**base.get("paths", {}), **paths},
     }
@@ -135,7 +157,11 @@ def _operation(name: str, schemas: dict[str, Any]) -> dict[str, Any]:
             "content": _json(_reference(request, schemas), _examples(name)),
         },
         "responses": {
-            "200": {"description": "The answer.", "content": _json(reply, {})},
+            "200": {
+                "description": "The answer.",
+                "headers": _REPLY_HEADERS,
+                "content": _json(reply, {}),
+            },
             **_error_responses(schemas),
         },
     }
@@ -167,11 +193,20 @@ def _health(schemas: dict[str, Any]) -> dict[str, Any]:
 
 def _error_responses(schemas: dict[str, Any]) -> dict[str, Any]:
     content = _json(_reference(ErrorReply, schemas), {})
-    return {status: {"description": text, "content": content} for status, text in _ERRORS.items()}
+    replies: dict[str, Any] = {
+        status: {"description": text, "content": content} for status, text in _ERRORS.items()
+    }
+    replies["429"]["headers"] = _RETRY_HEADERS
+    return replies
 
 
 def _reference(model: type[BaseModel], schemas: dict[str, Any]) -> dict[str, Any]:
-    schemas[model.__name__] = _collect(model.model_json_schema(ref_template=_REF), schemas)
+    schema = model.model_json_schema(ref_template=_REF)
+    schemas[model.__name__] = _collect(schema, schemas)
+    for property_ in schema.get("properties", {}).values():
+        # The defaults of its fields say the same, and code generators take no object there.
+        if isinstance(property_.get("default"), dict):
+            del property_["default"]
     return {"$ref": _REF.format(model=model.__name__)}
 
 

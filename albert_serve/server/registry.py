@@ -61,6 +61,7 @@ class Models:
         self._loaded: dict[str, _Loaded] = {}
         self._hosted: dict[str, HostedModel] = {}
         self._default = ""
+        self._num_changes = 0
         self._reload_lock = asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -117,7 +118,7 @@ class Models:
         """Read the catalogue again and replace the models that changed, without downtime.
 
         A model that cannot be opened stays as it was; the log and a metric say so. A replaced or
-        removed model is closed after its last request.
+        removed model is closed after its last request. The log says, too, if nothing has changed.
         """
         async with self._reload_lock:
             try:
@@ -129,6 +130,7 @@ class Models:
                 for name in self._hosted:
                     self._metrics.count_reload(name, "rejected")
                 return
+            before = (self._num_changes, self._default)
             for name, bundle in bundles.items():
                 await self._replace(catalogue.specs[name], bundle, options[name])
             for name in sorted(set(self._hosted) - set(catalogue.specs)):
@@ -139,11 +141,19 @@ class Models:
             elif self._default not in self._hosted:
                 there = [name for name in catalogue.specs if name in self._hosted]
                 self._default = (there or list(self._hosted))[0]
+            if before == (self._num_changes, self._default):
+                _logger.warning("the reload has changed nothing: %s", self._revisions())
 
     async def close(self) -> None:
         """Answer the accepted requests, and close the models."""
         self.accepting = False
         await asyncio.gather(*(hosted.close() for hosted in self._hosted.values()), *self._closing)
+
+    def _revisions(self) -> str:
+        return ", ".join(
+            f"model {name} is revision {loaded.bundle.manifest.revision}"
+            for name, loaded in self._loaded.items()
+        )
 
     def _load_each(self, catalogue: Catalogue) -> Iterator[_Loaded]:
         """Yield each model of the catalogue that can be opened and run.
@@ -185,6 +195,7 @@ class Models:
             return
         former = self._hosted.get(spec.name)
         self._loaded[spec.name], self._hosted[spec.name] = loaded, self._serve(loaded)
+        self._num_changes += 1
         self._metrics.count_reload(spec.name, "loaded")
         _logger.warning("model %s is now revision %s", spec.name, bundle.manifest.revision)
         if former is not None:
@@ -195,6 +206,7 @@ class Models:
             return  # no model of the new catalogue could be opened
         _logger.warning("model %s is no longer served", name)
         self._metrics.remove_model(name)
+        self._num_changes += 1
         self._metrics.count_reload(name, "removed")
         del self._loaded[name]
         self._close_later(self._hosted.pop(name))
@@ -271,6 +283,12 @@ def check_models(settings: Settings) -> str:
     names = []
     for loaded in trial._load_each(catalogue):
         names.append(loaded.spec.name)
+        if not loaded.tasks:
+            _logger.warning(
+                "model %s has no task, and every request for one gets 404; finetune it for one, "
+                "and export the checkpoint again",
+                loaded.spec.name,
+            )
         del loaded
     return_free_memory()
     default = catalogue.default_among(names)

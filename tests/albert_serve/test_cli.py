@@ -283,7 +283,7 @@ def test_a_home_that_cannot_be_written_to_is_one_line(
     assert "set BENTOML_HOME" in line
 
 
-@pytest.mark.parametrize("command", ["serve", "score", "info", "doctor"])
+@pytest.mark.parametrize("command", ["serve", "reload", "score", "info", "doctor", "import"])
 def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([command, "--help"])
@@ -310,4 +310,4 @@ def test_a_missing_serve_extra_is_reported_with_the_command() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.startswith("error: onnxruntime is not installed")
-    assert "albert-serve[serve]" in done.stderr
+    assert "run `make serve` or pip install '.[serve]'" in done.stderr

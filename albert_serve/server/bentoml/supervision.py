@@ -48,6 +48,8 @@ def supervise() -> None:
     restarts them in a container, keeps their gauges, has one folder of metrics for all services of
     a user, and restarts workers that cannot start for ever.
     """
+    # Until circus handles it, it would end the process, whose PID is known by now.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     metrics = Path(tempfile.mkdtemp(prefix="albert-serve-metrics-"))
     starts = Starts(metrics)
     atexit.register(starts.exit)

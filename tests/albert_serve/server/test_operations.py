@@ -1,15 +1,18 @@
-"""What docs/operations.md has to copy: it parses, and names only what there is."""
+"""deploy/kubernetes/ and what docs/operations.md has to copy: valid, and only of what there is."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import httpx
+import kubernetes_validate
 import pytest
 import yaml  # type: ignore[import-untyped]
 
@@ -17,7 +20,9 @@ from albert_serve.settings import VARIABLES, Settings
 from tests.albert_serve.support import ROOT
 
 TEXT = (ROOT / "docs/operations.md").read_text()
-READ: list[dict[str, Any]] = [
+KUBERNETES = ROOT / "deploy/kubernetes"
+IN_FILES = [yaml.safe_load(file.read_text()) for file in sorted(KUBERNETES.glob("*.yaml"))]
+READ: list[dict[str, Any]] = IN_FILES + [
     document
     for block in re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
     for document in yaml.safe_load_all(block)
@@ -93,6 +98,56 @@ def test_the_container_has_no_rights_and_a_folder_to_write() -> None:
         assert not variable["value"].startswith("/") or variable["value"].startswith("/tmp/")
 
 
+@pytest.mark.parametrize("version", ["1.30", "1.37"])
+@pytest.mark.parametrize("kind", ["Deployment", "Service", "HorizontalPodAutoscaler"])
+def test_the_files_are_valid(kind: str, version: str) -> None:
+    kubernetes_validate.validate(DOCUMENTS[kind], version, strict=True)
+
+
+def test_a_misspelt_field_is_not_valid() -> None:
+    wrong = DOCUMENTS["Service"] | {"spec": {**DOCUMENTS["Service"]["spec"], "selectors": {}}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, "1.37", strict=True)
+
+
+def test_the_kustomization_is_of_the_files_there_are() -> None:
+    kustomization = DOCUMENTS["Kustomization"]
+    files = {file.name for file in KUBERNETES.iterdir()} - {"kustomization.yaml", "keys"}
+    assert set(kustomization["resources"]) == files
+    (image,), (secret,) = kustomization["images"], kustomization["secretGenerator"]
+    assert container()["image"] == image["name"]
+    volumes = DOCUMENTS["Deployment"]["spec"]["template"]["spec"]["volumes"]
+    assert {"secretName": secret["name"]} in [volume.get("secret") for volume in volumes]
+    (path,) = [
+        entry["value"] for entry in container()["env"] if entry["name"].endswith("KEYS_FILE")
+    ]
+    assert [Path(path).name] == secret["files"]
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert f"deploy/kubernetes/{secret['files'][0]}" in ignored
+    registry, _, name = image["newName"].partition("/")
+    commands = (ROOT / "docs/containers.md").read_text()
+    assert f"REGISTRY={registry} " in commands
+    assert f"docker push $REGISTRY/{name}:{image['newTag']}\n" in commands
+    if kubectl := shutil.which("kubectl"):
+        assert DOCUMENTS["Deployment"]["metadata"]["name"] in rendered(kubectl)
+
+
+def rendered(kubectl: str) -> str:
+    """What `kubectl apply -k` would send; without a file of keys it fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copytree(KUBERNETES, f"{folder}/kubernetes")
+        Path(copy, "keys").unlink(missing_ok=True)
+        command = [kubectl, "kustomize", copy]
+        refused = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert refused.returncode != 0
+        assert "keys" in refused.stderr
+        Path(copy, "keys").write_text("a-key\n")
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    for document in yaml.safe_load_all(done.stdout):
+        kubernetes_validate.validate(document, "1.37", strict=True)
+    return done.stdout
+
+
 def test_bentocloud_is_asked_for_what_bentoml_knows() -> None:
     asked = DOCUMENTS["name"]
     assert json.loads(bentoml(AS_READ, given=json.dumps(asked))) == asked
@@ -127,8 +182,13 @@ def test_the_parts_fit_each_other() -> None:
     labels = DOCUMENTS["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert DOCUMENTS["Service"]["spec"]["selector"] == labels
     assert DOCUMENTS["Deployment"]["spec"]["selector"]["matchLabels"] == labels
-    scaled = DOCUMENTS["ScaledObject"]["spec"]["scaleTargetRef"]["name"]
-    assert scaled == DOCUMENTS["Deployment"]["metadata"]["name"]
+    for scaler in ("ScaledObject", "HorizontalPodAutoscaler"):
+        scaled = DOCUMENTS[scaler]["spec"]["scaleTargetRef"]["name"]
+        assert scaled == DOCUMENTS["Deployment"]["metadata"]["name"]
+    assert "replicas" not in DOCUMENTS["Deployment"]["spec"]  # the scaler's
+    (port,) = container()["ports"]
+    assert port["containerPort"] == 3000  # BentoML's; the image sets no other
+    assert DOCUMENTS["Service"]["spec"]["ports"][0]["targetPort"] == port["name"]
     (scrape,) = DOCUMENTS["scrape_configs"]["scrape_configs"]
     assert scrape["authorization"]["type"] == "Bearer"
 

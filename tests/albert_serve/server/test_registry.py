@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import json
 import logging
 import os
 import shutil
@@ -450,6 +451,20 @@ def test_a_worker_that_was_killed_comes_back_as_the_others_are(
         # The first by name when the service began, and not the one that is first now.
         asked = [httpx.get(f"{running.url}/info").json()["model_id"] for _ in range(16)]
         assert set(asked) == {"first"}
+
+
+def test_a_bundle_without_tasks_is_a_warning(
+    bundle_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "bare"
+    shutil.copytree(bundle_dir, folder)
+    manifest = json.loads((folder / "manifest.json").read_text()) | {"tasks": {}}
+    (folder / "manifest.json").unlink()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert check_models(Settings.from_environment({"ALBERT_SERVE_BUNDLE": str(folder)})) == "bare"
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "model bare has no task, and every request for one gets 404" in record.getMessage()
 
 
 def link_outside(folder: Path) -> None:

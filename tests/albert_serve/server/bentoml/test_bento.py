@@ -88,6 +88,32 @@ def test_a_bento_serves_its_own_bundle_on_another_machine(
 
 
 @pytest.mark.slow
+def test_a_bento_serves_the_model_that_it_names(
+    checkout: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """`models:` in place of a bundle in `models/`, as docs/models.md has it."""
+    program = [sys.executable, "-m", "albert_serve", "import", "models/tiny", "--name", "reviews:1"]
+    subprocess.run(program, cwd=checkout, env=environment, check=True)
+    shutil.rmtree(checkout / "models")
+    bentofile = yaml.safe_load((checkout / "bentofile.yaml").read_text())
+    bentofile["include"].remove("models/**")
+    bentofile["models"] = ["reviews:latest"]
+    (checkout / "mine.yaml").write_text(yaml.safe_dump(bentofile))
+    tag, _ = build(checkout, "mine.yaml", environment)
+    archive, empty = str(tmp_path / "exported.bento"), tmp_path / "empty"
+    empty.mkdir()
+    bentoml("export", tag, archive, cwd=empty, environment=environment)
+    shutil.rmtree(environment["BENTOML_HOME"])
+
+    elsewhere = {**environment, "BENTOML_HOME": str(tmp_path / "elsewhere")}
+    bentoml("import", archive, cwd=empty, environment=elsewhere)
+    with running_service(elsewhere, empty, ("bentoml", "serve", tag)) as running:
+        assert httpx.get(f"{running.url}/info").json()["model_id"] == "reviews"
+        reply = httpx.post(f"{running.url}/fill-mask", json={"inputs": "a [MASK]."})
+        assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bentofile", "runtime"),
     [

@@ -1,0 +1,48 @@
+"""The command line: `albert-serve serve | reload | score | info | doctor | import`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from albert_serve import __version__
+from albert_serve.cli.bundles import add_doctor, add_import, add_info
+from albert_serve.cli.score import add_score
+from albert_serve.cli.serve import add_reload, add_serve
+from albert_serve.errors import AlbertServeError
+
+# What a shell says of a program that SIGINT ended.
+_INTERRUPTED: Final = 128 + 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        status: int = options.run(options)
+    except (AlbertServeError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="albert-serve", description="Serve ALBERT, score files with it, look into a bundle."
+    )
+    parser.add_argument("--version", action="version", version=f"albert-serve {__version__}")
+    commands = parser.add_subparsers(
+        required=True, metavar="serve | reload | score | info | doctor | import"
+    )
+    add_serve(commands)
+    add_reload(commands)
+    add_score(commands)
+    add_info(commands)
+    add_doctor(commands)
+    add_import(commands)
+    return parser

@@ -1,0 +1,117 @@
+"""`albert-serve info | doctor | import`: one bundle, described, measured, or stored."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from albert_serve.bundle.manifest import Bundle
+from albert_serve.bundle.store import import_bundle, locate, reference
+from albert_serve.cli.options import (
+    add_command,
+    add_runtime_options,
+    add_workers,
+    check_home,
+    chosen,
+    one_bundle,
+)
+from albert_serve.doctor.advice import advise
+from albert_serve.doctor.examination import diagnose
+from albert_serve.doctor.findings import findings_text
+from albert_serve.doctor.inspection import describe_bundle
+from albert_serve.doctor.overview import description_text
+from albert_serve.settings import Settings
+
+_INFO_EXAMPLES: Final = """\
+examples:
+  albert-serve info models/base
+  albert-serve info models/base --json | jq .sharing
+"""
+_DOCTOR_EXAMPLES: Final = """\
+examples:
+  albert-serve doctor
+  albert-serve doctor models/base --workers 4 --prepack cache
+  albert-serve doctor models/base --threads 1 --json | jq .speeds
+
+It runs the bundle as the service would with the same settings, of which the options are some. It
+takes seconds, and a minute or two for the largest models. Others who use the machine spoil times.
+"""
+_IMPORT_EXAMPLES: Final = """\
+examples:
+  albert-serve import bundles/reviews
+  albert-serve import bundles/reviews-int8 --name reviews:2024-05
+
+The bundle is verified and copied. `bentoml models list` shows it, `bentoml models get TAG` its
+tasks, precision and sizes; BENTOML_HOME is the folder of the store. docs/models.md has the rest.
+"""
+
+
+def add_info(commands: Any) -> None:
+    """Add the command and its options."""
+    info = add_command(commands, "info", "check a bundle and say what it holds", _INFO_EXAMPLES)
+    info.add_argument("bundle", type=Path, metavar="BUNDLE")
+    info.add_argument("--json", action="store_true", help="for programs instead of people")
+    info.set_defaults(run=_info)
+
+
+def add_doctor(commands: Any) -> None:
+    """Add the command and its options."""
+    doctor = add_command(commands, "doctor", "measure a bundle on this machine", _DOCTOR_EXAMPLES)
+    doctor.add_argument(
+        "bundle",
+        type=Path,
+        nargs="?",
+        metavar="BUNDLE",
+        help="a folder, or bentoml:NAME[:VERSION] (the one that is served by default)",
+    )
+    add_runtime_options(doctor)
+    add_workers(doctor)
+    doctor.add_argument("--json", action="store_true", help="for programs instead of people")
+    doctor.set_defaults(run=_doctor)
+
+
+def add_import(commands: Any) -> None:
+    """Add the command and its options."""
+    importing = add_command(
+        commands, "import", "put a bundle into BentoML's model store", _IMPORT_EXAMPLES
+    )
+    importing.add_argument("bundle", type=Path, metavar="BUNDLE")
+    importing.add_argument(
+        "--name",
+        "--tag",
+        dest="tag",
+        metavar="NAME[:VERSION]",
+        help="the tag in the store (the folder's name, and the bundle's revision as version)",
+    )
+    importing.set_defaults(run=_import)
+
+
+def _info(options: argparse.Namespace) -> int:
+    described = describe_bundle(Bundle.open(locate(options.bundle)))
+    print(_as_json(asdict(described)) if options.json else description_text(described))
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    settings = Settings.from_environment(chosen(options))
+    diagnosis = diagnose(one_bundle(settings), settings.runtime, settings.num_workers)
+    advice = advise(diagnosis)
+    if options.json:
+        print(_as_json({**asdict(diagnosis), "advice": advice}))
+    else:
+        print(findings_text(diagnosis, advice))
+    return 0
+
+
+def _import(options: argparse.Namespace) -> int:
+    check_home()
+    tag = import_bundle(options.bundle, options.tag)
+    print(f"{tag} is in BentoML's model store; albert-serve serve --bundle {reference(tag)}")
+    return 0
+
+
+def _as_json(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False)

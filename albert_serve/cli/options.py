@@ -1,0 +1,115 @@
+"""The options that several commands share, and the settings that they make."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, get_args
+
+from albert_serve.bundle.manifest import Bundle
+from albert_serve.bundle.store import locate
+from albert_serve.errors import ConfigError
+from albert_serve.settings import (
+    BUNDLE_VARIABLE,
+    MODELS_VARIABLE,
+    PID_FILE_VARIABLE,
+    Device,
+    Prepack,
+    Settings,
+)
+
+
+def add_command(commands: Any, name: str, purpose: str, examples: str) -> argparse.ArgumentParser:
+    """Add a command whose help ends with examples."""
+    added: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=purpose,
+        description=purpose[0].upper() + purpose[1:] + ".",
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return added
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add the bundle and the options of its runtime."""
+    parser.add_argument(
+        "--bundle",
+        type=Path,
+        metavar="BUNDLE",
+        help="the model: a folder, or bentoml:NAME[:VERSION] (the one that ships in models/)",
+    )
+    add_runtime_options(parser)
+
+
+def add_runtime_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a bundle's runtime."""
+    parser.add_argument(
+        "--threads", metavar="N", help="threads of one run (the usable CPUs, shared among workers)"
+    )
+    parser.add_argument("--device", choices=get_args(Device), help="the device to run on (auto)")
+    parser.add_argument(
+        "--prepack",
+        choices=("auto", *get_args(Prepack)),
+        help="the location of pre-packed weights (auto)",
+    )
+
+
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    """Add the number of workers."""
+    parser.add_argument("--workers", metavar="N", help="worker processes (1)")
+
+
+def chosen(options: argparse.Namespace) -> dict[str, str]:
+    """Return the settings from the command line, by variable."""
+    models = getattr(options, "models", None)
+    # An option replaces both variables.
+    sources = (
+        {BUNDLE_VARIABLE: options.bundle or "", MODELS_VARIABLE: models or ""}
+        if options.bundle or models
+        else {}
+    )
+    values = {
+        **sources,
+        "ALBERT_SERVE_THREADS": options.threads,
+        "ALBERT_SERVE_DEVICE": options.device,
+        "ALBERT_SERVE_PREPACK": options.prepack,
+        "ALBERT_SERVE_WORKERS": getattr(options, "workers", None),
+        "ALBERT_SERVE_DEADLINE_S": getattr(options, "deadline_s", None),
+        "ALBERT_SERVE_MAX_BATCH_TOKENS": getattr(options, "max_batch_tokens", None),
+        PID_FILE_VARIABLE: getattr(options, "pid_file", None),
+    }
+    return {variable: str(value) for variable, value in values.items() if value is not None}
+
+
+def one_bundle(settings: Settings) -> Bundle:
+    """Open the one bundle that the settings name.
+
+    Raises:
+        ConfigError: they name several.
+        BundleError: it cannot be opened.
+    """
+    if settings.bundle is None:
+        raise ConfigError(f"{MODELS_VARIABLE} names several models; name one bundle")
+    return Bundle.open(locate(settings.bundle))
+
+
+def check_home() -> None:
+    """See that BentoML can write to its folder; it fails with a traceback if not.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    named = os.environ.get("BENTOML_HOME", "~/bentoml")
+    home = Path(os.path.expandvars(named)).expanduser()
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=home):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"BentoML cannot write to its folder {home}: {error.strerror}; set BENTOML_HOME to a "
+            "folder that can be written to"
+        ) from error

@@ -1,0 +1,160 @@
+"""`albert-serve serve | reload`: check what BentoML would not, and start; read models again."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import socket
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from albert_serve.bundle.catalog import read_catalogue
+from albert_serve.cli.options import (
+    add_command,
+    add_model_options,
+    add_workers,
+    check_home,
+    chosen,
+)
+from albert_serve.errors import ConfigError
+from albert_serve.server.greeting import greeting
+from albert_serve.server.pid_file import check_pid_file, reload_service
+from albert_serve.settings import Settings, default_pid_file
+
+_PORT: Final = 3000
+_MAX_PORT: Final = 65535
+_SERVICE: Final = "albert_serve.service:AlbertServe"
+# Longer than proxies and clients keep an idle connection (usually 60 s): if the server closed it
+# first, a request sent at that moment would be lost.
+_KEEP_ALIVE_S: Final = 75
+_SERVE_EXAMPLES: Final = """\
+examples:
+  albert-serve serve
+  albert-serve serve --bundle bundles/qa --port 8080 --host 0.0.0.0
+  albert-serve serve --bundle bentoml:albert-small-en:latest
+  albert-serve serve --threads 4 --deadline-s 10
+  albert-serve serve --models bundles/
+  albert-serve serve --models models.yaml --workers 2
+
+albert-serve reload reads what is served again, without a gap.
+
+Further settings are environment variables; docs/settings.md lists them.
+"""
+_RELOAD_EXAMPLES: Final = """\
+examples:
+  albert-serve reload
+  albert-serve reload --port 8080
+  albert-serve reload --pid-file /run/albert-serve.pid
+
+It sends SIGHUP to the process in the PID file. What changed, or that nothing did, is in the log of
+the service, and the revision of each model in /info.
+"""
+
+
+def add_serve(commands: Any) -> None:
+    """Add the command and its options."""
+    serve = add_command(commands, "serve", "answer requests over HTTP", _SERVE_EXAMPLES)
+    add_model_options(serve)
+    serve.add_argument(
+        "--models", type=Path, metavar="PATH", help="several: a folder of bundles, or a YAML file"
+    )
+    add_workers(serve)
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    _add_port(serve, "port to listen on (%(default)s)")
+    _add_pid_file(serve, "holds the PID while the service runs (one for each port)")
+    serve.add_argument("--deadline-s", metavar="SECONDS", help="give up a request after this")
+    serve.add_argument("--max-batch-tokens", metavar="N", help="tokens that run together")
+    serve.set_defaults(run=_serve)
+
+
+def add_reload(commands: Any) -> None:
+    """Add the command and its options."""
+    reload = add_command(
+        commands, "reload", "let a running service read its models again", _RELOAD_EXAMPLES
+    )
+    _add_port(reload, "port of the service (%(default)s), by which its PID file is found")
+    _add_pid_file(reload, "the PID file, if serve was given one")
+    reload.set_defaults(run=_reload)
+
+
+def _add_port(parser: argparse.ArgumentParser, meaning: str) -> None:
+    parser.add_argument("--port", type=_port, default=_PORT, help=meaning)
+
+
+def _add_pid_file(parser: argparse.ArgumentParser, meaning: str) -> None:
+    parser.add_argument("--pid-file", type=Path, metavar="FILE", help=meaning)
+
+
+def _reload(options: argparse.Namespace) -> int:
+    file = options.pid_file or default_pid_file(options.port)
+    if file is None:
+        raise ConfigError("there is no cache folder for PID files; name the file with --pid-file")
+    print(f"process {reload_service(file)} reads its models again; its log has the result")
+    return 0
+
+
+def _serve(options: argparse.Namespace) -> int:
+    settings = Settings.from_environment(chosen(options))
+    catalogue = read_catalogue(settings)
+    bundles, errors = catalogue.open_bundles()
+    catalogue.check_any(errors)  # the service logs the others
+    host = "127.0.0.1" if options.host == "localhost" else options.host
+    _check_address(host, options.port)
+    check_home()
+    settings, reload = _with_pid_file(settings, options.port)
+    command = [sys.executable, "-m", "bentoml", "serve", _SERVICE]
+    command += ["--timeout-keep-alive", str(_KEEP_ALIVE_S)]
+    if settings.log_format == "text":
+        asks = settings.needs_key
+        default = catalogue.default_among(bundles)
+        text = greeting(bundles, default, host, options.port, needs_key=asks)
+        print(f"{text}\nprocess {os.getpid()}; {reload} reads the models again", flush=True)
+    # In this process's place, so that signals reach the server and its status is ours.
+    os.execvpe(
+        sys.executable,
+        [*command, "--host", host, "--port", str(options.port)],
+        settings.environment(),
+    )
+
+
+def _with_pid_file(settings: Settings, port: int) -> tuple[Settings, str]:
+    """Return the settings with a PID file, where one can be written, and the command to reload."""
+    if settings.pid_file is not None:
+        check_pid_file(settings.pid_file)
+        return settings, f"albert-serve reload --pid-file {shlex.quote(str(settings.pid_file))}"
+    file = default_pid_file(port)
+    try:
+        if file is not None:
+            check_pid_file(file)
+            option = "" if port == _PORT else f" --port {port}"
+            return settings.model_copy(update={"pid_file": file}), f"albert-serve reload{option}"
+    except ConfigError:
+        pass  # it was not asked for
+    return settings, f"kill -HUP {os.getpid()}"
+
+
+def _check_address(host: str, port: int) -> None:
+    """See that the service can listen there: BentoML fails with a traceback, after the greeting."""
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on port {port} of {host}: {error.strerror}; choose others with --port "
+            "and --host"
+        ) from error
+
+
+def _port(text: str) -> int:
+    port = int(text) if text.isdecimal() else 0
+    if not 1 <= port <= _MAX_PORT:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no port; it must be a whole number from 1 to {_MAX_PORT}"
+        )
+    return port

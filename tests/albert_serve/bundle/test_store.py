@@ -1,0 +1,300 @@
+"""BentoML's model store: importing bundles, finding them by tag, serving them, and what fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from albert_serve.bundle import store
+from albert_serve.bundle.manifest import Bundle
+from albert_serve.cli import main
+from albert_serve.errors import ConfigError
+from albert_serve.models_file import packed_bundles, read_models_file
+from albert_serve.settings import Settings, default_bundle
+from tests.albert_serve.support import running_service, service_environment
+
+# BentoML imports what is deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A BENTOML_HOME of this test, also in this process, where BentoML keeps the first one."""
+    from bentoml._internal.configuration.containers import BentoMLContainer as Container
+    from bentoml._internal.models import ModelStore
+
+    folder = tmp_path / "home"
+    for name in ("models", "tmp"):
+        (folder / name).mkdir(parents=True)
+    monkeypatch.setenv("BENTOML_HOME", str(folder))
+    Container.model_store.set(ModelStore(folder / "models"))
+    Container.model_store_dir.set(str(folder / "models"))
+    Container.tmp_bento_store_dir.set(str(folder / "tmp"))
+    yield folder
+    for provider in (
+        *(Container.model_store, Container.model_store_dir, Container.tmp_bento_store_dir),
+    ):
+        provider.reset()
+
+
+@pytest.fixture(scope="session")
+def other_dir(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same weights, with another label: another revision."""
+    folder = tmp_path_factory.mktemp("other") / "tiny"
+    shutil.copytree(bundle_dir, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["tasks"]["text-classification"]["labels"] = ["bad", "good"]
+    (folder / "manifest.json").unlink()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def bentoml(home: Path, *arguments: str) -> str:
+    """What BentoML's own command prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bentoml", *arguments],
+        env={**os.environ, "BENTOML_HOME": str(home), "BENTOML_DO_NOT_TRACK": "True"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+@pytest.fixture
+def failure(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Gives the one line of a command that fails."""
+
+    def run(*arguments: str | Path) -> str:
+        capsys.readouterr()
+        assert main([str(argument) for argument in arguments]) == 1
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        (line,) = printed.err.splitlines()
+        return line.removeprefix("error: ")
+
+    return run
+
+
+def stored(folder: Path, *options: str) -> None:
+    assert main(["import", str(folder), *options]) == 0
+
+
+def leftovers(home: Path) -> list[Path]:
+    return [path for path in home.rglob("*") if path.is_file() and path.name != "client_id"]
+
+
+def test_an_imported_bundle_is_a_model_of_bentomls(
+    bundle_dir: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    revision = Bundle.open(bundle_dir).manifest.revision
+    stored(bundle_dir)
+    assert capsys.readouterr().out.startswith(f"tiny:{revision} is in BentoML's model store; ")
+
+    (model,) = json.loads(bentoml(home, "models", "list", "--output", "json"))
+    assert (model["tag"], model["module"]) == (f"tiny:{revision}", "albert_serve")
+    assert float(model["size"].split()[0]) > 0
+    described = json.loads(bentoml(home, "models", "get", "tiny:latest", "--output", "json"))
+    assert described["labels"]["precision"] == "fp32"
+    tasks = {"fill-mask", "question-answering", "sentence-order", "text-classification"}
+    assert set(described["labels"]["tasks"].split(",")) == tasks
+    assert described["metadata"]["sizes"]["hidden_size"] == 64
+    labels = described["metadata"]["tasks"]["text-classification"]["labels"]
+    assert labels == ["negative", "positive"]
+    files = {path.name for path in (home / "models/tiny" / revision).iterdir()}
+    assert files == {path.name for path in bundle_dir.iterdir()} | {"model.yaml"}
+    assert not list((home / "tmp").iterdir())
+
+
+def test_info_takes_a_tag_with_or_without_a_version(
+    bundle_dir: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored(bundle_dir, "--name", "reviews:1.0")
+    for tag in ("bentoml:reviews", "bentoml:reviews:latest", "bentoml:reviews:1.0"):
+        capsys.readouterr()
+        assert main(["info", tag]) == 0
+        assert capsys.readouterr().out.startswith(f"{home}/models/reviews/1.0: whole, ")
+
+
+def test_latest_is_the_bundle_that_was_imported_last(
+    bundle_dir: Path, other_dir: Path, home: Path
+) -> None:
+    stored(other_dir, "--tag", "tiny:2")
+    stored(bundle_dir, "--tag", "tiny:1")
+    assert store.locate(Path("bentoml:tiny")) == home / "models/tiny/1"
+    assert store.locate(Path("bentoml:tiny:2")) == home / "models/tiny/2"
+
+
+def test_a_damaged_bundle_is_not_imported(
+    bundle_dir: Path, home: Path, tmp_path: Path, failure: Callable[..., str]
+) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(bundle_dir, folder)
+    weights = bytearray((folder / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").write_bytes(weights)
+    assert "model.safetensors has SHA-256" in failure("import", folder)
+    assert "manifest.json is not there" in failure("import", tmp_path / "none")
+    assert not leftovers(home)
+
+
+@pytest.mark.parametrize(
+    "tag", ["Reviews", "reviews:", "reviews:latest", "../reviews", "a:b:c", "-", "a" * 64, "a b"]
+)
+def test_a_tag_that_bentoml_does_not_take_is_refused(
+    tag: str, bundle_dir: Path, home: Path, failure: Callable[..., str]
+) -> None:
+    line = failure("import", bundle_dir, f"--name={tag}")
+    assert line.startswith(f"'{tag}' cannot be a tag of the model store; it is NAME or NAME:VERS")
+    assert not leftovers(home)
+
+
+def test_a_tag_that_exists_keeps_its_model(
+    bundle_dir: Path, other_dir: Path, home: Path, failure: Callable[..., str]
+) -> None:
+    stored(bundle_dir, "--name", "tiny:1")
+    line = failure("import", other_dir, "--name", "tiny:1")
+    assert line.startswith("tiny:1 is in BentoML's model store already; ")
+    kept = Bundle.open(home / "models/tiny/1")
+    assert kept.manifest == Bundle.open(bundle_dir).manifest
+    assert not list((home / "tmp").iterdir())
+
+
+def test_a_home_that_cannot_be_written_to_is_one_line(
+    bundle_dir: Path, monkeypatch: pytest.MonkeyPatch, failure: Callable[..., str]
+) -> None:
+    monkeypatch.setenv("BENTOML_HOME", "/proc/none")
+    line = failure("import", bundle_dir)
+    assert line.startswith("BentoML cannot write to its folder /proc/none: ")
+
+
+@pytest.mark.parametrize("file", ["models", "tmp", "models/tiny"])
+def test_a_store_that_cannot_be_written_to_is_one_line(
+    file: str, bundle_dir: Path, home: Path, failure: Callable[..., str]
+) -> None:
+    shutil.rmtree(home / file, ignore_errors=True)
+    (home / file).write_text("a file")
+    line = failure("import", bundle_dir)
+    assert line.startswith("BentoML's model store cannot be written to: ")
+    assert "; set BENTOML_HOME to a folder" in line
+    assert leftovers(home) == [home / file]
+
+
+@pytest.mark.parametrize("failing", ["put_in_place", "write_atomically"])
+def test_an_import_that_fails_at_its_end_leaves_nothing(
+    failing: str,
+    bundle_dir: Path,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: Callable[..., str],
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, failing, fail)
+    assert "No space left on device; set BENTOML_HOME" in failure("import", bundle_dir)
+    assert not leftovers(home)
+
+
+@pytest.mark.parametrize("during", ["_describe", "write_atomically"])
+def test_an_interrupted_import_leaves_nothing(
+    during: str, bundle_dir: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, during, interrupt)
+    assert main(["import", str(bundle_dir)]) == 130
+    assert not leftovers(home)
+
+
+def test_of_two_imports_at_once_one_is_told_that_the_tag_exists(
+    bundle_dir: Path, home: Path, monkeypatch: pytest.MonkeyPatch, failure: Callable[..., str]
+) -> None:
+    def overtake(*_: object) -> None:
+        monkeypatch.undo()
+        monkeypatch.setenv("BENTOML_HOME", str(home))
+        store.import_bundle(bundle_dir, "tiny:1")
+
+    monkeypatch.setattr(store, "_describe", overtake)
+    line = failure("import", bundle_dir, "--name", "tiny:1")
+    assert line.startswith("tiny:1 is in BentoML's model store already; ")
+    Bundle.open(home / "models/tiny/1")
+
+
+@pytest.mark.parametrize(
+    ("tag", "message"),
+    [
+        ("nobody", "bentoml:nobody is not in BentoML's model store"),
+        ("tiny:2", "bentoml:tiny:2 is not in BentoML's model store"),
+        ("../tiny", "bentoml:../tiny cannot be read from the model store"),
+        ("", "bentoml: cannot be read from the model store"),
+    ],
+)
+def test_a_tag_that_is_not_in_the_store_is_one_line(
+    tag: str, message: str, bundle_dir: Path, home: Path, failure: Callable[..., str]
+) -> None:
+    stored(bundle_dir, "--name", "tiny:1")
+    assert failure("info", f"bentoml:{tag}").startswith(message)
+    assert failure("serve", "--bundle", f"bentoml:{tag}").startswith(message)
+    assert failure("doctor", f"bentoml:{tag}").startswith(message)
+
+
+def test_a_tag_stays_a_tag_in_settings_and_models_files(tmp_path: Path) -> None:
+    chosen = Settings.from_environment({"ALBERT_SERVE_BUNDLE": "bentoml:tiny:latest"})
+    assert chosen.environment()["ALBERT_SERVE_BUNDLE"] == "bentoml:tiny:latest"
+    file = tmp_path / "models.yaml"
+    file.write_text("models: {a: {bundle: 'bentoml:tiny'}, b: {bundle: tiny}}")
+    listed = read_models_file(file).models
+    assert listed["a"].bundle == Path("bentoml:tiny")
+    assert listed["b"].bundle == tmp_path / "tiny"
+
+
+def test_a_bentos_only_model_is_the_default(tmp_path: Path) -> None:
+    def pack(*models: object) -> None:
+        (tmp_path / "bento.yaml").write_text(yaml.safe_dump({"models": list(models)}))
+
+    ours = [{"tag": f"tiny:{version}", "module": "albert_serve"} for version in "12"]
+    pack(ours[0], {"tag": "forest:1", "module": "bentoml.sklearn"})
+    assert default_bundle(tmp_path) == Path("bentoml:tiny:1")
+    pack(*ours)
+    with pytest.raises(ConfigError, match="models bentoml:tiny:1, bentoml:tiny:2; set ALBERT_SER"):
+        default_bundle(tmp_path)
+    pack()
+    assert packed_bundles(tmp_path) == []
+    for content in ("models: 3", "models: [3]", "[]", "a: ]"):
+        (tmp_path / "bento.yaml").write_text(content)
+        with pytest.raises(ConfigError, match=r"bento\.yaml cannot be read"):
+            packed_bundles(tmp_path)
+
+
+def test_the_service_serves_a_tag_and_reloads_its_latest_version(
+    bundle_dir: Path, other_dir: Path, tmp_path: Path, home: Path
+) -> None:
+    stored(bundle_dir)
+    environment = service_environment(bundle_dir, home)
+    environment["ALBERT_SERVE_BUNDLE"] = "bentoml:tiny:latest"
+    with running_service(environment, tmp_path) as service:
+        info = httpx.get(f"{service.url}/info").json()
+        assert info["model_id"] == "tiny"
+        reply = httpx.post(f"{service.url}/fill-mask", json={"inputs": "a [MASK]."})
+        assert reply.status_code == 200, reply.text
+        stored(other_dir)
+        revision = Bundle.open(other_dir).manifest.revision
+        service.process.send_signal(signal.SIGHUP)
+        give_up_s = time.monotonic() + 60
+        while httpx.get(f"{service.url}/info").json()["revision"] != revision:
+            assert time.monotonic() < give_up_s, service.log
+            time.sleep(0.1)

@@ -1,0 +1,185 @@
+"""Clients that others' tools generate from the API document, against the running service."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from albert_serve.api.examples import EXAMPLES
+from albert_serve.api.schemas import TRUNCATED_HEADER
+from albert_serve.tasks import TASKS
+from tests.albert_serve.support import Running
+
+# Without it a field that has a default must be given.
+OPTIONAL = "--default-non-nullable=false"
+TYPESCRIPT = """
+import createClient from "openapi-fetch";
+import type { paths } from "./schema";
+
+async function main() {
+  const client = createClient<paths>({ baseUrl: process.argv[2] });
+  const filled = await client.POST("/fill-mask", {
+    body: { inputs: "a [MASK].", parameters: { top_k: 2 } },
+  });
+  const labels = await client.POST("/text-classification", { body: { inputs: ["a", "b"] } });
+  const answer = await client.POST("/v1/models/{model}/question-answering", {
+    params: { path: { model: process.argv[3] }, header: { "X-Priority": "batch" } },
+    body: { inputs: { question: "who", context: "a run" } },
+  });
+  const order = await client.POST("/sentence-order", {
+    body: { inputs: { text: "a", text_pair: "b" } },
+  });
+  const refused = await client.POST("/fill-mask", { body: { inputs: "no mask" } });
+  const label: string | undefined = labels.data?.[0][0].label;
+  const info = await client.GET("/info");
+  console.log(JSON.stringify([
+    filled.data, label, answer.data, order.data, refused.error?.error_type, info.data?.model_id,
+  ]));
+}
+main();
+"""
+
+
+@pytest.fixture(scope="module")
+def document(client: httpx.Client) -> dict[str, Any]:
+    read: dict[str, Any] = client.get("/docs.json").json()
+    return read
+
+
+@pytest.fixture(scope="module")
+def generated(
+    document: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Any]:
+    """Imports modules of the client that openapi-python-client generates, without a warning."""
+    folder = tmp_path_factory.mktemp("generated")
+    (folder / "openapi.json").write_text(json.dumps(document))
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    command = [
+        "-m",
+        "openapi_python_client",
+        "generate",
+        "--path",
+        "openapi.json",
+        "--meta",
+        "none",
+    ]
+    done = subprocess.run(
+        [sys.executable, *command, "--output-path", "generated_client", "--fail-on-warning"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    sys.path.append(str(folder))
+    return lambda name: importlib.import_module(f"generated_client{name}")
+
+
+def test_the_document_is_valid_openapi_3_1(document: dict[str, Any]) -> None:
+    assert document["openapi"].startswith("3.1.")
+    OpenAPIV31SpecValidator(document).validate()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_generated_python_client_calls_each_task(
+    task: str, generated: Callable[[str], Any], service: Running, client: httpx.Client
+) -> None:
+    models = generated(".models")
+    name = task.replace("-", "_")
+    request = getattr(models, f"{name.title().replace('_', '')}Request")
+    with generated("").Client(base_url=service.url) as caller:
+        for example in EXAMPLES[task]:
+            body = request.from_dict(example.body)
+            assert body.to_dict() == example.body
+            reply = generated(f".api.service_ap_is.{name}").sync_detailed(client=caller, body=body)
+            assert reply.status_code == 200
+            assert plain(reply.parsed) == client.post(f"/{task}", json=example.body).json()
+        # The same by the model's name.
+        by_name = generated(f".api.one_model_of_several.post_v1_models_model_{name}")
+        model = generated(".api.service_ap_is.get_info").sync(client=caller).model_id
+        assert plain(by_name.sync(model, client=caller, body=body)) == plain(reply.parsed)
+
+
+def test_a_generated_python_client_reads_errors_and_models(
+    generated: Callable[[str], Any], service: Running
+) -> None:
+    models = generated(".models")
+    with generated("").Client(base_url=service.url) as caller:
+        body = models.FillMaskRequest(inputs="no mask", parameters=None)
+        refused = generated(".api.service_ap_is.fill_mask").sync_detailed(client=caller, body=body)
+        assert refused.status_code == 422
+        assert refused.parsed.error_type == "no_mask"
+        listed = generated(".api.service_ap_is.get_v1_models").sync(client=caller)
+        assert [model.model_id for model in listed.models] == [listed.default]
+
+
+def test_truncation_is_reported_in_the_header_that_the_document_names(
+    document: dict[str, Any], client: httpx.Client
+) -> None:
+    headers = document["paths"]["/text-classification"]["post"]["responses"]["200"]["headers"]
+    assert "parameters.truncation" in headers[TRUNCATED_HEADER]["description"]
+    body = {"inputs": "a run " * 500, "parameters": {"truncation": "truncate"}}
+    reply = client.post("/text-classification", json=body)
+    assert int(reply.headers[TRUNCATED_HEADER]) >= headers[TRUNCATED_HEADER]["schema"]["minimum"]
+
+
+@pytest.mark.slow
+def test_a_generated_typescript_client_calls_each_task(
+    document: dict[str, Any], service: Running, client: httpx.Client, tmp_path: Path
+) -> None:
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("npm is not installed; apt-get install npm")
+    packages = ("openapi-typescript@7", "openapi-fetch@0.17", "typescript@5", "@types/node@20")
+    installed = subprocess.run(
+        [npm, "install", "--no-audit", "--no-fund", *packages],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+    )
+    if installed.returncode != 0:
+        pytest.skip("npm cannot reach its registry")
+    (tmp_path / "openapi.json").write_text(json.dumps(document))
+    (tmp_path / "client.ts").write_text(TYPESCRIPT)
+    programs = f"{tmp_path}/node_modules/.bin"
+    options = ["--strict", "--skipLibCheck", "--module", "nodenext", "--target", "es2022"]
+    for command in (
+        [f"{programs}/openapi-typescript", "openapi.json", "--output", "schema.d.ts", OPTIONAL],
+        [f"{programs}/tsc", *options, "client.ts"],
+    ):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    model = client.get("/info").json()["model_id"]
+    done = subprocess.run(
+        ["node", "client.js", service.url, model],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    filled, label, answer, order, refused, served = json.loads(done.stdout)
+    assert len(filled) == 2
+    assert label in ("negative", "positive")
+    assert set(answer) == {"answer", "score", "start", "end"}
+    assert set(order) == {"in_order"}
+    assert (refused, served) == ("no_mask", model)
+
+
+def plain(value: Any) -> Any:
+    """What the generated models hold, as JSON."""
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return value.to_dict()

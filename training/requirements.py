@@ -1,0 +1,23 @@
+"""The packages that training and export need beside those of serving."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+
+def check_packages(*names: str) -> None:
+    """End a command whose packages are not installed, with one line; leave imports alone.
+
+    Called while `python -m PACKAGE` imports the package, before its modules import theirs.
+    """
+    # Python's name of the program until it has found the module to run.
+    if sys.argv[:1] != ["-m"]:
+        return
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        sys.exit(
+            f"error: {', '.join(missing)} {verb} not installed; training and export need more than "
+            "serving does: run `make setup`"
+        )
