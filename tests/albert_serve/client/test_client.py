@@ -382,7 +382,7 @@ def test_num_retries_of_zero_never_retries(replying: Replying) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("header", "expected"),
     [
         pytest.param("Fri, 31 Dec 1999 23:59:59 GMT", 0.0, id="a date that has passed"),
         pytest.param("90", 90.0, id="seconds"),
