@@ -382,7 +382,7 @@ def test_num_retries_of_zero_never_retries(replying: Replying) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("header", "expected"),
     [
         pytest.param("Fri, 31 Dec 1999 23:59:59 GMT", 0.0, id="a date that has passed"),
         pytest.param("90", 90.0, id="seconds"),
@@ -623,7 +623,8 @@ def test_an_item_that_is_refused_has_its_number_in_the_whole_list(replying: Repl
 
 def test_a_list_may_be_longer_than_any_request(replying: Replying) -> None:
     most = wire.MAX_ITEMS
-    client, received = replying(limits(most, 1 << 30), orders(*[0] * most), orders(1, 1))
+    responses = [limits(most, 1 << 30), orders(*[0] * most), orders(1, 1)]
+    client, received = replying(*responses, timeout_s=60.0)
     result = client.sentence_order(pairs(most + 2))
     assert shares(result) == [0] * most + [1, 1]
     assert [len(sent(request)) for request in received[1:]] == [most, 2]
