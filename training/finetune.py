@@ -33,6 +33,7 @@ from training.loop.distributed import World, join_world
 from training.loop.metrics import Metrics
 from training.loop.progress import Progress, RunError, is_known_run, record_run
 from training.loop.provenance import file_names
+from training.loop.reproducibility import run_precision
 from training.loop.step import Run
 from training.loop.trainer import Saver, Trainer
 from training.losses import LOSS_OF, LossFunction, Objective
@@ -40,6 +41,7 @@ from training.model.checkpoint import cut_positions, label_keys, load_checkpoint
 from training.model.heads import head_sizes
 from training.optim.optimizers import OptimizerSettings, Schedule, build_optimizers
 from training.options import add_end, add_optimization, add_reports, parse_count, parse_positive
+from training.precision import PrecisionName
 from training.prepare import prepare
 
 _EXAMPLES: Final = r"""examples:
@@ -66,13 +68,13 @@ _DEFAULTS: Final[dict[str, float | str]] = {
 }
 
 
-def _build(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
+def _build(options: argparse.Namespace, precision: PrecisionName) -> tuple[Run, dict[str, Any]]:
     """Build the run, and the keys of config.json that name its labels."""
     hf = read_config(options.initialize_from)
     config = AlbertConfig.from_hf(hf)
     _check_length(options.length, options.max_positions or config.max_positions)
     progress = Progress(num_steps=options.steps, budget_s=options.budget)
-    feeds, labels, loss_of = _feeds(options)
+    feeds, labels, loss_of = _feeds(options, precision)
     torch.manual_seed(options.seed)
     heads = load_checkpoint(options.initialize_from).tasks
     tasks = tuple(task for feed in feeds for task in feed.tasks)
@@ -93,6 +95,7 @@ def _build(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
                 pooled_factor=1.0,
                 weight_decay=options.weight_decay,
             ),
+            precision,
         ),
         schedule=Schedule(kind=options.schedule, warmup=options.warmup, decay=options.decay),
         feeds=feeds,
@@ -102,6 +105,7 @@ def _build(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
         seed=options.seed,
         world=World(device=options.device),
         progress=progress,
+        precision=precision,
     )
     kept = {key: hf[key] for key in label_keys([]) if key in hf and "text-classification" in sizes}
     task = {key: hf[key] for key in ("albert_sentence_task",) if key in hf}
@@ -117,7 +121,7 @@ def _check_length(length: int, max_positions: int) -> None:
 
 
 def _feeds(
-    options: argparse.Namespace,
+    options: argparse.Namespace, precision: PrecisionName
 ) -> tuple[list[Feed], dict[str, Any], dict[str, LossFunction]]:
     """Return the task streams in the order of --weights, config.json's label keys, and losses."""
     tokenizer = AlbertTokenizer.from_file(options.initialize_from / "tokenizer.json")
@@ -127,7 +131,9 @@ def _feeds(
     if options.teacher is not None and not options.text_classification:
         raise RunError("--teacher labels texts; give them with --text-classification")
     if options.text_classification:
-        examples, labels, loss_of["text-classification"] = _classification(options, tokenizer)
+        examples, labels, loss_of["text-classification"] = _classification(
+            options, tokenizer, precision
+        )
         feeds.append(
             example_feed(
                 "text-classification",
@@ -156,11 +162,11 @@ def _weights(options: argparse.Namespace, feeds: Sequence[Feed]) -> list[float]:
 
 
 def _classification(
-    options: argparse.Namespace, tokenizer: AlbertTokenizer
+    options: argparse.Namespace, tokenizer: AlbertTokenizer, precision: PrecisionName
 ) -> tuple[Sequence[TokenisedExample], dict[str, Any], LossFunction]:
     """Return the examples of text classification, the label keys, and the loss function."""
     if options.teacher is not None:
-        return _taught_classification(options, tokenizer)
+        return _taught_classification(options, tokenizer, precision)
     texts, names = read_labelled(options.text_classification, options.labels)
     if len(names) < 2:
         raise RunError(f"all texts have the label {names[0]}; a classifier needs two or more")
@@ -173,7 +179,7 @@ def _classification(
 
 
 def _taught_classification(
-    options: argparse.Namespace, tokenizer: AlbertTokenizer
+    options: argparse.Namespace, tokenizer: AlbertTokenizer, precision: PrecisionName
 ) -> tuple[Sequence[TokenisedExample], dict[str, Any], LossFunction]:
     """Return the same of texts with a teacher's logits as labels."""
     # Imported here, since only a teacher needs transformers.
@@ -186,7 +192,7 @@ def _taught_classification(
     if options.labels:
         raise RunError("--labels goes with labelled texts; with --teacher the labels are its own")
     texts = read_texts(options.text_classification)
-    labels = pseudo_label(texts, options.teacher, options.device, options.output)
+    labels = pseudo_label(texts, options.teacher, options.device, options.output, precision)
     examples = pseudo_labelled_examples(texts, labels, tokenizer, length=options.length)
     loss = PseudoLabelLoss(problem=labels.problem, temperature=options.temperature)
     return examples, label_keys(labels.names, multi_label=labels.problem == "multi_label"), loss
@@ -232,16 +238,17 @@ def _run(options: argparse.Namespace) -> int:
     with join_world(options.device) as world:
         if world.size > 1:
             raise RunError("finetuning runs in one process; begin it without torchrun")
-        return _train(options)
+        return _train(options, run_precision(options.precision, options.output, world))
 
 
-def _train(options: argparse.Namespace) -> int:
+def _train(options: argparse.Namespace, precision: PrecisionName) -> int:
     settings = {
         name: str(value) for name, value in vars(options).items() if name not in _NOT_RECORDED
     }
+    settings["precision"] = precision
     is_known = is_known_run(options.output, settings)
     checkpoints = Checkpoints(folder=options.output, num_kept=options.keep)
-    run, extra_config = _build(options)
+    run, extra_config = _build(options, precision)
     if not is_known:
         record_run(options.output, settings)
     saver = Saver(

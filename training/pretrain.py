@@ -29,6 +29,7 @@ from training.loop.metrics import Metrics
 from training.loop.plateau import PlateauAlarm
 from training.loop.progress import Progress, RunError, is_known_run, record_run
 from training.loop.provenance import file_names
+from training.loop.reproducibility import run_precision
 from training.loop.step import Run
 from training.loop.trainer import Saver, Trainer
 from training.model.checkpoint import load_checkpoint
@@ -40,6 +41,7 @@ from training.options import (
     parse_part,
     parse_seed,
 )
+from training.precision import PrecisionName
 from training.recipes import RECIPES, Dropout, Recipe, scaled_lr
 
 # Tokens of held-out text in a validation.
@@ -201,14 +203,15 @@ def _run(options: argparse.Namespace) -> int:
     recipe = changed_recipe(RECIPES[options.recipe], options)
     steps = options.steps or (recipe.num_steps if options.budget is None else None)
     config = make_config(options, recipe, tokenizer.vocab_size)
-    record = {
+    record: dict[str, Any] = {
         "settings": {**asdict(recipe), "num_steps": steps, "budget_s": options.budget},
         "config": config.to_hf(),
         "corpus": corpus_record(options),
     }
     is_known_run(options.output, record)
     with join_world(options.device) as world:
-        job = make_job(options, config, recipe, world, num_steps=steps)
+        record["precision"] = run_precision(options.precision, options.output, world)
+        job = make_job(options, config, recipe, world, record["precision"], num_steps=steps)
         return train_job(options, job, job.build(), record, program="training.pretrain")
 
 
@@ -217,6 +220,7 @@ def make_job(
     config: AlbertConfig,
     recipe: Recipe,
     world: World,
+    precision: PrecisionName,
     *,
     num_steps: int | None,
 ) -> Job:
@@ -234,6 +238,7 @@ def make_job(
         recomputes=options.recompute,
         parallelism=options.parallel,
         num_workers=options.workers,
+        precision=precision,
     )
 
 
@@ -243,7 +248,7 @@ def train_job(
     """Train a job's run to its end, or resume it; return the exit status.
 
     Args:
-        record: content of `run.json`: settings, config and corpus.
+        record: content of `run.json`: settings, config, corpus and precision.
         program: module that trains, such as `training.pretrain`.
     """
     world = job.world
@@ -268,7 +273,7 @@ def train_job(
             read_rate=job.recipe.mask_rate + 1 / length,
             num_sentence_outputs=0 if job.recipe.sentence_task == "none" else 2,
         ),
-        peak_flops=peak_flops(world.device),
+        peak_flops=peak_flops(world.device, job.precision),
     )
     status = trainer.train()
     if world.is_main:
@@ -287,7 +292,10 @@ def _saver(options: argparse.Namespace, record: Mapping[str, Any], program: str)
         tokenizer_from=options.tokenizer,
         every_s=options.save_every,
         program=program,
-        stage={"settings": record["settings"], "corpus": file_names(files)},
+        stage={
+            "settings": {**record["settings"], "precision": record["precision"]},
+            "corpus": file_names(files),
+        },
         initialized_from=options.initialize_from,
         extra_config={"albert_sentence_task": record["settings"]["sentence_task"]},
     )
