@@ -30,15 +30,15 @@ def reproducible(device: torch.device) -> Iterator[None]:
         return
     is_enabled = torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    fills = deterministic.fill_uninitialized_memory
+    fills = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True)
     # Filling reveals reads of uninitialised memory; it would write each result twice.
-    deterministic.fill_uninitialized_memory = False
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(is_enabled, warn_only=only_warns)
-        deterministic.fill_uninitialized_memory = fills
+        deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
 
 
 def run_precision(wanted: PrecisionName, folder: Path, world: World) -> PrecisionName:
