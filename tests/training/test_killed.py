@@ -66,18 +66,18 @@ def check(command: Sequence[str], folder: Path, *, num_deaths: int) -> None:
 
 @pytest.fixture
 def pretraining(vocab_dir: Path) -> list[str]:
-    """A run of 30 steps of 4,096 tokens, enough for all threads, with dropout."""
+    """A run of 16 steps of 4,096 tokens, enough for all threads, with dropout."""
     return [
         *("training.pretrain", "--corpus", str(WIKI), "--tokenizer", str(vocab_dir)),
         *("--embedding-size", "64", "--hidden-size", "64", "--layers", "3", "--heads", "2"),
-        *("--max-positions", "64", "--length", "64", "--batch-size", "64", "--steps", "30"),
+        *("--max-positions", "64", "--length", "64", "--batch-size", "64", "--steps", "16"),
         *("--dropout", "v1", "--lr", "1e-2", "--adamw-lr", "1e-2"),
     ]
 
 
 @pytest.fixture
 def finetuning(finetune_options: list[str]) -> list[str]:
-    return ["training.finetune", *finetune_options, "--batch-tokens", "2048"]
+    return ["training.finetune", *finetune_options, "--batch-tokens", "2048", "--steps", "20"]
 
 
 @pytest.mark.process

@@ -37,18 +37,19 @@ def threads() -> Iterator[int]:
 
 
 def gradients(*, compiles: bool) -> Iterator[list[Tensor]]:
-    """The gradients of embeddings whose rows are read in part, some of them several times."""
+    """The gradients of embeddings of which a few rows are read, each many times."""
     torch.manual_seed(0)
     embeddings = Embeddings(TINY)
 
     def loss(ids: Tensor, types: Tensor, positions: Tensor, read: Tensor) -> Tensor:
-        return embeddings(ids, types, positions).flatten(0, 1)[read].square().sum()
+        return (embeddings(ids, types, positions).flatten(0, 1)[read] * weights).sum()
 
     inputs = [
         torch.randint(size, (32, NUM_TOKENS // 32))
         for size in (TINY.vocab_size, TINY.num_token_types, TINY.max_positions)
     ]
-    read = torch.randint(NUM_TOKENS, (NUM_TOKENS,))
+    read = torch.randint(8, (NUM_TOKENS,))
+    weights = torch.randn(NUM_TOKENS, TINY.hidden_size)
     run = torch.compile(loss) if compiles else loss
     while True:
         embeddings.zero_grad()
