@@ -29,6 +29,7 @@ from training.distillation.teacher import Teacher, TeacherError, describe_model,
 from training.errors import report_errors
 from training.loop.distributed import join_world
 from training.loop.progress import is_known_run
+from training.loop.reproducibility import run_precision
 from training.pretrain import (
     add_data,
     add_machine,
@@ -81,7 +82,7 @@ def _run(options: argparse.Namespace) -> int:
         hidden=options.hidden_weight,
         relations=options.relation_weight,
     )
-    record = {
+    record: dict[str, Any] = {
         "settings": {
             **asdict(recipe),
             "num_steps": options.steps,
@@ -97,8 +98,9 @@ def _run(options: argparse.Namespace) -> int:
     }
     is_known_run(options.output, record)
     with join_world(options.device) as world:
+        record["precision"] = run_precision(options.precision, options.output, world)
         teacher.model.to(world.device)
-        job = make_job(options, config, recipe, world, num_steps=options.steps)
+        job = make_job(options, config, recipe, world, record["precision"], num_steps=options.steps)
         distillation = Distillation(
             teacher=teacher, objectives=objectives, weights=weights, start_layers=start_layers
         )

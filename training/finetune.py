@@ -42,6 +42,7 @@ from training.evaluation.validation import Validation
 from training.loop.distributed import World, join_world
 from training.loop.progress import Progress, RunError, is_known_run
 from training.loop.provenance import file_names
+from training.loop.reproducibility import run_precision
 from training.loop.step import Run
 from training.losses import (
     LOSS_OF,
@@ -68,6 +69,7 @@ from training.run.options import (
     should_compile,
 )
 from training.system.command_line import make_parser
+from training.system.precision import PrecisionName
 
 _EXAMPLES: Final = r"""examples:
   python -m training.finetune --initialize-from runs/base/checkpoint --output runs/sentiment \
@@ -97,14 +99,16 @@ _DEFAULTS: Final[dict[str, float | str]] = {
 }
 
 
-def _build(options: argparse.Namespace) -> tuple[Run, dict[str, Any], Validation | None]:
+def _build(
+    options: argparse.Namespace, precision: PrecisionName
+) -> tuple[Run, dict[str, Any], Validation | None]:
     """Build the run, the keys of config.json that name its labels, and the validation."""
     hf = read_config(options.initialize_from)
     config = AlbertConfig.from_hf(hf)
     if options.max_positions:
         config = replace(config, max_positions=options.max_positions)
     _check_length(options.length, config.max_positions)
-    feeds, labels, loss_of = _feeds(options, config)
+    feeds, labels, loss_of = _feeds(options, config, precision)
     num_steps = options.steps
     if options.epochs:
         in_epochs = math.ceil(options.epochs * _steps_an_epoch(feeds, "--steps"))
@@ -131,6 +135,7 @@ def _build(options: argparse.Namespace) -> tuple[Run, dict[str, Any], Validation
                 pooled_factor=1.0,
                 weight_decay=options.weight_decay,
             ),
+            precision,
         ),
         schedule=Schedule(kind=options.schedule, warmup=options.warmup, decay=options.decay),
         feeds=feeds,
@@ -140,6 +145,7 @@ def _build(options: argparse.Namespace) -> tuple[Run, dict[str, Any], Validation
         seed=options.seed,
         world=World(device=options.device),
         progress=progress,
+        precision=precision,
     )
     kept = {key: hf[key] for key in label_keys([]) if key in hf and "text-classification" in sizes}
     task = {key: hf[key] for key in ("albert_sentence_task",) if key in hf}
@@ -155,7 +161,7 @@ def _check_length(length: int, max_positions: int) -> None:
 
 
 def _feeds(
-    options: argparse.Namespace, config: AlbertConfig
+    options: argparse.Namespace, config: AlbertConfig, precision: PrecisionName
 ) -> tuple[list[Feed], dict[str, Any], dict[str, LossFunction]]:
     """Return the task streams in the order of --weights, config.json's label keys, and losses."""
     tokenizer = AlbertTokenizer.from_file(options.initialize_from / "tokenizer.json")
@@ -167,7 +173,9 @@ def _feeds(
     if options.teacher is not None and not options.text_classification:
         raise RunError("--teacher labels texts; give them with --text-classification")
     if options.text_classification:
-        examples, labels, own_loss = _classification(options, tokenizer, compiles=compiles)
+        examples, labels, own_loss = _classification(
+            options, tokenizer, precision, compiles=compiles
+        )
         feeds.append(
             example_feed(
                 "text-classification",
@@ -220,11 +228,15 @@ def _weights(options: argparse.Namespace, feeds: Sequence[Feed]) -> list[float]:
 
 
 def _classification(
-    options: argparse.Namespace, tokenizer: AlbertTokenizer, *, compiles: bool
+    options: argparse.Namespace,
+    tokenizer: AlbertTokenizer,
+    precision: PrecisionName,
+    *,
+    compiles: bool,
 ) -> tuple[Sequence[TokenisedExample], dict[str, Any], LossFunction | None]:
     """Return the examples of text classification, the label keys, and a loss if not the usual."""
     if options.teacher is not None:
-        return _taught_classification(options, tokenizer, compiles=compiles)
+        return _taught_classification(options, tokenizer, precision, compiles=compiles)
     texts, names = read_labelled(options.text_classification, options.labels, columns_of(options))
     if len(names) < 2:
         raise RunError(f"all texts have the label {names[0]}; a classifier needs two or more")
@@ -283,7 +295,11 @@ def _steps_an_epoch(feeds: Sequence[Feed], option: str) -> int:
 
 
 def _taught_classification(
-    options: argparse.Namespace, tokenizer: AlbertTokenizer, *, compiles: bool
+    options: argparse.Namespace,
+    tokenizer: AlbertTokenizer,
+    precision: PrecisionName,
+    *,
+    compiles: bool,
 ) -> tuple[Sequence[TokenisedExample], dict[str, Any], LossFunction]:
     """Return the same of texts with a teacher's logits as labels."""
     # Imported here, since only a teacher needs transformers.
@@ -296,7 +312,7 @@ def _taught_classification(
     if options.labels:
         raise RunError("--labels goes with labelled texts; with --teacher the labels are its own")
     texts = read_texts(options.text_classification, columns_of(options))
-    labels = pseudo_label(texts, options.teacher, options.device, options.output)
+    labels = pseudo_label(texts, options.teacher, options.device, options.output, precision)
     examples = pseudo_labelled_examples(texts, labels, tokenizer, length=options.length)
     loss = PseudoLabelLoss(
         problem=labels.problem,
@@ -347,15 +363,16 @@ def _run(options: argparse.Namespace) -> int:
     with join_world(options.device) as world:
         if world.size > 1:
             raise RunError("finetuning runs in one process; begin it without torchrun")
-        return _train(options)
+        return _train(options, run_precision(options.precision, options.output, world))
 
 
-def _train(options: argparse.Namespace) -> int:
+def _train(options: argparse.Namespace, precision: PrecisionName) -> int:
     settings = {
         name: str(value) for name, value in vars(options).items() if name not in _NOT_RECORDED
     }
+    settings["precision"] = precision
     is_known_run(options.output, settings)
-    run, extra_config, validation = _build(options)
+    run, extra_config, validation = _build(options, precision)
     origin = Origin(
         program="training.finetune",
         stage={"settings": {**settings, **_data_names(options)}},

@@ -26,6 +26,7 @@ from training.loop.flops import peak_flops, train_flops_per_token
 from training.loop.plateau import PlateauAlarm
 from training.loop.progress import Progress, RunError, is_known_run
 from training.loop.provenance import file_names
+from training.loop.reproducibility import run_precision
 from training.loop.step import Run
 from training.model.checkpoint import load_checkpoint
 from training.run.driver import Origin, train_run
@@ -42,6 +43,7 @@ from training.run.options import (
 )
 from training.run.recipes import RECIPES, Dropout, Recipe, scaled_lr
 from training.system.command_line import make_parser
+from training.system.precision import PrecisionName
 
 # Tokens of held-out text in a validation.
 _VALIDATION_TOKENS: Final = 1 << 16
@@ -202,14 +204,15 @@ def _run(options: argparse.Namespace) -> int:
     recipe = changed_recipe(RECIPES[options.recipe], options)
     steps = options.steps or (recipe.num_steps if options.budget is None else None)
     config = make_config(options, recipe, tokenizer.vocab_size)
-    record = {
+    record: dict[str, Any] = {
         "settings": {**asdict(recipe), "num_steps": steps, "budget_s": options.budget},
         "config": config.to_hf(),
         "corpus": corpus_record(options),
     }
     is_known_run(options.output, record)
     with join_world(options.device) as world:
-        job = make_job(options, config, recipe, world, num_steps=steps)
+        record["precision"] = run_precision(options.precision, options.output, world)
+        job = make_job(options, config, recipe, world, record["precision"], num_steps=steps)
         return train_job(options, job, job.build(), record, program="training.pretrain")
 
 
@@ -218,6 +221,7 @@ def make_job(
     config: AlbertConfig,
     recipe: Recipe,
     world: World,
+    precision: PrecisionName,
     *,
     num_steps: int | None,
 ) -> Job:
@@ -235,6 +239,7 @@ def make_job(
         recomputes=options.recompute,
         parallelism=options.parallel,
         num_workers=options.workers,
+        precision=precision,
     )
 
 
@@ -244,7 +249,7 @@ def train_job(
     """Train a job's run to its end, or resume it; return the exit status.
 
     Args:
-        record: content of `run.json`: settings, config and corpus.
+        record: content of `run.json`: settings, config, corpus and precision.
         program: module that trains, such as `training.pretrain`.
     """
     world = job.world
@@ -264,7 +269,7 @@ def train_job(
             read_rate=job.recipe.mask_rate + 1 / length,
             num_sentence_outputs=0 if job.recipe.sentence_task == "none" else 2,
         ),
-        peak_flops=peak_flops(world.device),
+        peak_flops=peak_flops(world.device, job.precision),
     )
     if world.is_main:
         print(
@@ -278,7 +283,10 @@ def _origin(options: argparse.Namespace, record: Mapping[str, Any], program: str
     files = [options.shards] if options.corpus is None else [Path(n) for n, _ in record["corpus"]]
     return Origin(
         program=program,
-        stage={"settings": record["settings"], "corpus": file_names(files)},
+        stage={
+            "settings": {**record["settings"], "precision": record["precision"]},
+            "corpus": file_names(files),
+        },
         tokenizer_from=options.tokenizer,
         extra_config={"albert_sentence_task": record["settings"]["sentence_task"]},
     )

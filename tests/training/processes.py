@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import count
@@ -170,7 +170,7 @@ def _run(
     faulthandler.dump_traceback_later(_TIMEOUT_S / 2, file=2)  # where it hangs, should it
     torch.set_num_threads(1)
     tqdm.set_lock(RLock())  # its own would outlive a process that is killed
-    patch("training.pretrain.peak_flops", lambda device: 1e12).start()  # else it is measured
+    patch("training.pretrain.peak_flops", lambda *device: 1e12).start()  # else it is measured
     if fate is not None:
         fate()
     sys.exit(import_module(program).main(arguments))
@@ -242,9 +242,9 @@ def count_time(step_s: float) -> None:
     patch.object(Run, "step", step).start()
 
 
-def compute_in_fp32() -> None:
-    """Sums in another order differ in their last digits, and bf16 has few."""
-    patch("training.loop.step.precision", lambda device: nullcontext()).start()
+def measure_bf16(is_faster: bool) -> None:
+    """The CPU is faster in bf16, or it is not."""
+    patch("training.precision.cpu_is_faster_in_bf16", lambda: is_faster).start()
 
 
 def get_signals(*numbers: int) -> None:

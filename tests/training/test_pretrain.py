@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -83,24 +78,6 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
     assert not same_weights(tmp_path, pretrained)
     assert run(pretrain_options, tmp_path) == 0
     assert "resuming from step 37" in capsys.readouterr().out
-    assert same_weights(tmp_path, pretrained)
-    assert [line["step"] for line in read_metrics(tmp_path)] == list(range(5, 81, 5))
-
-
-def test_a_command_that_is_killed_anywhere_goes_on_to_the_same_weights(
-    pretrained: Path, pretrain_options: list[str], tmp_path: Path
-) -> None:
-    """As it is given in a shell; where it is by then is left to chance."""
-    command = [sys.executable, "-m", "training.pretrain", *pretrain_options]
-    command += ["--output", str(tmp_path), "--save-every", "0.1s"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, cwd=REPOSITORY, env=environment) as process:
-        while not (tmp_path / "checkpoint").is_symlink():
-            assert process.poll() is None
-            time.sleep(0.01)
-        time.sleep(random.random() / 2)
-        process.kill()
-    assert run(pretrain_options, tmp_path) == 0
     assert same_weights(tmp_path, pretrained)
     assert [line["step"] for line in read_metrics(tmp_path)] == list(range(5, 81, 5))
 

@@ -20,7 +20,6 @@ from training.distillation.teacher import Teacher
 from training.losses import PretrainSums, Score, head_sums, read_rows, scores_of
 from training.model.albert import Attention, Batch, Packing, project
 from training.model.heads import AlbertForTasks
-from training.system.precision import precision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,8 +239,7 @@ class DistillationLoss:
 
     def __call__(self, model: AlbertForTasks, batch: DistilBatch) -> dict[LossName, Score]:
         """Return the scores of a batch by the loss' name."""
-        with precision(batch.rows.device):
-            targets = teacher_targets(self.teacher, batch, self.objectives)
+        targets = teacher_targets(self.teacher, batch, self.objectives)
         packing = batch.tokens.packing
         assert packing is not None
         read = (batch.rows, batch.targets, batch.firsts, batch.labels)

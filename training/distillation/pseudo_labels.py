@@ -26,7 +26,7 @@ from training.data.batch import ExampleBatch, LossName
 from training.distillation.teacher import TeacherError, describe_model, load_frozen, num_positions
 from training.losses import LogitsFunction, Score, cls_logits
 from training.model.heads import AlbertForTasks
-from training.system.precision import precision
+from training.system.precision import PrecisionName, precision
 
 Problem: TypeAlias = Literal["single_label", "multi_label", "regression"]
 _FILE: Final = "teacher-logits.safetensors"
@@ -50,13 +50,18 @@ class PseudoLabels:
 
 
 def pseudo_label(
-    texts: Sequence[_Text], teacher: str, device: torch.device, folder: Path
+    texts: Sequence[_Text],
+    teacher: str,
+    device: torch.device,
+    folder: Path,
+    products: PrecisionName = "auto",
 ) -> PseudoLabels:
     """Label texts, or read the labels that an earlier call with the same input wrote.
 
     Args:
         teacher: a classifier of `transformers`: a folder, or a name on the hub.
         folder: cache of the logits, so that a resumed run has the same ones.
+        products: precision of the teacher's matrix products.
 
     Raises:
         TeacherError: the teacher cannot be loaded, is no classifier, or all texts are too long.
@@ -67,7 +72,8 @@ def pseudo_label(
     key = {"texts": digest.hexdigest(), "teacher": describe_model(teacher, model)["teacher_sha256"]}
     logits = _read(folder / _FILE, key)
     if logits is None:
-        logits = _classify(texts, model, tokenizer, device)
+        with precision(device, products):
+            logits = _classify(texts, model, tokenizer, device)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / _FILE, save({"logits": logits}, metadata=key))
     num_long = int(logits.isnan().any(1).sum())
@@ -112,8 +118,7 @@ def _classify(texts: Sequence[_Text], model: Any, tokenizer: Any, device: torch.
     logits_NK = torch.full((len(texts), model.config.num_labels), torch.nan)
     for batch in tqdm(batches, desc="labelling texts", disable=None, delay=3):
         padded = tokenizer.pad([encoded[index] for index in batch], return_tensors="pt")
-        with precision(device):
-            out = model(**padded.to(device))
+        out = model(**padded.to(device))
         logits_NK[batch] = out.logits.float().cpu()
     return logits_NK
 

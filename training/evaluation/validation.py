@@ -21,7 +21,7 @@ from training.data.packing import Plan
 from training.data.shards import Shards
 from training.losses import Tally
 from training.model.heads import Task
-from training.system.precision import precision
+from training.system.precision import PrecisionName, precision
 
 # Fixed, so that all models predict the same tokens.
 _SEED: Final = 12345
@@ -63,6 +63,7 @@ def measure(
     batches: Sequence[MicroBatch],
     tasks: tuple[Task, ...],
     device: torch.device,
+    products: PrecisionName = "auto",
     *,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[Task, Tally] | None:
@@ -70,10 +71,11 @@ def measure(
 
     Args:
         objective: the `Objective`, wrapped by `share`; all processes must call this function.
+        products: precision of matrix products.
     """
     tallies: dict[Task, Tally] = {task: Tally() for task in tasks}
     bar = tqdm(batches, desc="validation", leave=False, delay=3, disable=None)
-    with evaluating(objective), precision(device):
+    with evaluating(objective), precision(device, products):
         for batch in bar:
             if should_stop():
                 return None

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from albert_serve.config import AlbertConfig
-from training.system.precision import product_dtype
+from training.system.precision import PrecisionName, product_dtype
 
 # Data sheets: dense products in bf16 (fp16 on V100 and T4, which have no bf16), floating-point
 # operations a second. The device's name must have all words of a key; the first match counts.
@@ -88,7 +88,7 @@ def mfu(*, tokens_per_s: float, flops_per_token: float, peak_flops: float) -> fl
     return tokens_per_s * flops_per_token / peak_flops
 
 
-def peak_flops(device: torch.device) -> float:
+def peak_flops(device: torch.device, precision: PrecisionName = "auto") -> float:
     """Return the peak dense FLOPs a second of the device, in training's precision.
 
     For GPUs in the table it is the data sheet's. For other devices it is the best speed of square
@@ -100,7 +100,7 @@ def peak_flops(device: torch.device) -> float:
         known = data_sheet_flops(torch.cuda.get_device_name(device))
         if known is not None:
             return known
-    return measured_flops(device)
+    return measured_flops(device, precision)
 
 
 def data_sheet_flops(name: str) -> float | None:
@@ -114,10 +114,12 @@ def data_sheet_flops(name: str) -> float | None:
     return next((peak for key, peak in _DATA_SHEETS.items() if words.issuperset(key)), None)
 
 
-def measured_flops(device: torch.device, *, duration_s: float = _MEASURE_S) -> float:
+def measured_flops(
+    device: torch.device, precision: PrecisionName = "auto", *, duration_s: float = _MEASURE_S
+) -> float:
     """Measure the best speed of square products of `product_dtype`, for `duration_s`."""
     best, size, began = 0.0, _SMALLEST, time.perf_counter()
-    generator, dtype = torch.Generator(device).manual_seed(0), product_dtype(device)
+    generator, dtype = torch.Generator(device).manual_seed(0), product_dtype(device, precision)
     while not best or time.perf_counter() - began < duration_s:
         matrix = torch.randn(size, size, dtype=dtype, device=device, generator=generator)
         for _ in range(2):  # the first of a size is a warm-up

@@ -130,22 +130,32 @@ def is_known_run(folder: Path, settings: Mapping[str, Any]) -> bool:
             f"{folder} holds a run of an earlier version; give another --output, and "
             f"--initialize-from {folder / 'checkpoint'} to begin with its weights"
         )
-    file = folder / "run.json"
-    if not file.is_file():
-        return False
-    try:
-        known = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RunError(f"{file} is not JSON: {error}; give another --output") from error
-    if not isinstance(known, dict):
-        raise RunError(f"{file} is not a JSON object; give another --output")
+    known = read_record(folder)
     changed = list(_differences(known, settings))
     if changed:
         raise RunError(
             f"{folder} holds a run with {'; '.join(changed)}. "
             "Give the same options to resume it, or another --output"
         )
-    return True
+    return bool(known)
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Read the settings that `record_run` wrote; none where the folder holds no run.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    file = folder / "run.json"
+    if not file.is_file():
+        return {}
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunError(f"{file} is not JSON: {error}; give another --output") from error
+    if not isinstance(known, dict):
+        raise RunError(f"{file} is not a JSON object; give another --output")
+    return known
 
 
 def _differences(known: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:

@@ -15,15 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from training.data.batch import LossName
+from training.data.batch import LossName, MicroBatch
 from training.data.feeds import Feed
 from training.loop.distributed import World, accumulating, shard_like, shard_states, whole
 from training.loop.progress import Progress, RunError, Stability
+from training.loop.reproducibility import reproducible
 from training.losses import Score, Tally
 from training.model.checkpoint import parameters
 from training.model.heads import AlbertForTasks
 from training.optim.optimizers import Optimizers, Schedule
-from training.system.precision import precision
+from training.system.precision import PrecisionName, precision
 
 _STATE_VERSION: Final = 2
 
@@ -55,6 +56,7 @@ class Run:
         weights: relative frequency of each task stream, in the order of `feeds`.
         loss_weights: by the loss' name; 1 where it is missing. Sentence order has one label a
             sequence: in small batches its gradient is mostly noise and drowns the others'.
+        precision: of matrix products, in training and validation.
         num_steps: steps so far, by the task stream's name.
         num_tokens: real tokens trained on so far.
     """
@@ -70,6 +72,7 @@ class Run:
     seed: int
     world: World
     progress: Progress
+    precision: PrecisionName
     stability: Stability = field(default_factory=Stability)
     num_steps: Counter[str] = field(default_factory=Counter)
     num_tokens: int = 0
@@ -86,23 +89,31 @@ class Run:
             + [sum(batch.num_tokens for batch in batches)]
         )
         totals = dict(zip(feed.losses, counts, strict=True))
-        tallies: dict[LossName, Tally] = {name: Tally() for name in feed.losses}
-        for number, batch in enumerate(batches):
-            self._seed_dropout(number)
-            with accumulating(self.objective, is_last=number == len(batches) - 1):
-                with precision(self.world.device):
-                    scores = self.objective(batch)
-                self._loss(scores, totals).backward()  # type: ignore[no-untyped-call]
-            for name, score in scores.items():
-                tallies[name].add(score)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
-        grad_norm = float(whole(norm))
-        factor = self._update(grad_norm, done)
+        with reproducible(self.world.device):
+            tallies = self._accumulate(batches, totals)
+            norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+            grad_norm = float(whole(norm))
+            factor = self._update(grad_norm, done)
         self.num_steps[feed.name] += 1
         self.num_tokens += int(num_tokens)
         return Step(
             tallies=tallies, num_tokens=int(num_tokens), grad_norm=grad_norm, lr_factor=factor
         )
+
+    def _accumulate(
+        self, batches: Sequence[MicroBatch], totals: Mapping[LossName, float]
+    ) -> dict[LossName, Tally]:
+        """Accumulate the gradient over the micro-batches; return their tallies."""
+        tallies: dict[LossName, Tally] = {name: Tally() for name in totals}
+        for number, batch in enumerate(batches):
+            self._seed_dropout(number)
+            with accumulating(self.objective, is_last=number == len(batches) - 1):
+                with precision(self.world.device, self.precision):
+                    scores = self.objective(batch)
+                self._loss(scores, totals).backward()  # type: ignore[no-untyped-call]
+            for name, score in scores.items():
+                tallies[name].add(score)
+        return tallies
 
     def _loss(self, scores: Mapping[LossName, Score], totals: Mapping[LossName, float]) -> Tensor:
         """Return a micro-batch's share of the step's loss, the mean over all its predictions.

@@ -294,6 +294,7 @@ class Trainer:
             validation.batches,
             validation.tasks or run.feeds[0].tasks,
             run.world.device,
+            run.precision,
             should_stop=lambda: run.world.size == 1 and stop.signal is not None,
         )
         if tallies is None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from training.system.precision import product_dtype
+from training.system.precision import PrecisionName, product_dtype
 
 _Group: TypeAlias = "dict[str, Any]"
 
@@ -27,13 +27,21 @@ class Muon(torch.optim.Muon):
 
     Args:
         params: matrices, or groups of them with their own `lr` or `weight_decay`.
+        precision: of the products.
 
     Raises:
         ValueError: a setting is out of range, or a parameter is not a matrix.
     """
 
-    def __init__(self, params: ParamsT, lr: float = 1e-3, weight_decay: float = 0.1) -> None:
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        weight_decay: float = 0.1,
+        precision: PrecisionName = "auto",
+    ) -> None:
         super().__init__(params, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+        self.precision = precision
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -73,27 +81,34 @@ class Muon(torch.optim.Muon):
             coefficients=group["ns_coefficients"],
             num_rounds=group["ns_steps"],
             eps=group["eps"],
+            dtype=product_dtype(grad.device, self.precision),
         )
         param.mul_(1 - group["lr"] * group["weight_decay"])
         param.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(param.shape)))
 
 
 def orthogonal(
-    matrix: Tensor, *, coefficients: tuple[float, float, float], num_rounds: int, eps: float
+    matrix: Tensor,
+    *,
+    coefficients: tuple[float, float, float],
+    num_rounds: int,
+    eps: float,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Orthogonalise a matrix (singular values near 1) by Newton-Schulz iterations.
 
     The matrix is scaled to Frobenius norm 1; each iteration keeps the singular vectors and maps
-    the singular values s to a*s + b*s³ + c*s⁵. It is computed and returned in `product_dtype`.
+    the singular values s to a*s + b*s³ + c*s⁵.
 
     Args:
         matrix: (M, N) or (N, M), not changed.
         coefficients: a, b, c.
         eps: lower bound of the norm in the division.
+        dtype: of the products and of the result.
     """
     a, b, c = coefficients
     is_tall = matrix.size(0) > matrix.size(1)
-    start = matrix.to(product_dtype(matrix.device))
+    start = matrix.to(dtype)
     x_MN = start.T if is_tall else start
     x_MN = x_MN / x_MN.norm().clamp(min=eps)
     for _ in range(num_rounds):

@@ -15,6 +15,7 @@ from training.errors import TrainingError
 from training.model.heads import AlbertForTasks, PooledHead
 from training.optim.lamb import Lamb
 from training.optim.muon import Muon
+from training.system.precision import PrecisionName
 
 OptimizerName = Literal["lamb", "adamw", "muon"]
 ScheduleName = Literal["linear", "wsd"]
@@ -181,14 +182,19 @@ class Optimizers:
                 ) from error
 
 
-def build_optimizers(model: AlbertForTasks, settings: OptimizerSettings) -> Optimizers:
+def build_optimizers(
+    model: AlbertForTasks, settings: OptimizerSettings, precision: PrecisionName = "auto"
+) -> Optimizers:
     """Build the optimizers of all parameters of a model.
 
     With sharded parameters, call it after `fully_shard`, and with LAMB or AdamW only: Muon needs
     whole matrices.
+
+    Args:
+        precision: of Muon's products.
     """
     if settings.name == "muon":
-        return _muon_and_adamw(model, settings)
+        return _muon_and_adamw(model, settings, precision)
     pooled, rest = _split_pooled(model)
     rates = [(rest, settings.lr), (pooled, settings.lr * settings.pooled_factor)]
     rates = [(params, lr) for params, lr in rates if params]
@@ -199,10 +205,12 @@ def build_optimizers(model: AlbertForTasks, settings: OptimizerSettings) -> Opti
     return Optimizers([adamw(params, lr=lr, weight_decay=decay) for params, lr in rates])
 
 
-def _muon_and_adamw(model: AlbertForTasks, settings: OptimizerSettings) -> Optimizers:
+def _muon_and_adamw(
+    model: AlbertForTasks, settings: OptimizerSettings, precision: PrecisionName
+) -> Optimizers:
     matrices = [p for p in model.albert.encoder.parameters() if p.ndim == 2]
     groups = [{"params": matrices, "peak_lr": settings.lr}]
-    muon = Muon(groups, lr=settings.lr, weight_decay=settings.weight_decay)
+    muon = Muon(groups, settings.lr, settings.weight_decay, precision)
     pooled, rest = _split_pooled(model, matrices)
     rates = [(rest, settings.adamw_lr), (pooled, settings.adamw_lr * settings.pooled_factor)]
     others = [

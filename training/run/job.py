@@ -29,6 +29,7 @@ from training.model.heads import AlbertForTasks, Task, head_sizes
 from training.model.initialization import start_local
 from training.optim.optimizers import build_optimizers
 from training.run.recipes import Recipe
+from training.system.precision import PrecisionName
 
 # Default tokens of a micro-batch.
 _TOKENS_A_MICRO_BATCH: Final = {"cpu": 8192, "cuda": 65536}
@@ -46,6 +47,7 @@ class Job:
         compiles: whether the model and its losses are compiled.
         recomputes: whether activations are recomputed to save memory.
         num_workers: data loader workers; None for the device's default.
+        precision: of matrix products.
     """
 
     config: AlbertConfig
@@ -60,6 +62,7 @@ class Job:
     recomputes: bool = False
     parallelism: Parallelism = "ddp"
     num_workers: int | None = None
+    precision: PrecisionName = "auto"
 
     @property
     def example_settings(self) -> ExampleSettings:
@@ -178,7 +181,7 @@ class Job:
         return Run(
             model=model,
             objective=share(objective, model, self.world, self.parallelism),
-            optimizers=build_optimizers(model, self.recipe.optimizer_settings),
+            optimizers=build_optimizers(model, self.recipe.optimizer_settings, self.precision),
             schedule=self.recipe.rate_schedule,
             feeds=[feed],
             weights=[1.0],
@@ -187,6 +190,7 @@ class Job:
             seed=self.recipe.seed,
             world=self.world,
             progress=self.progress,
+            precision=self.precision,
         )
 
 

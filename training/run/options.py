@@ -15,6 +15,7 @@ import torch
 from training.data.labelled import Columns
 from training.loop.progress import RunError
 from training.optim.optimizers import OptimizerName, ScheduleName
+from training.system.precision import PrecisionName
 
 _SENTENCE_WEIGHT = "weight of the sentence task's loss; 1 in the paper, with 4096 sequences a step"
 
@@ -80,10 +81,16 @@ def add_optimization(group: argparse._ArgumentGroup, defaults: Mapping[str, floa
 
 
 def add_reports(parser: argparse.ArgumentParser) -> None:
-    """Add the options for device, checkpoints and reports, which do not affect the results."""
+    """Add the options for device, checkpoints and reports; they change last digits at most."""
     group = parser.add_argument_group("device and output")
     add = group.add_argument
     add("--device", type=torch.device, default=default_device(), help="(%(default)s)")
+    add(
+        "--precision",
+        choices=get_args(PrecisionName),
+        default="auto",
+        help="of matrix products; auto measures which is faster, and a resumed run keeps it (auto)",
+    )
     add("--save-every", type=parse_duration, default=300.0, help="time between checkpoints (5m)")
     add("--keep", type=parse_count, default=2, help="checkpoints to keep (2)")
     add("--report-every", type=parse_count, default=50, help="steps per line of metrics (50)")

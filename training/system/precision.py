@@ -1,12 +1,14 @@
-"""Precision of matrix products: bf16 where it is faster than fp32."""
+"""Precision of matrix products: fp32 or bf16, or the one that is faster on the device."""
 
 from __future__ import annotations
 
 import time
 from functools import cache
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import torch
+
+PrecisionName: TypeAlias = Literal["auto", "fp32", "bf16"]
 
 # As `torch.cpu.get_capabilities` names them: those of x86-64, then that of Arm.
 _BF16_INSTRUCTIONS: Final = ("avx512_bf16", "amx_bf16", "bf16")
@@ -15,14 +17,16 @@ _WIDTH: Final = 512
 _REPEATS: Final = 10
 
 
-def precision(device: torch.device) -> torch.autocast:
+def precision(device: torch.device, name: PrecisionName = "auto") -> torch.autocast:
     """Return the autocast context of training: products in `product_dtype`, all else in fp32."""
-    enabled = product_dtype(device) == torch.bfloat16
+    enabled = product_dtype(device, name) == torch.bfloat16
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)
 
 
-def product_dtype(device: torch.device) -> torch.dtype:
-    """Return bf16 if the device's products are faster in it, else fp32."""
+def product_dtype(device: torch.device, name: PrecisionName = "auto") -> torch.dtype:
+    """Return the type of that name; with `auto` bf16 if the device's products are faster in it."""
+    if name != "auto":
+        return torch.bfloat16 if name == "bf16" else torch.float32
     return torch.bfloat16 if device.type != "cpu" or cpu_is_faster_in_bf16() else torch.float32
 
 

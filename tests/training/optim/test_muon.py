@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.support import pretend_bf16
 from training.optim.muon import Muon, orthogonal
+from training.system.precision import PrecisionName, product_dtype
 
 # Square, wide, tall, and of a single row and column.
 SHAPES: Final = [(24, 24), (24, 40), (40, 24), (1, 7), (7, 1)]
@@ -50,8 +51,8 @@ def train(optimizer: Optimizer, steps: Sequence[int]) -> None:
         optimizer.step()
 
 
-def zeroth_power(matrix: Tensor) -> Tensor:
-    return orthogonal(matrix, coefficients=COEFFICIENTS, num_rounds=5, eps=1e-7)
+def zeroth_power(matrix: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    return orthogonal(matrix, coefficients=COEFFICIENTS, num_rounds=5, eps=1e-7, dtype=dtype)
 
 
 def by_svd(matrix: Tensor) -> Tensor:
@@ -107,6 +108,14 @@ def test_steps_are_torch_s(
         assert (one - other).norm() < rounding * (other - start).norm(), one.shape
 
 
+@pytest.mark.parametrize("name", get_args(PrecisionName))
+def test_products_are_of_the_precision_asked_for(name: PrecisionName) -> None:
+    dtype, matrices = product_dtype(torch.device("cpu"), name), make_matrices()
+    with ProductTypes() as seen:
+        train(Muon(matrices, precision=name), range(1))
+    assert seen.dtypes == {dtype}
+
+
 @BOTH
 def test_steps_are_the_same_to_the_bit_each_time(
     has_bf16: bool, monkeypatch: pytest.MonkeyPatch
@@ -119,10 +128,7 @@ def test_steps_are_the_same_to_the_bit_each_time(
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (96, 384)])
-def test_singular_vectors_stay_and_values_come_near_one(
-    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend_bf16(monkeypatch, False)
+def test_singular_vectors_stay_and_values_come_near_one(shape: tuple[int, int]) -> None:
     got = zeroth_power(random(shape, 0))
     torch.testing.assert_close(got.double(), by_svd(random(shape, 0)), rtol=0, atol=1e-5)
     values = torch.linalg.svdvals(got)
@@ -130,25 +136,22 @@ def test_singular_vectors_stay_and_values_come_near_one(
     assert values.max() < 1.2
 
 
-def test_an_orthogonal_matrix_is_only_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_bf16(monkeypatch, False)
+def test_an_orthogonal_matrix_is_only_scaled() -> None:
     orthonormal, _ = torch.linalg.qr(random((24, 24), 0))
     got = zeroth_power(orthonormal)
     scale = got.norm() / orthonormal.norm()
     torch.testing.assert_close(got, scale * orthonormal, rtol=0, atol=1e-5)
 
 
-@BOTH
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", [(24, 40), (40, 24), (1, 7)])
-def test_neither_size_nor_sign_nor_side_matters(
-    shape: tuple[int, int], has_bf16: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neither_size_nor_sign_nor_side_matters(shape: tuple[int, int], dtype: torch.dtype) -> None:
     """To the bit, where the size differs by a power of two; what is given stays as it is."""
-    pretend_bf16(monkeypatch, has_bf16)
     matrix = random(shape, 0)
-    expected = zeroth_power(matrix)
-    assert torch.equal(zeroth_power(-8 * matrix), -expected)
-    assert torch.equal(zeroth_power(matrix.T), expected.T)
+    expected = zeroth_power(matrix, dtype)
+    assert expected.dtype == dtype
+    assert torch.equal(zeroth_power(-8 * matrix, dtype), -expected)
+    assert torch.equal(zeroth_power(matrix.T, dtype), expected.T)
     assert torch.equal(matrix, random(shape, 0))
 
 
