@@ -23,6 +23,7 @@ Little's law gives the limit of a wanted latency at once, with no phase of overl
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable
 from http import HTTPStatus
@@ -46,7 +47,6 @@ _SMOOTHING: Final = 0.3
 # Refusals in excess of the rate are delayed, the longest by the second that Retry-After asks for.
 _REFUSALS_PER_S: Final = 100.0
 _MAX_REFUSAL_DELAY_S: Final = 1.0
-_MAX_DELAYED_REFUSALS: Final = 1024
 
 
 class ConcurrencyLimiter:
@@ -263,23 +263,17 @@ class RefusalPacer:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._due_s = 0.0
-        self._num_delayed = 0
 
     async def wait(self) -> None:
         """Return when the next refusal may be sent."""
         delay_s = self.next_delay_s()
-        # Each holds what the service has received of its request.
-        if not delay_s or self._num_delayed >= _MAX_DELAYED_REFUSALS:
-            return
-        self._num_delayed += 1
-        try:
+        if delay_s:
             await asyncio.sleep(delay_s)
-        finally:
-            self._num_delayed -= 1
 
     def next_delay_s(self) -> float:
         """Count a refusal, and return the seconds by which it is to be delayed."""
         now_s = self._clock()
         due_s = min(max(now_s, self._due_s), now_s + _MAX_REFUSAL_DELAY_S)
         self._due_s = due_s + 1 / _REFUSALS_PER_S
-        return due_s - now_s
+        # Random, so that clients that were refused together do not come back together.
+        return (due_s - now_s) * random.uniform(0.5, 1)  # noqa: S311

@@ -66,10 +66,10 @@ class AdmissionController:
         directory: Callable[[], TaskDirectory | None],
         max_latency_s: float,
         max_batch_latency_s: float,
-        around_refusals: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+        around_refusals: Callable[[ASGIApp], ASGIApp] | None = None,
     ) -> None:
         self.app = app
-        self._refuse = around_refusals(_refuse)
+        self._refuse = around_refusals(_refuse) if around_refusals else _refuse
         self._directory = directory
         self._max_latencies_s: dict[bool, float] = {False: max_latency_s, True: max_batch_latency_s}
         self._limiters: dict[tuple[str, bool], ConcurrencyLimiter] = {}
