@@ -23,6 +23,7 @@ Little's law gives the limit of a wanted latency at once, with no phase of overl
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable
@@ -44,9 +45,10 @@ _INITIAL_LIMIT: Final = 128  # until the throughput has been measured
 _MAX_EXCESS: Final = 2
 _WINDOW_S: Final = 1.0  # many iterations of the event loop, which answers in bursts
 _SMOOTHING: Final = 0.3
-# Refusals in excess of the rate are delayed, the longest by the second that Retry-After asks for.
+# Refusals in excess of the rate are delayed, by no more than the least Retry-After.
 _REFUSALS_PER_S: Final = 100.0
 _MAX_REFUSAL_DELAY_S: Final = 1.0
+_REFUSAL_TICK_S: Final = 0.05
 
 
 class ConcurrencyLimiter:
@@ -275,5 +277,9 @@ class RefusalPacer:
         now_s = self._clock()
         due_s = min(max(now_s, self._due_s), now_s + _MAX_REFUSAL_DELAY_S)
         self._due_s = due_s + 1 / _REFUSALS_PER_S
-        # Random, so that clients that were refused together do not come back together.
-        return (due_s - now_s) * random.uniform(0.5, 1)  # noqa: S311
+        if due_s == now_s:
+            return 0.0
+        # Random, so that clients that were refused together do not all come back together.
+        due_s = now_s + (due_s - now_s) * random.uniform(0.75, 1)  # noqa: S311
+        # Some at once, because to wake for each alone costs more than the refusal.
+        return math.ceil(due_s / _REFUSAL_TICK_S) * _REFUSAL_TICK_S - now_s
