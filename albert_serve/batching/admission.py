@@ -113,7 +113,7 @@ class ConcurrencyLimiter:
         """
         return self.num_requests >= _MAX_EXCESS * self.limit
 
-    def refusal(self) -> QueueFullError:
+    def refuse(self) -> QueueFullError:
         """Count a refused request, and return its error."""
         self._num_refused += 1
         latency_s = self.expected_latency_s

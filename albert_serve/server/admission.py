@@ -91,7 +91,7 @@ class AdmissionController:
         def refuse() -> QueueFullError:
             directory.count_refusal(model, task)
             self._log_refusal(model)
-            return limiter.refusal()
+            return limiter.refuse()
 
         if limiter.is_full():
             scope["albert_serve.request_id"] = find_or_make_id(Headers(scope=scope))
