@@ -280,6 +280,6 @@ class RefusalPacer:
         if due_s == now_s:
             return 0.0
         # Random, so that clients that were refused together do not all come back together.
-        due_s = now_s + (due_s - now_s) * random.uniform(0.75, 1)  # noqa: S311
+        due_s = now_s + (due_s - now_s) * random.uniform(0.75, 1)
         # Some at once, because to wake for each alone costs more than the refusal.
         return math.ceil(due_s / _REFUSAL_TICK_S) * _REFUSAL_TICK_S - now_s
