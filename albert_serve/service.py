@@ -9,6 +9,7 @@ service composes them with `bentoml.depends(AlbertServe)`. What BentoML has no n
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -186,6 +187,9 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         configure_logs(settings.log_format)
         limit_heads()
         accept_many()
+        # What is imported stays, so full collections, which stop all requests, can leave it out.
+        gc.collect()
+        gc.freeze()
         self.inject_config()
         if not has_exporter():
             self.config["tracing"] = dict(NO_SPANS)
