@@ -211,7 +211,7 @@ def test_requests_of_one_iteration_of_the_event_loop_do_not_exceed_the_limit() -
         inside, directory = FakeApplication(), FakeDirectory()
 
         async def later(scope: Scope, receive: Receive, send: Send) -> None:
-            await asyncio.create_task(inside(scope, receive, send))  # type: ignore[arg-type]
+            await asyncio.create_task(inside(scope, receive, send))
 
         controller = AdmissionController(later, lambda: directory, 1.0, 1.0)
         tasks = [asyncio.create_task(ask(controller, scope())) for _ in range(3 * INITIAL)]
