@@ -9,6 +9,7 @@ service composes them with `bentoml.depends(AlbertServe)`. What BentoML has no n
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -31,6 +32,7 @@ from albert_serve.runtime.ort import check_runtime
 from albert_serve.server.admission import AdmissionController
 from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, cors_options
 from albert_serve.server.bentoml.endpoints import Info, MediaTypes, NoInput, answer, input_of
+from albert_serve.server.bentoml.event_loop import accept_many
 from albert_serve.server.bentoml.http import limit_heads
 from albert_serve.server.bentoml.supervision import SERVICE_NAME, end_with, mark_started, supervise
 from albert_serve.server.bentoml.tracing import NO_SPANS, CallersTrace, has_exporter
@@ -188,6 +190,10 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         settings = Settings.from_environment()
         configure_logs(settings.log_format)
         limit_heads()
+        accept_many()
+        # What is imported stays, so full collections, which stop all requests, can leave it out.
+        gc.collect()
+        gc.freeze()
         self.inject_config()
         if not has_exporter():
             self.config["tracing"] = dict(NO_SPANS)
@@ -208,7 +214,7 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
             directory=lambda: _app.state.models,
             max_latency_s=settings.max_wait_s,
             max_batch_latency_s=settings.deadline_s / 2,
-            around_refusals=partial(CORSMiddleware, **cors),
+            around_refusals=partial(CORSMiddleware, **cors) if settings.cors_origins else None,
         )
         return app
 

@@ -145,7 +145,7 @@ class Settings(BaseSettings):
             depends on the engine's device.
         max_queue_tokens: MAX_QUEUE_TOKENS that may wait; past it requests get 429.
         max_wait_s: MAX_WAIT_S, seconds, the bound on the expected latency of interactive
-            requests; over its concurrency limit they get 429 (server/admission.py).
+            requests; over its concurrency limit they get 429 (batching/admission.py).
         deadline_s: DEADLINE_S, seconds after which a request gets 504.
         max_body_bytes: MAX_BODY_BYTES of one request; past it 413.
         max_items: MAX_ITEMS in one request's list; past it 422.

@@ -16,17 +16,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, TypeVarTuple, Unpack
 
+from albert_serve.batching.admission import QueueAdmission
 from albert_serve.batching.events import BatchObserver, BatchReport, NoObserver
 from albert_serve.batching.scheduler import PRIORITIES, Moment, Priority, Request, Scheduler
 from albert_serve.batching.throughput import Throughput
 from albert_serve.errors import (
-    ConfigError,
     DeadlineExceededError,
     EngineError,
     InvalidInputError,
     NotReadyError,
     QueueFullError,
-    TooMuchAtOnceError,
 )
 from albert_serve.tasks.base import EncoderInput, Logits
 
@@ -91,12 +90,7 @@ class Batcher:
         observer: BatchObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if max_queue_tokens < 1:
-            raise ConfigError(f"max_queue_tokens is {max_queue_tokens}; it must be 1 or more")
-        if not max_wait_s > 0:
-            raise ConfigError(f"max_wait_s is {max_wait_s}; it must be over 0")
         self.max_queue_tokens = max_queue_tokens
-        self.max_wait_s = max_wait_s
         self._engine = engine
         self._observer: BatchObserver = NoObserver() if observer is None else observer
         self._clock = clock
@@ -105,6 +99,12 @@ class Batcher:
             call_cost_tokens=call_cost_tokens,
             batch_share=batch_share,
             slot_tokens=engine.max_batch_tokens,
+        )
+        self._admission = QueueAdmission(
+            self._scheduler,
+            self._throughput,
+            max_tokens=max_queue_tokens,
+            max_wait_s=max_wait_s,
         )
         self._lock = threading.Lock()  # guards the scheduler and _is_working
         self._is_working = False  # the thread will check the queue again
@@ -117,11 +117,11 @@ class Batcher:
     @property
     def num_queued_tokens(self) -> int:
         """Queued tokens, without padding."""
-        return sum(self._scheduler.num_tokens(priority) for priority in PRIORITIES)
+        return self._admission.num_queued_tokens
 
     def wait_s(self, priority: Priority = "interactive") -> float:
         """Return the expected wait of a new request for its first slot; 0 if it is not known."""
-        return self._scheduler.num_tokens_ahead(priority) * self._throughput.usual_s_per_token
+        return self._admission.wait_s(priority)
 
     async def run(
         self,
@@ -193,8 +193,7 @@ class Batcher:
             raise NotReadyError("the service is shutting down; send the request to another")
         with self._lock:
             if not is_begun:
-                self._check_room(call)
-                self._check_wait(call)
+                self._admit(call)
             self._scheduler.add(call)
             if self._scheduler.is_late(call, self._moment()):
                 self._scheduler.remove(call)
@@ -208,6 +207,13 @@ class Batcher:
             # Deferred, so that requests of the same event loop iteration share a batch.
             call.answer.get_loop().call_soon(self._start)
 
+    def _admit(self, call: _Call) -> None:
+        try:
+            self._admission.check(call, call.ends_s - self._clock())
+        except QueueFullError:
+            self._observer.shed(call.task)
+            raise
+
     def _start(self) -> None:
         loop = asyncio.get_running_loop()
         loop.run_in_executor(self._thread, self._work, loop)
@@ -219,44 +225,6 @@ class Batcher:
         self._num_calls -= 1
         if not self._num_calls:
             self._all_done.set()
-
-    def _check_room(self, call: _Call) -> None:
-        num_tokens, limit = call.num_tokens, self.max_queue_tokens
-        if call.priority == "batch":  # half is reserved for interactive requests
-            limit = (limit + 1) // 2
-        if num_tokens > limit:
-            raise TooMuchAtOnceError(
-                f"the request has {num_tokens} tokens; at most {limit} are taken at once: split it"
-            )
-        num_queued = self.num_queued_tokens
-        num_free = min(
-            self.max_queue_tokens - num_queued,
-            limit - self._scheduler.num_tokens(call.priority),
-        )
-        if num_tokens > num_free:
-            self._observer.shed(call.task)
-            raise QueueFullError(
-                f"{num_queued} tokens are waiting and {num_tokens} more have no room: "
-                f"{call.priority} requests may add {num_free}; try again later",
-                retry_after_s=self._throughput.retry_after_s(num_queued),
-            )
-
-    def _check_wait(self, call: _Call) -> None:
-        """Refuse a request that would be late because of those queued before it."""
-        wait_s, left_s = self.wait_s(call.priority), call.ends_s - self._clock()
-        alone_s = call.num_tokens * self._throughput.usual_s_per_token
-        limit_s = left_s / 2
-        if call.priority == "interactive":
-            limit_s = min(self.max_wait_s, limit_s)
-        whole_s = alone_s + wait_s * self._scheduler.num_slots(call.num_tokens)
-        if alone_s < left_s and (wait_s > limit_s or whole_s > left_s):
-            self._observer.shed(call.task)
-            raise QueueFullError(
-                f"the request would wait {wait_s:.2g} s for its turn, where {call.priority} "
-                f"requests may wait {limit_s:.2g} s, and take {whole_s:.2g} s of the "
-                f"{left_s:.2g} s to its deadline; try again later, or send less at once",
-                retry_after_s=self._throughput.retry_after_s(self.num_queued_tokens),
-            )
 
     def _moment(self) -> Moment:
         return Moment(now_s=self._clock(), best_s_per_token=self._throughput.best_s_per_token)

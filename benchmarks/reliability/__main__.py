@@ -21,7 +21,7 @@ from tqdm import tqdm
 from benchmarks.harness.load import allow_open_files
 from benchmarks.reliability.crowds import connections, half_open, slow_clients
 from benchmarks.reliability.faults import killed_worker, reload, sigterm
-from benchmarks.reliability.pressure import Setting, capacity, overload, soak
+from benchmarks.reliability.pressure import Setting, capacity, overload, retries, soak
 from benchmarks.reliability.report import Result, tables, write_into
 from training.system.command_line import make_parser
 
@@ -29,6 +29,7 @@ _PAGE: Final = Path(__file__).parents[2] / "docs/reliability.md"
 SCENARIOS: Final[dict[str, Callable[[Setting], Result]]] = {
     "capacity": capacity,
     "overload": overload,
+    "retries": retries,
     "sigterm": sigterm,
     "killed-worker": killed_worker,
     "slow-clients": slow_clients,

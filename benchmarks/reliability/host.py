@@ -22,6 +22,7 @@ from benchmarks.harness.load import http_request
 from benchmarks.harness.service import REPOSITORY, ServiceProcess, start
 
 _NOT_OF_FILES: Final = re.compile(r"^Pss_(?:Anon|Shmem): *(\d+) kB$", re.MULTILINE)
+_SHORT_WORDS: Final = 12
 _WORKER: Final = "_bentoml_impl.worker.service"
 
 
@@ -140,6 +141,17 @@ def mixed_requests(num: int = 400, seed: int = 0) -> list[bytes]:
     chance = random.Random(seed)
     sentences = _sentences()
     return [_request(chance, sentences) for _ in range(num)]
+
+
+def short_requests() -> list[bytes]:
+    """Requests of one short text each, by turns of fill-mask and text-classification."""
+    sentences = [text for text in _sentences() if len(text.split()) <= _SHORT_WORDS]
+    requests = []
+    for text in sentences:
+        first, _, rest = text.partition(" ")
+        requests.append(http_request("/fill-mask", {"inputs": f"{first} [MASK] {rest}"}))
+        requests.append(http_request("/text-classification", {"inputs": text}))
+    return requests
 
 
 def _request(chance: random.Random, sentences: list[str]) -> bytes:

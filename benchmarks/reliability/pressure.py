@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 from benchmarks.harness.load import load
@@ -21,12 +22,17 @@ from benchmarks.reliability.host import (
     mixed_requests,
     revision_of,
     serving,
+    short_requests,
 )
 from benchmarks.reliability.report import Result
 
 # The last is well past where more connections mean more replies.
 _CONCURRENCIES: Final = (1, 4, 16, 64)
 _MOST_GROWTH: Final = 0.05
+_FEW_CLIENTS: Final = 16
+_MANY_CLIENTS: Final = 512
+_LEAST_GOODPUT: Final = 0.85
+_LONGEST_REPLY_S: Final = 2.0
 # Nothing is refused and nothing is late, as far as the settings go.
 _PATIENT: Final = {"DEADLINE_S": "55", "MAX_WAIT_S": "55", "MAX_QUEUE_TOKENS": "100000000"}
 
@@ -111,14 +117,21 @@ def overload(setting: Setting, times: float = 10.0) -> Result:
     """Open loop at ten times of the capacity."""
     at_capacity = measure_capacity(setting)
     rate_per_s, seconds = times * at_capacity.per_s, 3 * setting.seconds
+    # Refusals are delayed by up to a second, and hold their connections.
+    num_connections = max(1000, int(3 * rate_per_s))
+
+    def at_rate(duration_s: float) -> OpenLoop:
+        return OpenLoop(
+            rate_per_s=rate_per_s, duration_s=duration_s, num_connections=num_connections
+        )
+
     with serving(setting.bundle, setting.folder / "overload") as service:
         # What a full service holds is held from the start.
         warm_up_s = max(2.0, seconds / 3)
-        load(_plan(service, OpenLoop(rate_per_s=rate_per_s, duration_s=warm_up_s)))
+        load(_plan(service, at_rate(warm_up_s)))
         before_mb = service.pss_mb
         with sampling(service, every_s=max(0.1, seconds / 60)) as samples_mb:
-            pattern = OpenLoop(rate_per_s=rate_per_s, duration_s=seconds)
-            result = load(_plan(service, pattern))
+            result = load(_plan(service, at_rate(seconds)))
         after_mb = service.pss_mb
     p99_ms = result.latency_ms(99)
     grown = growth(samples_mb)
@@ -142,6 +155,43 @@ def overload(setting: Setting, times: float = 10.0) -> Result:
             "some are answered": result.num(200) > 0,
             "p99 of the accepted under twice that at capacity": p99_ms < 2 * at_capacity.p99_ms,
             "memory within 5 %": abs(grown) <= _MOST_GROWTH,
+        },
+    )
+
+
+def retries(setting: Setting, rounds: int = 3) -> Result:
+    """512 clients that ignore Retry-After and ask again at once, against 16 clients.
+
+    Both levels take turns on one service, so that a change of the machine's speed meets both.
+    """
+    turn_s = max(2.0, setting.seconds / 2)
+    few: list[LoadResult] = []
+    many: list[LoadResult] = []
+    with serving(setting.bundle, setting.folder / "retries") as service:
+        load(_short_texts(service, _FEW_CLIENTS, turn_s))  # warm
+        for _ in range(rounds):
+            few.append(load(_short_texts(service, _FEW_CLIENTS, turn_s)))
+            many.append(load(_short_texts(service, _MANY_CLIENTS, turn_s)))
+    few_per_s, many_per_s = (median(each.per_s for each in level) for level in (few, many))
+    longest_s = max(reply.latency_s for outcome in many for reply in outcome.replies)
+    refused_per_s = sum(each.num(429) for each in many) / sum(each.seconds for each in many)
+    return Result(
+        name="retries",
+        figures={
+            f"answered/s of {_FEW_CLIENTS} clients": f"{few_per_s:.0f}",
+            f"answered/s of {_MANY_CLIENTS} clients": f"{many_per_s:.0f}",
+            "refused/s": f"{refused_per_s:.0f}",
+            "p50 of 200, ms": f"{median(each.latency_ms(50) for each in many):.0f}",
+            "p99 of 200, ms": f"{max(each.latency_ms(99) for each in many):.0f}",
+            "p50 of 429, ms": f"{median(each.latency_ms(50, 429) for each in many):.0f}",
+            "longest reply, ms": f"{longest_s * 1000:.0f}",
+        },
+        checks={
+            f"at least 85 % of the replies of {_FEW_CLIENTS} clients": (
+                many_per_s >= _LEAST_GOODPUT * few_per_s
+            ),
+            "no reply takes over 2 s": longest_s <= _LONGEST_REPLY_S,
+            "every reply is 200 or 429": all(each.num_others == 0 for each in few + many),
         },
     )
 
@@ -212,6 +262,11 @@ def sampling(service: Service, *, every_s: float) -> Iterator[list[float]]:
     finally:
         done.set()
         thread.join()
+
+
+def _short_texts(service: Service, num_connections: int, duration_s: float) -> Plan:
+    pattern = ClosedLoop(num_connections=num_connections, duration_s=duration_s)
+    return Plan(port=service.port, requests=short_requests(), pattern=pattern)
 
 
 def _plan(service: Service, pattern: LoadPattern) -> Plan:

@@ -1,0 +1,255 @@
+"""The concurrency limit follows the measured throughput; refusals in excess of a rate are delayed.
+
+`QueueAdmission` is tested with the batcher that asks it (test_batcher.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from albert_serve.batching.admission import ConcurrencyLimiter, RefusalPacer
+
+INITIAL = 128
+LEAST = 72
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def serve_full(limiter: ConcurrencyLimiter, clock: FakeClock, per_s: float, seconds: float) -> None:
+    """Admit requests up to the limit, and answer them at this rate."""
+    ends_s = clock.now_s + seconds
+    while clock.now_s < ends_s:
+        while not limiter.is_full():
+            limiter.admit()
+        clock.now_s += 1 / per_s
+        limiter.release()
+
+
+def emptied(max_latency_s: float, per_s: float) -> tuple[ConcurrencyLimiter, FakeClock]:
+    """Return a limiter that was full for long, at this rate, and is empty now."""
+    clock = FakeClock()
+    limiter = ConcurrencyLimiter(max_latency_s, clock)
+    serve_full(limiter, clock, per_s, 10)
+    while limiter.num_requests:
+        limiter.release()
+    return limiter, clock
+
+
+@settings(max_examples=30, deadline=None)
+@given(per_s=st.floats(1, 500), max_latency_s=st.floats(0.1, 20))
+def test_the_limit_is_the_throughput_times_the_latency(per_s: float, max_latency_s: float) -> None:
+    clock = FakeClock()
+    limiter = ConcurrencyLimiter(max_latency_s, clock)
+    serve_full(limiter, clock, per_s, max(20.0, 60 / per_s))
+    assert limiter.limit == pytest.approx(max(LEAST, per_s * max_latency_s), rel=0.05, abs=2)
+
+
+def test_a_lower_throughput_lowers_the_limit() -> None:
+    clock = FakeClock()
+    limiter = ConcurrencyLimiter(1.0, clock)
+    serve_full(limiter, clock, 500, 10)
+    serve_full(limiter, clock, 100, 20)
+    assert limiter.limit == pytest.approx(100, rel=0.05)
+
+
+def test_few_requests_do_not_change_the_limit() -> None:
+    clock = FakeClock()
+    limiter = ConcurrencyLimiter(1.0, clock)
+    for _ in range(50):
+        limiter.admit()
+        clock.now_s += 1
+        limiter.release()
+    assert limiter.limit == INITIAL
+
+
+def test_throughput_is_measured_below_the_limit_too() -> None:
+    clock = FakeClock()
+    limiter = ConcurrencyLimiter(1.0, clock)
+    for _ in range(50):
+        limiter.admit()
+    for _ in range(100):
+        clock.now_s += 0.1
+        limiter.admit()
+        limiter.release()
+    assert limiter.limit == LEAST
+    assert limiter.expected_latency_s == pytest.approx(5.0, rel=0.05)
+
+
+def test_a_burst_after_an_idle_time_is_measured_from_its_start() -> None:
+    clock = FakeClock()
+    limiter = ConcurrencyLimiter(1.0, clock)
+    limiter.admit()
+    clock.now_s += 1000
+    limiter.release()
+    serve_full(limiter, clock, 100, 10)
+    assert limiter.limit == pytest.approx(100, rel=0.05)
+
+
+def test_late_requests_do_not_count_as_answered() -> None:
+    clock = FakeClock()
+    limiter = ConcurrencyLimiter(1.0, clock)
+    for number in range(20_000):
+        while not limiter.is_full():
+            limiter.admit()
+        clock.now_s += 0.001
+        limiter.release(200 if number % 10 == 0 else 504)
+    assert limiter.limit == pytest.approx(100, rel=0.05)
+
+
+def test_an_idle_time_does_not_change_the_limit() -> None:
+    limiter, clock = emptied(1.0, per_s=500)
+    clock.now_s += 1
+    for _ in range(50):
+        limiter.admit()
+        clock.now_s += 1
+        limiter.release()
+    assert limiter.limit > 450
+
+
+def test_bursts_with_long_times_between_them_do_not_lower_the_limit() -> None:
+    limiter, clock = emptied(0.5, per_s=400)
+    for _ in range(30):
+        for _ in range(20):
+            limiter.admit()
+        for _ in range(20):
+            clock.now_s += 1 / 400
+            limiter.release()
+        clock.now_s += 60
+    assert limiter.limit == pytest.approx(200, rel=0.05)
+
+
+@pytest.mark.parametrize("status", [422, 429, 499, None])
+def test_errors_do_not_change_the_limit(status: int | None) -> None:
+    clock = FakeClock()
+    limiter = ConcurrencyLimiter(0.5, clock)
+    serve_full(limiter, clock, 500, 10)
+    for _ in range(30_000):
+        while not limiter.is_full():
+            limiter.admit()
+        clock.now_s += 0.001
+        limiter.release(status)
+    assert limiter.limit == pytest.approx(250, rel=0.05)
+
+
+@pytest.mark.parametrize(("num_more", "most"), [(0, LEAST), (50, LEAST), (1300, 42)])
+def test_overload_lowers_the_floor_of_the_limit_until_it_is_over(num_more: int, most: int) -> None:
+    """At 84 answers a second, with so many refused in each."""
+    clock = FakeClock()
+    limiter = ConcurrencyLimiter(0.5, clock)
+    for second in range(20):
+        for number in range(84):
+            while not limiter.is_full():
+                limiter.admit()
+            for _ in range(num_more // 84 + (number < num_more % 84)):
+                limiter.refuse()
+            clock.now_s += 1 / 84
+            limiter.release()
+        assert second < 3 or limiter.limit == pytest.approx(most, abs=1)
+    serve_full(limiter, clock, 84, 5)
+    assert limiter.limit == LEAST
+
+
+def test_a_model_that_answers_nothing_in_time_has_the_least_limit() -> None:
+    clock = FakeClock()
+    limiter = ConcurrencyLimiter(0.5, clock)
+    serve_full(limiter, clock, 500, 10)
+    for _ in range(60):
+        while not limiter.is_full():
+            limiter.admit()
+        clock.now_s += 1
+        limiter.release(504)
+    assert limiter.limit == LEAST
+
+
+def test_a_refusal_says_when_the_requests_in_progress_will_be_done() -> None:
+    clock = FakeClock()
+    limiter = ConcurrencyLimiter(20.0, clock)
+    serve_full(limiter, clock, 10, 100)
+    error = limiter.refuse()
+    assert error.retry_after_s == pytest.approx(20, rel=0.1)
+    assert f"{limiter.limit} are taken at once" in str(error)
+
+
+def test_paused_requests_leave_room_for_others_and_return_over_the_limit() -> None:
+    limiter = ConcurrencyLimiter(1.0, FakeClock())
+    for _ in range(INITIAL):
+        limiter.admit()
+    limiter.pause()
+    assert not limiter.is_full()
+    limiter.admit()
+    limiter.resume()
+    assert limiter.num_requests == INITIAL + 1
+    assert limiter.is_full()
+
+
+def test_paused_requests_return_only_up_to_twice_the_limit() -> None:
+    limiter = ConcurrencyLimiter(1.0, FakeClock())
+    for _ in range(5 * INITIAL):
+        limiter.admit()
+        limiter.pause()
+    num_resumed = 0
+    while not limiter.is_exceeded():
+        limiter.resume()
+        num_resumed += 1
+    assert num_resumed == 2 * INITIAL
+
+
+def test_few_refusals_are_not_delayed() -> None:
+    clock = FakeClock()
+    pacer = RefusalPacer(clock)
+    for _ in range(1000):
+        assert pacer.next_delay_s() == 0
+        clock.now_s += 0.02
+
+
+@settings(max_examples=50, deadline=None)
+@given(gaps_s=st.lists(st.floats(0, 0.005), min_size=1, max_size=500), start_s=st.floats(0, 1e6))
+def test_no_refusal_is_delayed_by_much_more_than_a_second(
+    gaps_s: list[float], start_s: float
+) -> None:
+    clock = FakeClock()
+    clock.now_s = start_s
+    pacer = RefusalPacer(clock)
+    for gap_s in gaps_s:
+        clock.now_s += gap_s
+        assert 0 <= pacer.next_delay_s() <= 1.051
+
+
+def test_clients_that_come_back_at_once_are_refused_about_once_a_second() -> None:
+    """However many clients there are, and although all of them are refused together at first."""
+    clock = FakeClock()
+    pacer = RefusalPacer(clock)
+    due_s = [0.0] * 500
+    num_refused = 0
+    while clock.now_s < 10:
+        clock.now_s = min(due_s)
+        for client, at_s in enumerate(due_s):
+            if at_s <= clock.now_s:
+                due_s[client] = clock.now_s + pacer.next_delay_s() + 1e-4
+                num_refused += 1
+    assert num_refused == pytest.approx(500 * 10 / 0.9, rel=0.1)
+
+
+def test_refusals_that_are_delayed_can_be_cancelled() -> None:
+    async def check() -> None:
+        pacer = RefusalPacer()
+        waiting = [asyncio.create_task(pacer.wait()) for _ in range(200)]
+        await asyncio.sleep(0)
+        assert waiting[0].done()
+        assert not waiting[-1].done()
+        for task in waiting:
+            task.cancel()
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert isinstance(results[-1], asyncio.CancelledError)
+
+    asyncio.run(check())
