@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
+from training.conversion.source import REFERENCE_HELP, open_initial
 from training.data.batch import TokenisedExample
 from training.data.collate import Collator, Slicing
 from training.data.datasets import read_labelled, read_squad, read_texts
@@ -49,6 +50,8 @@ _EXAMPLES: Final = r"""examples:
       --text-classification sst2/train.tsv --labels negative positive \
       --question-answering squad/train-v1.1.json --pretraining wiki/*.jsonl.xz \
       --weights 1 2 1 --budget 30m
+  python -m training.finetune --initialize-from albert/albert-base-v2 --output runs/mood \
+      --text-classification mood.tsv --labels bad good --steps 5000
 """
 # Options that do not affect the results.
 _NOT_RECORDED: Final = frozenset({"output", "device", "save_every", "report_every", "keep"})
@@ -229,16 +232,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    with join_world(options.device) as world:
-        if world.size > 1:
-            raise RunError("finetuning runs in one process; begin it without torchrun")
-        return _train(options)
-
-
-def _train(options: argparse.Namespace) -> int:
     settings = {
         name: str(value) for name, value in vars(options).items() if name not in _NOT_RECORDED
     }
+    with join_world(options.device) as world:
+        if world.size > 1:
+            raise RunError("finetuning runs in one process; begin it without torchrun")
+        with open_initial(options) as local:
+            return _train(local, settings)
+
+
+def _train(options: argparse.Namespace, settings: Mapping[str, str]) -> int:
     is_known = is_known_run(options.output, settings)
     checkpoints = Checkpoints(folder=options.output, num_kept=options.keep)
     run, extra_config = _build(options)
@@ -271,7 +275,7 @@ def _train(options: argparse.Namespace) -> int:
 def _data_names(options: argparse.Namespace) -> dict[str, list[str]]:
     """Return the names of the data files without their folders."""
     return {
-        "initialize_from": file_names([options.initialize_from]),
+        "initialize_from": [options.initial_name],
         "text_classification": file_names(options.text_classification),
         "question_answering": file_names(options.question_answering),
         "pretraining": file_names(options.pretraining),
@@ -287,7 +291,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--initialize-from", type=Path, required=True, help="a checkpoint's folder")
+    add("--initialize-from", required=True, metavar="CHECKPOINT", help=REFERENCE_HELP)
     add("--output", type=Path, required=True, help="the run's folder")
     data = parser.add_argument_group("data (at least one)")
     data.add_argument("--text-classification", nargs="+", type=Path, help="TSV, CSV or JSONL files")
