@@ -145,11 +145,11 @@ def export_bundle(
             _write_manifest(manifest.model_copy(update={"quality": quality}), folder)
         Bundle.open(folder, verify="size")
         _move(folder, target)
-    return Exported(
-        bundle=Bundle.open(target, verify="size"),
-        unused=unused,
-        fp32_bytes=source.weights_file.stat().st_size,
-    )
+        return Exported(
+            bundle=Bundle.open(target, verify="size"),
+            unused=unused,
+            fp32_bytes=source.weights_file.stat().st_size,
+        )
 
 
 def _check_target(checkpoint: Path, target: Path, overwrite: bool) -> None:

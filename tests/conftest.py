@@ -16,6 +16,7 @@ _WITH_PROCESSES: Final = (
     "albert_serve/test_cli.py",
     "albert_serve/web",
     "benchmarks",
+    "training/conversion/test_hub.py",
     "training/data/test_packed_rows.py",
     "training/data/test_prepare_stopped.py",
     "training/distillation/test_distil.py",

@@ -67,12 +67,14 @@ class TensorBundle:
         self._index = index
         try:
             table = dict(_read_table(read_small_file(index, _MAX_INDEX_BYTES)))
+            if b"" not in table:
+                raise ValueError("it has no header")
             header = dict(_fields(table.pop(b"")))
-            self._num_shards = int(header.get(_NUM_SHARDS, 0))
-            if header.get(_ENDIANNESS, 0) != 0:
+            self._num_shards = _number(header, _NUM_SHARDS)
+            if _number(header, _ENDIANNESS):
                 raise ValueError("its numbers are big-endian")
             self.places = {name.decode(): _place(value) for name, value in table.items()}
-        except (OSError, ValueError, KeyError, IndexError, struct.error) as error:
+        except (OSError, ValueError, IndexError, struct.error) as error:
             raise CheckpointError(
                 f"{index} cannot be read as the index of a TensorFlow checkpoint: {error}; "
                 "is it complete?"
@@ -91,7 +93,7 @@ class TensorBundle:
                 "fp64 or fp16"
             )
         dtype = np.dtype(_DTYPES[place.dtype])
-        if math.prod(place.shape) * dtype.itemsize != place.num_bytes:
+        if math.prod(place.shape) * dtype.itemsize != place.num_bytes or not place.num_bytes:
             raise CheckpointError(
                 f"{self._index} is damaged: {name} of shape {place.shape} has {place.num_bytes} "
                 "bytes"
@@ -180,20 +182,34 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
         position += num_bytes
 
 
+def _number(fields: dict[int, Any], number: int) -> int:
+    """Return a field that is a number; 0, which protocol buffers leave out, if it is missing."""
+    value = fields.get(number, 0)
+    if not isinstance(value, int):
+        raise ValueError("a message has bytes in place of a number")
+    return value
+
+
 def _place(message: bytes) -> Place:
     """Read a BundleEntryProto."""
     fields = dict(_fields(message))
+    shape = fields.get(_SHAPE, b"")
     if _SLICES in fields:
         raise ValueError("a tensor is stored in slices, which cannot be read")
-    sizes = [
-        dict(_fields(dimension)).get(1, 0)
-        for number, dimension in _fields(fields.get(_SHAPE, b""))
-        if number == 2
-    ]
+    if not isinstance(shape, bytes):
+        raise ValueError("a message has a number in place of a shape")
     return Place(
-        dtype=fields.get(_DTYPE, 0),
-        shape=tuple(sizes),
-        shard=fields.get(_SHARD, 0),
-        offset=fields.get(_OFFSET, 0),
-        num_bytes=fields.get(_SIZE, 0),
+        dtype=_number(fields, _DTYPE),
+        shape=tuple(_dimensions(shape)),
+        shard=_number(fields, _SHARD),
+        offset=_number(fields, _OFFSET),
+        num_bytes=_number(fields, _SIZE),
     )
+
+
+def _dimensions(shape: bytes) -> Iterator[int]:
+    """Yield the sizes in a TensorShapeProto."""
+    for number, dimension in _fields(shape):
+        if number != 2 or not isinstance(dimension, bytes):
+            raise ValueError("a shape is unknown")
+        yield _number(dict(_fields(dimension)), 1)

@@ -56,7 +56,6 @@ _KINDS: Final[dict[str, str]] = {
 }  # fmt: skip
 # Variables of training, not of the model.
 _TRAINING: Final = re.compile(r"global_step|.*/(adam_m|adam_v)")
-_MAPPING: Final = "albert.encoder.embedding_hidden_mapping_in"
 
 
 def read_tensorflow_config(folder: Path) -> dict[str, Any]:
@@ -104,12 +103,11 @@ def load_tensorflow_weights(folder: Path) -> dict[str, Tensor]:
             f"{indices[0]} holds {unknown[0]}{_more(unknown)}, which no published ALBERT has: "
             "only checkpoints of the original pretraining can be read"
         )
-    weights = {
+    return {
         ours: _to_tensor(bundle.read(name), is_kernel=name.endswith("/kernel"))
         for name, ours in renamed.items()
         if ours is not None
     }
-    return _with_mapping(weights)
 
 
 def _hf_name(name: str) -> str | None:
@@ -129,15 +127,6 @@ def _hf_name(name: str) -> str | None:
 def _to_tensor(array: np.ndarray[Any, Any], *, is_kernel: bool) -> Tensor:
     fp32 = np.ascontiguousarray(array.T if is_kernel else array, np.float32)
     return torch.from_numpy(fp32 if fp32.flags.writeable else fp32.copy())
-
-
-def _with_mapping(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Add the map from E to H that TensorFlow leaves out where both are equal."""
-    norm = weights.get("albert.embeddings.LayerNorm.bias")
-    if f"{_MAPPING}.weight" not in weights and norm is not None:
-        weights[f"{_MAPPING}.weight"] = torch.eye(len(norm))
-        weights[f"{_MAPPING}.bias"] = torch.zeros_like(norm)
-    return weights
 
 
 def _more(names: list[str]) -> str:
