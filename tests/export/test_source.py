@@ -123,7 +123,7 @@ def test_an_unknown_problem_type(tmp_path: Path) -> None:
 def test_no_weights(tmp_path: Path) -> None:
     write_checkpoint(tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(ExportError, match="is not there; .* has no weights"):
+    with pytest.raises(ExportError, match=r"is not there; .* has no weights"):
         read_source(tmp_path)
 
 

@@ -44,9 +44,7 @@ def as_safetensors_shards(folder: Path) -> None:
     _as_shards(folder, names, "model.safetensors.index.json", save)
 
 
-def _as_shards(
-    folder: Path, names: str, index: str, save: Callable[[Weights, Path], None]
-) -> None:
+def _as_shards(folder: Path, names: str, index: str, save: Callable[[Weights, Path], None]) -> None:
     weights = take_weights(folder)
     half = len(weights) // 2
     places: dict[str, str] = {}

@@ -42,7 +42,9 @@ class Hub:
     @property
     def downloads(self) -> list[str]:
         """The paths of the files whose content was sent."""
-        return [path for method, path, _ in self.requests if method == "GET" and "/api/" not in path]
+        return [
+            path for method, path, _ in self.requests if method == "GET" and "/api/" not in path
+        ]
 
 
 @contextmanager

@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @torch.no_grad()
 def test_every_form_is_the_model_that_transformers_reads(
-    folder: Path, form: Callable[[Path], None]
+    folder: Path, form: Callable[[Path], object]
 ) -> None:
     form(folder)
     before = sorted(file.name for file in folder.iterdir())
@@ -74,7 +74,7 @@ def test_a_checkpoint_in_standard_form_is_read_where_it_is(folder: Path) -> None
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("form", [lambda folder: None, as_pickle], ids=["safetensors", "pickle"])
 def test_any_floating_point_becomes_fp32(
-    tmp_path: Path, dtype: torch.dtype, form: Callable[[Path], None]
+    tmp_path: Path, dtype: torch.dtype, form: Callable[[Path], object]
 ) -> None:
     theirs = hf_model(TINY, "AlbertForMaskedLM").to(dtype)
     theirs.save_pretrained(tmp_path)
@@ -142,7 +142,7 @@ def test_code_in_a_pickle_is_not_run(
     assert (tmp_path / "run").exists()
 
 
-def write_pickle(content: Any) -> Callable[[Path], None]:
+def write_pickle(content: Any) -> Callable[[Path], object]:
     def write(folder: Path) -> None:
         take_weights(folder)
         torch.save(content, folder / "pytorch_model.bin")
@@ -150,7 +150,7 @@ def write_pickle(content: Any) -> Callable[[Path], None]:
     return write
 
 
-def truncate(name: str, num_bytes: int) -> Callable[[Path], None]:
+def truncate(name: str, num_bytes: int) -> Callable[[Path], object]:
     def cut(folder: Path) -> None:
         if name.startswith("pytorch"):
             as_pickle(folder)
@@ -170,7 +170,7 @@ def compress(folder: Path) -> None:
             archive.writestr(name, content)
 
 
-def change_index(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+def change_index(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], object]:
     def write(folder: Path) -> None:
         as_pickles(folder)
         index = folder / "pytorch_model.bin.index.json"
@@ -180,11 +180,11 @@ def change_index(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], No
     return write
 
 
-def place_all(file: str) -> Callable[[Path], None]:
+def place_all(file: str) -> Callable[[Path], object]:
     return change_index(lambda index: {"weight_map": dict.fromkeys(index["weight_map"], file)})
 
 
-def write_header(num_bytes: int, header: bytes) -> Callable[[Path], None]:
+def write_header(num_bytes: int, header: bytes) -> Callable[[Path], object]:
     def write(folder: Path) -> None:
         content = num_bytes.to_bytes(8, "little") + header
         (folder / "model.safetensors").write_bytes(content)
@@ -197,10 +197,8 @@ def grow_config(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 10**12}))
 
 
-HUGE = json.dumps(
-    {"x": {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 4]}}
-).encode()
-BAD: dict[str, tuple[Callable[[Path], None], str]] = {
+HUGE = json.dumps({"x": {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 4]}}).encode()
+BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "no weights": (lambda folder: take_weights(folder) and None, "has no weights: no model.safet"),
     "an empty pickle": (truncate("pytorch_model.bin", 0), "cannot be read: .*; is it complete"),
     "half a pickle": (truncate("pytorch_model.bin", 5000), "cannot be read: .*; is it complete"),
@@ -240,11 +238,11 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a gigantic vocabulary": (grow_config, r"its config.json asks for \(1000000000000, 12\)"),
     "another architecture": (
-        lambda folder: (folder / "config.json").write_text('{"model_type": "bert"}') and None,
+        lambda folder: (folder / "config.json").write_text('{"model_type": "bert"}'),
         "model_type is 'bert'; only 'albert' can be read",
     ),
 }
-BAD_SAFETENSORS: dict[str, tuple[Callable[[Path], None], str]] = {
+BAD_SAFETENSORS: dict[str, tuple[Callable[[Path], object], str]] = {
     "half": (truncate("model.safetensors", 5000), "its header describes"),
     "empty": (truncate("model.safetensors", 0), "fewer than its header needs"),
     "a gigantic header": (write_header(2**40, b"{}"), f"its header has {2**40} bytes"),
@@ -254,7 +252,7 @@ BAD_SAFETENSORS: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize(("damage", "message"), BAD.values(), ids=BAD)
 def test_bad_checkpoints_are_refused(
-    folder: Path, damage: Callable[[Path], None], message: str
+    folder: Path, damage: Callable[[Path], object], message: str
 ) -> None:
     damage(folder)
     with pytest.raises(CheckpointError, match=message), open_checkpoint(folder) as checkpoint:
@@ -263,7 +261,7 @@ def test_bad_checkpoints_are_refused(
 
 @pytest.mark.parametrize(("damage", "message"), BAD_SAFETENSORS.values(), ids=BAD_SAFETENSORS)
 def test_bad_safetensors_are_refused(
-    folder: Path, damage: Callable[[Path], None], message: str
+    folder: Path, damage: Callable[[Path], object], message: str
 ) -> None:
     damage(folder)
     with pytest.raises(BundleCorruptError, match=message):

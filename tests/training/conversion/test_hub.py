@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,11 +83,16 @@ def run(
         **environment,
     }
     return subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, env=given, capture_output=True, text=True, timeout=300
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=given,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 
-def open_all(hub: Hub, cwd: Path, *references: str, **environment: str) -> list[dict[str, str]]:
+def open_all(hub: Hub, cwd: Path, *references: str, **environment: str) -> list[dict[str, Any]]:
     ended = run(["-c", _OPEN, *references], hub, cwd, **environment)
     assert ended.returncode == 0, ended.stderr
     return [json.loads(line) for line in ended.stdout.splitlines()]
@@ -130,9 +136,10 @@ def test_the_cache_answers_without_a_connection(hub: Hub, tmp_path: Path) -> Non
     offline = open_all(hub, tmp_path, "albert/both", "albert/pickle", HF_HUB_OFFLINE="1")
     assert offline[0] == online
     assert "HF_HUB_OFFLINE forbids a download" in offline[1]["error"]
-    assert "albert/pickle is no folder here, and not, or not wholly, in the cache" in offline[1][
-        "error"
-    ]
+    assert (
+        "albert/pickle is no folder here, and not, or not wholly, in the cache"
+        in offline[1]["error"]
+    )
     assert not hub.requests
     unreachable = open_all(
         hub, tmp_path, "albert/both", "albert/pickle", HF_ENDPOINT="http://127.0.0.1:9"

@@ -35,7 +35,9 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def outputs() -> dict[str, torch.Tensor]:
     """What TensorFlow computed: log probabilities."""
-    return {name: torch.from_numpy(array) for name, array in np.load(THEIRS / "outputs.npz").items()}
+    return {
+        name: torch.from_numpy(array) for name, array in np.load(THEIRS / "outputs.npz").items()
+    }
 
 
 @torch.no_grad()
@@ -60,9 +62,7 @@ def test_transformers_computes_the_same_with_the_converted_weights(
     out = theirs(outputs["ids"], token_type_ids=outputs["types"])
     tokens = out.prediction_logits.log_softmax(-1)[:, ::4]
     torch.testing.assert_close(tokens, outputs["tokens"], atol=1e-5, rtol=0)
-    torch.testing.assert_close(
-        out.sop_logits.log_softmax(-1), outputs["order"], atol=1e-6, rtol=0
-    )
+    torch.testing.assert_close(out.sop_logits.log_softmax(-1), outputs["order"], atol=1e-6, rtol=0)
 
 
 def test_the_vocabulary_of_the_archive_becomes_the_tokenizer(
@@ -78,18 +78,18 @@ def test_the_vocabulary_of_the_archive_becomes_the_tokenizer(
 def test_variables_that_no_albert_has_are_named(folder: Path) -> None:
     content = (folder / INDEX).read_bytes()
     (folder / INDEX).write_bytes(content.replace(b"embedding_hidden_mapping_in", b"x" * 27))
-    with pytest.raises(CheckpointError, match="holds bert/encoder/x+/bias and 1 more, which no"):
+    with pytest.raises(CheckpointError, match=r"holds bert/encoder/x+/bias and 1 more, which no"):
         load_tensorflow_weights(folder)
 
 
-def truncate(name: str, num_bytes: int) -> Callable[[Path], None]:
+def truncate(name: str, num_bytes: int) -> Callable[[Path], object]:
     def cut(folder: Path) -> None:
         (folder / name).write_bytes((folder / name).read_bytes()[:num_bytes])
 
     return cut
 
 
-def change_config(**changes: object) -> Callable[[Path], None]:
+def change_config(**changes: object) -> Callable[[Path], object]:
     def change(folder: Path) -> None:
         file = folder / "albert_config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | changes))
@@ -97,14 +97,14 @@ def change_config(**changes: object) -> Callable[[Path], None]:
     return change
 
 
-def write_config(text: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / "albert_config.json").write_text(text) and None
+def write_config(text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "albert_config.json").write_text(text)
 
 
-BAD: dict[str, tuple[Callable[[Path], None], str]] = {
+BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "no index": (lambda folder: (folder / INDEX).unlink(), "must hold one TensorFlow checkp.*none"),
     "two": (
-        lambda folder: shutil.copy(folder / INDEX, folder / "model.ckpt-2.index") and None,
+        lambda folder: shutil.copy(folder / INDEX, folder / "model.ckpt-2.index"),
         "it holds model.ckpt-2.index, model.ckpt-best.index",
     ),
     "an empty index": (truncate(INDEX, 0), "its end is not that of a table; is it complete"),
@@ -112,7 +112,7 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "no data": (lambda folder: (folder / DATA).unlink(), "00000-of-00001 is not there"),
     "half the data": (truncate(DATA, 50000), "is truncated: .* is not in it"),
     "another index": (
-        lambda folder: (folder / INDEX).write_bytes(b"x" * 500) and None,
+        lambda folder: (folder / INDEX).write_bytes(b"x" * 500),
         "its end is not that of a table",
     ),
     "other sizes": (change_config(hidden_size=24), r"its config.json asks for \(24, 8\)"),
@@ -125,7 +125,7 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize(("damage", "message"), BAD.values(), ids=BAD)
 def test_bad_checkpoints_are_refused(
-    folder: Path, damage: Callable[[Path], None], message: str
+    folder: Path, damage: Callable[[Path], object], message: str
 ) -> None:
     damage(folder)
     with pytest.raises(CheckpointError, match=message), open_checkpoint(folder) as checkpoint:
