@@ -25,12 +25,6 @@ from training.model.checkpoint import check_config, find_tasks, read_config
 
 # What transformers and training read beside the weights and `tokenizer.json`.
 HUGGING_FACE_FILES: Final = ("config.json", "tokenizer_config.json", "spiece.model")
-_WORD: Final = "albert.embeddings.word_embeddings.weight"
-# Copies of tied weights in some checkpoints -> the weight that they must equal.
-_TIED: Final = {
-    "predictions.decoder.weight": _WORD,
-    "predictions.decoder.bias": "predictions.bias",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,19 +174,7 @@ def _check_weights(
     if others:
         raise ExportError(f"{file} holds {', '.join(others)}; only F32 is exported")
     check_shapes(stored, expected)
-    for copy, original in _TIED.items():
-        if copy in stored and not _are_equal(file, stored[copy], stored[original]):
-            raise ExportError(
-                f"{file}: {copy} is not {original}; ALBERT ties the two. Train with "
-                "tie_word_embeddings, or drop one of them"
-            )
     return names
-
-
-def _are_equal(file: Path, one: StoredTensor, other: StoredTensor) -> bool:
-    return one.shape == other.shape and np.array_equal(
-        read_weight(file, one), read_weight(file, other)
-    )
 
 
 def _check_finite(file: Path, tensors: Mapping[str, StoredTensor]) -> None:

@@ -12,9 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-from safetensors import safe_open
-
 from albert_serve.bundle.manifest import TOKENIZER_FILE, WEIGHTS_FILE
 from albert_serve.bundle.weights import read_header
 from albert_serve.config import AlbertConfig
@@ -38,8 +35,6 @@ SPIECE_FILE: Final = "spiece.model"
 # Other files of a checkpoint, which are kept as they are.
 _KEPT: Final = (TOKENIZER_FILE, SPIECE_FILE, "tokenizer_config.json", "training.json",
                 "evaluation.json")  # fmt: skip
-_BIAS: Final = "predictions.bias"
-_DECODER_BIAS: Final = "predictions.decoder.bias"
 
 
 def is_standard(folder: Path) -> bool:
@@ -62,15 +57,7 @@ def is_standard(folder: Path) -> bool:
 
 def _are_standard(weights: Path) -> bool:
     stored = read_header(weights)
-    others = [name for name in stored if not is_current(name)]
-    if any(tensor.dtype != "F32" for name, tensor in stored.items() if name not in others):
-        return False
-    if _DECODER_BIAS not in others:
-        return not others
-    with safe_open(weights, framework="pt") as file:
-        return _BIAS in stored and torch.equal(
-            file.get_tensor(_DECODER_BIAS), file.get_tensor(_BIAS)
-        )
+    return all(is_current(name) and tensor.dtype == "F32" for name, tensor in stored.items())
 
 
 def write_standard(source: Path, folder: Path) -> None:
