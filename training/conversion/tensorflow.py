@@ -55,7 +55,7 @@ _KINDS: Final[dict[str, str]] = {
     "kernel": "weight", "bias": "bias", "gamma": "weight", "beta": "bias",
 }  # fmt: skip
 # Variables of training, not of the model.
-_TRAINING: Final = re.compile(r"global_step|.*/(adam_m|adam_v)")
+_TRAINING: Final = re.compile(r"global_step|.*/(adam_m|adam_v|AdamWeightDecayOptimizer(_1)?)")
 
 
 def read_tensorflow_config(folder: Path) -> dict[str, Any]:
