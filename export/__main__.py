@@ -1,4 +1,4 @@
-"""The command line: `python -m export CHECKPOINT_DIR BUNDLE_DIR`."""
+"""The command line: `python -m export CHECKPOINT BUNDLE_DIR`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from albert_serve.errors import AlbertServeError
 from export.errors import ExportError
 from export.source import read_json_object
 from export.write import Exported, Limits, export_bundle
+from training.conversion.source import REFERENCE_HELP
 from training.errors import TrainingError
 from training.evaluation.real_text import DEFAULT_TEXT, RealData
 
@@ -23,11 +24,15 @@ examples:
   python -m export runs/base/checkpoint models/base
   python -m export runs/base/checkpoint models/base-int8 --precision int8 \\
       --text-classification sst2/dev.tsv --question-answering squad/dev-v1.1.json
-  python -m export albert-base-v2 /tmp/bundle --precision int8 --keep-fp32 embeddings heads
+  python -m export albert/albert-base-v2 bundles/base
+  python -m export textattack/albert-base-v2-SST-2@main bundles/sst2 --precision int8 \\
+      --keep-fp32 embeddings heads
+  python -m export albert_base/ bundles/base
 
-CHECKPOINT_DIR is a Hugging Face directory, ours or one that transformers wrote, with config.json,
-model.safetensors and tokenizer.json (or spiece.model). Its evaluation.json and training.json go
-into the bundle's manifest. BUNDLE_DIR appears whole or not at all.
+CHECKPOINT is a folder, or a model of the Hugging Face Hub: one of ours, one that transformers
+wrote, or what Google published (albert_config.json, model.ckpt-best.*, 30k-clean.model). Its
+evaluation.json and training.json go into the bundle's manifest. BUNDLE_DIR appears whole or not
+at all.
 
 Each task is run on real text in torch and from the bundle, and both figures go into the manifest.
 Give a task's own held-out data for its own metric; without, it is how often the two agree.
@@ -115,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help=REFERENCE_HELP)
     parser.add_argument("bundle", type=Path, metavar="BUNDLE_DIR")
     add = parser.add_argument
     add(

@@ -20,24 +20,11 @@ from albert_serve.bundle.weights import (
     stored_name,
 )
 from albert_serve.config import AlbertConfig
-from albert_serve.errors import ConfigError
 from export.errors import ExportError
-from training.model.checkpoint import find_tasks, read_config
+from training.model.checkpoint import check_config, find_tasks, read_config
 
-SPIECE_FILE: Final = "spiece.model"
 # What transformers and training read beside the weights and `tokenizer.json`.
-HUGGING_FACE_FILES: Final = ("config.json", "tokenizer_config.json", SPIECE_FILE)
-_WORD: Final = "albert.embeddings.word_embeddings.weight"
-# Copies of tied weights in some checkpoints -> the weight that they must equal.
-_TIED: Final = {
-    "predictions.decoder.weight": _WORD,
-    "predictions.decoder.bias": "predictions.bias",
-}
-_CONVERT: Final = (
-    "write them as one fp32 file with transformers: AutoModelForPreTraining.from_pretrained(OLD, "
-    'dtype="float32").save_pretrained(NEW, max_shard_size="100GB"), with the class that '
-    "config.json names under architectures"
-)
+HUGGING_FACE_FILES: Final = ("config.json", "tokenizer_config.json", "spiece.model")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,18 +61,18 @@ class Source:
 def read_source(folder: Path) -> Source:
     """Read a checkpoint's configuration and its weights' header, and check one by the other.
 
+    Args:
+        folder: in the standard form of `training.conversion.standard`.
+
     Raises:
         ExportError: a file is missing or in a form that cannot be exported, or a weight is not
             finite or no fp32.
-        CheckpointError: `config.json` cannot be read.
-        ConfigError: it is another architecture's, or asks for what ALBERT has not.
+        CheckpointError: `config.json` cannot be read, is another architecture's, or asks for what
+            ALBERT has not.
         BundleCorruptError: the weights are truncated or contradict the config.
     """
     hf = read_config(folder)
-    try:
-        config = AlbertConfig.from_hf(hf)
-    except ConfigError as error:
-        raise ConfigError(f"{folder / 'config.json'}: {error}") from error
+    config = check_config(hf, folder)
     _check_files(folder)
     stored = read_header(folder / WEIGHTS_FILE)
     tasks = _read_tasks(hf, stored)
@@ -129,21 +116,12 @@ def read_weight(file: Path, tensor: StoredTensor) -> np.memmap[Any, np.dtype[np.
 
 def _check_files(folder: Path) -> None:
     if not (folder / WEIGHTS_FILE).is_file():
-        raise ExportError(f"{folder / WEIGHTS_FILE} is not there. {_advice(folder)}")
-    if not any((folder / name).is_file() for name in (TOKENIZER_FILE, SPIECE_FILE)):
+        raise ExportError(f"{folder / WEIGHTS_FILE} is not there; {folder} has no weights")
+    if not (folder / TOKENIZER_FILE).is_file():
         raise ExportError(
-            f"{folder} has neither {TOKENIZER_FILE} nor {SPIECE_FILE}; copy one of them there from "
+            f"{folder} has neither {TOKENIZER_FILE} nor spiece.model; copy one of them there from "
             "where the checkpoint comes from"
         )
-
-
-def _advice(folder: Path) -> str:
-    """Return advice on creating a `model.safetensors`."""
-    if (folder / f"{WEIGHTS_FILE}.index.json").is_file():
-        return f"Its weights are in several files; {_CONVERT}"
-    if (folder / "pytorch_model.bin").is_file():
-        return f"Its weights are in pytorch_model.bin; {_CONVERT}"
-    return "A checkpoint is a folder with config.json, model.safetensors and tokenizer.json"
 
 
 def _read_tasks(
@@ -194,21 +172,9 @@ def _check_weights(
     names = [stored_name(name, stored) for name in expected]
     others = sorted({stored[name].dtype for name in names if name in stored} - {"F32"})
     if others:
-        raise ExportError(f"{file} holds {', '.join(others)}; only F32 is exported: {_CONVERT}")
+        raise ExportError(f"{file} holds {', '.join(others)}; only F32 is exported")
     check_shapes(stored, expected)
-    for copy, original in _TIED.items():
-        if copy in stored and not _are_equal(file, stored[copy], stored[original]):
-            raise ExportError(
-                f"{file}: {copy} is not {original}; ALBERT ties the two. Train with "
-                "tie_word_embeddings, or drop one of them"
-            )
     return names
-
-
-def _are_equal(file: Path, one: StoredTensor, other: StoredTensor) -> bool:
-    return one.shape == other.shape and np.array_equal(
-        read_weight(file, one), read_weight(file, other)
-    )
 
 
 def _check_finite(file: Path, tensors: Mapping[str, StoredTensor]) -> None:

@@ -40,13 +40,13 @@ from export.graph import CUDA_FORM
 from export.heads import build_head
 from export.precision import write_weights
 from export.quality import check_quality, measure_quality
-from export.source import HUGGING_FACE_FILES, SPIECE_FILE, Source, read_source
+from export.source import HUGGING_FACE_FILES, Source, read_source
 from export.verify import check_parity, check_references, measure_parity
+from training.conversion.source import open_checkpoint
 from training.evaluation.real_text import RealData
 from training.evaluation.torch_engine import TorchEngine
 from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks
-from training.vocab import VocabError, build_tokenizer
 
 _TORCH_BATCH_TOKENS: Final = 1024
 
@@ -81,7 +81,7 @@ class Limits:
 
 
 def export_bundle(
-    checkpoint: Path,
+    checkpoint: str | Path,
     target: Path,
     *,
     precision: Precision = "fp32",
@@ -94,7 +94,7 @@ def export_bundle(
     """Write a checkpoint as a bundle, atomically.
 
     Args:
-        checkpoint: a Hugging Face directory.
+        checkpoint: a folder, or a model of the Hugging Face Hub; see `open_checkpoint`.
         target: the folder to write.
         precision: how matrices are stored.
         kept_fp32: parts whose matrices stay fp32.
@@ -107,14 +107,15 @@ def export_bundle(
     Raises:
         ExportError: the checkpoint cannot be exported, the graphs differ from torch, the precision
             costs a task too much, or the target is there or cannot be written.
-        CheckpointError, ConfigError, BundleCorruptError: see `read_source`.
+        CheckpointError, BundleCorruptError: see `read_source`; CheckpointError also if the
+            checkpoint is neither here nor on the Hub.
         VocabError: there is only a `spiece.model`, and it is not ALBERT's.
     """
     target = target.resolve()
     limits = limits or Limits()
-    _check_target(checkpoint.resolve(), target, overwrite)
-    source = read_source(checkpoint)
-    with _partial_folder(target) as folder:
+    _check_target(Path(checkpoint), target, overwrite)
+    with open_checkpoint(checkpoint) as opened, _partial_folder(target) as folder:
+        source = read_source(opened.folder)
         _write_tokenizer(source, folder)
         if precision == "fp32":
             _copy_hugging_face_files(source, folder)
@@ -122,7 +123,7 @@ def export_bundle(
         graphs = _write_graphs(source, folder)
         unread = check_references(graphs, read_header(folder / WEIGHTS_FILE))
         unused = sorted({*unread, *source.stored.keys()} - {*source.names})
-        model = load_checkpoint(checkpoint, source.num_outputs)
+        model = load_checkpoint(source.folder, source.num_outputs)
         parity = measure_parity(folder, source.tasks, model)
         if precision == "fp32":
             check_parity(parity, limits.max_difference)
@@ -134,7 +135,7 @@ def export_bundle(
             files=_describe_files(folder),
             parity=parity,
             evaluation={**source.evaluation, **(evaluation or {})},
-            provenance=_provenance(source),
+            provenance=_provenance(source, opened.name),
         )
         _write_manifest(manifest, folder)
         if data is not None:
@@ -144,16 +145,17 @@ def export_bundle(
             _write_manifest(manifest.model_copy(update={"quality": quality}), folder)
         Bundle.open(folder, verify="size")
         _move(folder, target)
-    return Exported(
-        bundle=Bundle.open(target, verify="size"),
-        unused=unused,
-        fp32_bytes=source.weights_file.stat().st_size,
-    )
+        return Exported(
+            bundle=Bundle.open(target, verify="size"),
+            unused=unused,
+            fp32_bytes=source.weights_file.stat().st_size,
+        )
 
 
 def _check_target(checkpoint: Path, target: Path, overwrite: bool) -> None:
     """Refuse to replace a folder that is no bundle, before any work is done."""
-    if target in (checkpoint, *checkpoint.parents):
+    folder = checkpoint.resolve()
+    if checkpoint.exists() and target in (folder, *folder.parents):
         raise ExportError(f"{target} holds the checkpoint itself; choose another folder")
     if not target.exists():
         return
@@ -218,12 +220,7 @@ def _write_tokenizer(source: Source, folder: Path) -> None:
     """Write the tokenizer as compact JSON, since white space is half of some files."""
     file = source.folder / TOKENIZER_FILE
     try:
-        if file.is_file():
-            tokenizer = Tokenizer.from_file(str(file))
-        else:
-            tokenizer = build_tokenizer(source.folder / SPIECE_FILE)
-    except VocabError:
-        raise
+        tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises plain Exception
         raise ExportError(f"{file} cannot be read: {error}") from error
     tokenizer.save(str(folder / TOKENIZER_FILE), pretty=False)
@@ -256,9 +253,9 @@ def _describe_files(folder: Path) -> dict[str, FileEntry]:
     return {file.name: file_entry(file) for file in bar}
 
 
-def _provenance(source: Source) -> dict[str, Any]:
+def _provenance(source: Source, checkpoint: str) -> dict[str, Any]:
     return {
-        "checkpoint": source.folder.resolve().name,
+        "checkpoint": checkpoint,
         "albert_serve": albert_serve.__version__,
         "onnx": onnx.__version__,
         "onnxruntime": onnxruntime.__version__,

@@ -17,6 +17,7 @@ _WITH_PROCESSES: Final = (
     "albert_serve/test_cli.py",
     "albert_serve/web",
     "benchmarks",
+    "training/conversion/test_hub.py",
     "training/data/test_packed_rows.py",
     "training/distillation/test_distil.py",
     "training/distillation/test_pseudo_labels.py",

@@ -10,12 +10,19 @@ from typing import Any
 import pytest
 
 from albert_serve.bundle.manifest import Bundle
+from albert_serve.config import AlbertConfig
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import shipped_bundle
 from albert_serve.tasks import TASKS, prepare_request, shape_reply
 from albert_serve.tasks.load import load_tasks
+from albert_serve.tokenizer import AlbertTokenizer
+from training import evaluate
+from training.evaluation.predictions import predict
+from training.evaluation.real_text import DEFAULT_TEXT, RealData
+from training.evaluation.samples import draw_samples
 
 ROOT = Path(__file__).parent.parent
+DATA = Path(__file__).parent / "data"
 # A curl command of the README, and the reply that it says follows.
 EXAMPLE = re.compile(
     r"curl \S+?/(?P<task>[a-z-]+) .*?-d '(?P<body>.*?)'\n```\n+```json\n(?P<reply>.*?)```", re.S
@@ -57,6 +64,32 @@ def test_the_card_states_the_figures_of_the_manifest(bundle: Bundle) -> None:
     for name, text in stated.items():
         num_decimals = len(text.partition(".")[2])
         assert f"{figures[name]:,.{num_decimals}f}" == text, name
+
+
+def test_the_masked_accuracy_of_the_manifest_is_the_models(bundle: Bundle) -> None:
+    """On the text of this repository that export measured it on; a draw has a few more or less."""
+    stated = bundle.manifest.quality["fill-mask"]
+    files = {file.name: file for file in (*DEFAULT_TEXT.parent.iterdir(), *DATA.iterdir())}
+    data = RealData(text=tuple(files[name] for name in stated.data))
+    tokenizer = AlbertTokenizer.from_file(bundle.tokenizer_file)
+    tasks = {"fill-mask": bundle.manifest.tasks["fill-mask"]}
+    config = AlbertConfig.from_hf(bundle.manifest.config)
+    sample = draw_samples(config, tasks, tokenizer, data)["fill-mask"]
+    predictions = predict(Engine.open(bundle), sample.items, max_tokens_at_once=4096, title="")
+    rights = [right for item in sample.items for right in item.rights or ()]
+    assert len(predictions) == pytest.approx(stated.count, rel=0.05)
+    assert sample.mark(predictions, rights) == pytest.approx(stated.bundle, abs=1.0)
+
+
+def test_figures_of_the_card_are_near_those_on_the_excerpts(bundle: Bundle, tmp_path: Path) -> None:
+    """Those of masked tokens, which are many enough; the card's are on other articles."""
+    output = tmp_path / "figures.json"
+    arguments = [str(bundle.folder), "--pretraining", str(DATA / "wiki.jsonl")]
+    assert evaluate.main([*arguments, "--device", "cpu", "--output", str(output)]) == 0
+    figures, stated = json.loads(output.read_text()), measured(bundle)
+    assert figures["masked_tokens"] > 3000
+    assert figures["masked_loss"] == pytest.approx(stated["masked_loss"], abs=0.6)
+    assert figures["masked_accuracy"] == pytest.approx(stated["masked_accuracy"], abs=0.05)
 
 
 def test_the_model_is_clearly_below_the_unigram_entropy(bundle: Bundle) -> None:

@@ -39,6 +39,7 @@ from training.pretrain import (
     corpus_record,
     make_config,
     make_job,
+    open_start,
     train_job,
 )
 from training.run.options import add_end, add_reports, parse_count, parse_weight
@@ -70,6 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    with open_start(options) as local:
+        return _train(local)
+
+
+def _train(options: argparse.Namespace) -> int:
     tokenizer = AlbertTokenizer.from_file(options.tokenizer / "tokenizer.json")
     recipe = changed_recipe(DISTILLATION, options)
     teacher = load_teacher(options.teacher, options.device)

@@ -22,6 +22,7 @@ from albert_serve.files import write_atomically
 from albert_serve.tasks.base import EncoderInput
 from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tokenizer import AlbertTokenizer
+from training.conversion.source import REFERENCE_HELP, open_checkpoint
 from training.data.examples import MIN_LENGTH, ExampleSettings, SentenceTask
 from training.data.feeds import labelled_examples
 from training.data.labelled import LabelledText, read_labelled
@@ -46,6 +47,7 @@ _EXAMPLES: Final = r"""examples:
   python -m training.evaluate runs/base/checkpoint --pretraining wiki/validation.jsonl.xz
   python -m training.evaluate runs/tasks/checkpoint --text-classification sst2/dev.tsv \
       --question-answering squad/dev-v1.1.json --output figures.json
+  python -m training.evaluate textattack/albert-base-v2-SST-2 --text-classification sst2/dev.tsv
 """
 
 
@@ -185,13 +187,17 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
         raise EvaluationError(
             "nothing to measure: give --pretraining, --text-classification or --question-answering"
         )
-    folder: Path = options.checkpoint
+    with open_checkpoint(options.checkpoint) as checkpoint:
+        return _evaluate(options, checkpoint.folder)
+
+
+def _evaluate(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     model = load_checkpoint(folder).to(options.device).eval()
     tokenizer = AlbertTokenizer.from_file(folder / "tokenizer.json")
     figures: dict[str, Any] = {}
     if options.pretraining:
         _need(model, "fill-mask")
-        figures |= _held_out_figures(options, model, tokenizer)
+        figures |= _held_out_figures(options, folder, model, tokenizer)
     if options.text_classification:
         _need(model, "text-classification")
         names = _label_names(folder, model.tasks["text-classification"])
@@ -211,7 +217,7 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _held_out_figures(
-    options: argparse.Namespace, model: AlbertForTasks, tokenizer: AlbertTokenizer
+    options: argparse.Namespace, folder: Path, model: AlbertForTasks, tokenizer: AlbertTokenizer
 ) -> dict[str, float]:
     if not MIN_LENGTH <= options.length <= model.config.max_positions:
         raise EvaluationError(
@@ -219,11 +225,10 @@ def _held_out_figures(
             f"{model.config.max_positions} positions"
         )
     masking = NgramMasking(word_starts=word_starts(tokenizer))
-    tokenizer_file = options.checkpoint / "tokenizer.json"
     with tempfile.TemporaryDirectory() as scratch:
-        shards = prepare(options.pretraining, tokenizer_file, Path(scratch) / "shards")
+        shards = prepare(options.pretraining, folder / "tokenizer.json", Path(scratch) / "shards")
         settings = ExampleSettings(
-            length=options.length, sentence_task=_sentence_task(options.checkpoint, model)
+            length=options.length, sentence_task=_sentence_task(folder, model)
         )
         return evaluate_pretraining(model, shards, masking, settings)
 
@@ -269,9 +274,11 @@ def _run(options: argparse.Namespace) -> int:
             print(f"{name:34} {value:12,}")
     if len(classes) > 2:
         _print_classes(classes)
-    file = options.output or options.checkpoint / "evaluation.json"
-    write_atomically(file, (json.dumps(figures, indent=2) + "\n").encode())
-    print(f"written to {file}")
+    folder = Path(options.checkpoint)
+    file = options.output or (folder / "evaluation.json" if folder.is_dir() else None)
+    if file is not None:
+        write_atomically(file, (json.dumps(figures, indent=2) + "\n").encode())
+        print(f"written to {file}")
     return 0
 
 
@@ -287,7 +294,7 @@ def _print_classes(classes: Mapping[str, Mapping[str, float]]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser("training.evaluate", __doc__, _EXAMPLES)
     add = parser.add_argument
-    add("checkpoint", type=Path, help="the checkpoint's folder")
+    add("checkpoint", metavar="CHECKPOINT", help=REFERENCE_HELP)
     add("--pretraining", nargs="+", type=Path, help="held-out text")
     add("--text-classification", nargs="+", type=Path, help="CSV, TSV, JSONL or Parquet files")
     add_columns(parser)
@@ -299,7 +306,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--question-answering", nargs="+", type=Path, help="SQuAD files")
     add("--length", type=parse_count, default=128, help="tokens per row of held-out text (128)")
-    add("--output", type=Path, help="output file (evaluation.json in the checkpoint)")
+    add("--output", type=Path, help="output file (evaluation.json in the checkpoint's folder)")
     add("--device", type=torch.device, default=default_device())
     return parser
 

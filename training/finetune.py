@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
+from training.conversion.source import REFERENCE_HELP, open_initial
 from training.data.batch import TokenisedExample
 from training.data.collate import Collator, Slicing, collate_examples
 from training.data.examples import MIN_LENGTH, ExampleSettings
@@ -78,6 +79,8 @@ _EXAMPLES: Final = r"""examples:
       --text-classification sst2/train.tsv --labels negative positive \
       --question-answering squad/train-v1.1.json --pretraining wiki/*.jsonl.xz \
       --weights 1 2 1 --budget 30m
+  python -m training.finetune --initialize-from albert/albert-base-v2 --output runs/mood \
+      --text-classification mood.tsv --labels bad good --steps 5000
 """
 # The tasks' data, in the order of --weights and --batch-size.
 _DATA_OPTIONS: Final = ("text_classification", "question_answering", "pretraining")
@@ -360,17 +363,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    with join_world(options.device) as world:
-        if world.size > 1:
-            raise RunError("finetuning runs in one process; begin it without torchrun")
-        return _train(options, run_precision(options.precision, options.output, world))
-
-
-def _train(options: argparse.Namespace, precision: PrecisionName) -> int:
     settings = {
         name: str(value) for name, value in vars(options).items() if name not in _NOT_RECORDED
     }
-    settings["precision"] = precision
+    with join_world(options.device) as world:
+        if world.size > 1:
+            raise RunError("finetuning runs in one process; begin it without torchrun")
+        precision = run_precision(options.precision, options.output, world)
+        with open_initial(options) as local:
+            return _train(local, {**settings, "precision": precision}, precision)
+
+
+def _train(
+    options: argparse.Namespace, settings: Mapping[str, str], precision: PrecisionName
+) -> int:
     is_known_run(options.output, settings)
     run, extra_config, validation = _build(options, precision)
     origin = Origin(
@@ -388,7 +394,7 @@ def _train(options: argparse.Namespace, precision: PrecisionName) -> int:
 def _data_names(options: argparse.Namespace) -> dict[str, list[str]]:
     """Return the names of the data files without their folders."""
     return {
-        "initialize_from": file_names([options.initialize_from]),
+        "initialize_from": [options.initial_name],
         "text_classification": file_names(options.text_classification),
         "question_answering": file_names(options.question_answering),
         "pretraining": file_names(options.pretraining),
@@ -399,7 +405,7 @@ def _data_names(options: argparse.Namespace) -> dict[str, list[str]]:
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser("training.finetune", __doc__, _EXAMPLES)
     add = parser.add_argument
-    add("--initialize-from", type=Path, required=True, help="a checkpoint's folder")
+    add("--initialize-from", required=True, metavar="CHECKPOINT", help=REFERENCE_HELP)
     add("--output", type=Path, required=True, help="the run's folder")
     data = parser.add_argument_group("data (at least one)")
     data.add_argument(

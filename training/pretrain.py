@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +18,7 @@ from typing import Any, Final, get_args
 
 from albert_serve.config import PRESETS, AlbertConfig, Sharing, preset
 from albert_serve.tokenizer import AlbertTokenizer
+from training.conversion.source import REFERENCE_HELP, open_initial
 from training.data.examples import MIN_LENGTH, SentenceTask
 from training.data.shards import Shards
 from training.errors import report_errors
@@ -57,6 +59,8 @@ _EXAMPLES: Final = r"""examples:
       --output runs/xxlarge --preset xxlarge --recipe paper --parallel fsdp --recompute
   python -m training.pretrain --initialize-from runs/3-layers/checkpoint --layers 12 \
       --shards wiki-shards/ --tokenizer vocab/ --output runs/12-layers --budget 2h
+  python -m training.pretrain --initialize-from albert/albert-base-v2 --corpus letters/ \
+      --output runs/letters --budget 2h
 """
 
 
@@ -200,6 +204,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    with open_start(options) as local:
+        return _train(local)
+
+
+@contextmanager
+def open_start(options: argparse.Namespace) -> Iterator[argparse.Namespace]:
+    """Open the checkpoint of `--initialize-from`, for `with`; see `open_initial`.
+
+    Its tokenizer is taken if the options name none.
+
+    Raises:
+        RunError: there is neither a tokenizer nor a checkpoint.
+        CheckpointError: the checkpoint cannot be found or read.
+    """
+    with open_initial(options) as local:
+        if local.tokenizer is None and local.initialize_from is None:
+            raise RunError("new weights need a --tokenizer: a folder that training.vocab wrote")
+        tokenizer = local.tokenizer or local.initialize_from
+        yield argparse.Namespace(**{**vars(local), "tokenizer": tokenizer})
+
+
+def _train(options: argparse.Namespace) -> int:
     tokenizer = AlbertTokenizer.from_file(options.tokenizer / "tokenizer.json")
     recipe = changed_recipe(RECIPES[options.recipe], options)
     steps = options.steps or (recipe.num_steps if options.budget is None else None)
@@ -286,6 +312,7 @@ def _origin(options: argparse.Namespace, record: Mapping[str, Any], program: str
         stage={
             "settings": {**record["settings"], "precision": record["precision"]},
             "corpus": file_names(files),
+            "initialize_from": options.initial_name,
         },
         tokenizer_from=options.tokenizer,
         extra_config={"albert_sentence_task": record["settings"]["sentence_task"]},
@@ -323,7 +350,11 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     corpus.add_argument("--corpus", nargs="+", type=Path, help="files of text, or folders")
     corpus.add_argument("--shards", type=Path, help="folder that training.prepare wrote")
     add = data.add_argument
-    add("--tokenizer", type=Path, required=True, help="folder that training.vocab wrote")
+    add(
+        "--tokenizer",
+        type=Path,
+        help="folder that training.vocab wrote (that of --initialize-from)",
+    )
     add("--output", type=Path, required=True, help="the run's folder")
     add("--validation", nargs="+", type=Path, help="held-out text, or a folder of its shards")
     add("--validate-every", type=parse_count, default=500, help="steps (500)")
@@ -341,8 +372,8 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
     sizes.add_argument("--sharing", choices=get_args(Sharing))
     sizes.add_argument(
         "--initialize-from",
-        type=Path,
-        help="checkpoint with the initial weights; --layers may be more",
+        metavar="CHECKPOINT",
+        help=f"{REFERENCE_HELP}, for the initial weights; --layers may be more",
     )
 
 

@@ -177,7 +177,7 @@ def _loop_body(graph: GraphProto) -> GraphProto:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-@pytest.mark.parametrize(("compute", "worst"), [("fp32", 2e-5), ("fp16", 0.05)])
+@pytest.mark.parametrize(("compute", "worst"), [("fp32", 2e-6), ("fp16", 0.004)])
 def test_the_form_for_cuda_computes_the_same(
     precision: Precision, compute: Compute, worst: float, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -295,3 +296,45 @@ def test_a_bundle_with_a_damaged_manifest_is_no_checkpoint(
     (folder / "manifest.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"manifest\.json"):
         load_checkpoint(folder)
+
+
+def test_googles_checkpoint_is_exported_with_its_head_for_sentence_order(
+    real_checkpoint: Path, tmp_path: Path
+) -> None:
+    """That of TensorFlow, whose bundle computes what TensorFlow did."""
+    source = Path(shutil.copytree(DATA / "albert_tensorflow", tmp_path / "albert_base"))
+    shutil.copy(real_checkpoint / "spiece.model", source / "30k-clean.model")
+
+    bundle = export_bundle(source, tmp_path / "bundle").bundle
+
+    assert bundle.manifest.provenance["checkpoint"] == "albert_base"
+    assert bundle.manifest.tasks.keys() == {"fill-mask", "sentence-order"}
+    outputs = np.load(source / "outputs.npz")
+    inputs = [
+        EncoderInput(ids=ids.tolist(), types=types.tolist(), task="sentence-order", rows=[0])
+        for ids, types in zip(outputs["ids"], outputs["types"], strict=True)
+    ]
+    logits = torch.from_numpy(np.concatenate(Engine.open(bundle).run(inputs)))
+    np.testing.assert_allclose(logits.log_softmax(-1), outputs["order"], atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_exported_as_fp32(
+    checkpoint: Path, target: Path, dtype: torch.dtype
+) -> None:
+    file = checkpoint / "model.safetensors"
+    halves = {name: tensor.to(dtype) for name, tensor in load_file(file).items()}
+    save_file(halves, file)
+    export_bundle(checkpoint, target)
+    exported = load_file(target / "model.safetensors")
+    assert exported.keys() == halves.keys()
+    for name, tensor in exported.items():
+        assert torch.equal(tensor, halves[name].float())
+
+
+def test_a_pickle_with_code_is_refused_and_leaves_nothing(checkpoint: Path, target: Path) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    torch.save({"a": checkpoint}, checkpoint / "pytorch_model.bin")  # a Path is an object
+    with pytest.raises(CheckpointError, match=r"it names pathlib\.PosixPath.*Nothing was run"):
+        export_bundle(checkpoint, target)
+    assert folders(target) == []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +15,8 @@ import pytest
 import torch
 
 from albert_serve.tasks.base import EncoderInput
-from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.support import SQUAD, TINY, our_model
+from albert_serve.tokenizer import AlbertTokenizer, Encoding
+from tests.training.support import SQUAD, TINY, our_model, randomize
 from training import pretrain
 from training.data.batch import pad
 from training.data.examples import ExampleSettings, SentenceTask
@@ -24,8 +26,7 @@ from training.data.questions import read_squad
 from training.data.shards import Shards
 from training.evaluate import evaluate_pretraining, evaluate_questions, main
 from training.evaluation.torch_engine import TorchEngine
-from training.evaluation.validation import held_out, measure, unigram_entropy
-from training.losses import Objective
+from training.evaluation.validation import held_out
 from training.model.checkpoint import load_checkpoint, save_checkpoint
 from training.model.heads import AlbertForTasks, Task, head_sizes
 
@@ -63,10 +64,10 @@ def test_every_task_is_measured_by_its_own_figures(
 
 def test_accuracy_is_counted_as_by_hand(checkpoint: Path, labelled: Path, tmp_path: Path) -> None:
     output = tmp_path / "figures.json"
-    before = (checkpoint / "evaluation.json").read_bytes()
+    (checkpoint / "evaluation.json").write_text("{}")
     arguments = ["--text-classification", str(labelled), "--output", str(output)]
     assert main([str(checkpoint), *arguments]) == 0
-    assert (checkpoint / "evaluation.json").read_bytes() == before
+    assert (checkpoint / "evaluation.json").read_text() == "{}"
     model = load_checkpoint(checkpoint).eval()
     tokenizer = AlbertTokenizer.from_file(checkpoint / "tokenizer.json")
     right = 0
@@ -137,29 +138,59 @@ def test_a_checkpoint_is_evaluated_on_its_own_sentence_task(
 
 
 @pytest.mark.parametrize("task", ["sop", "nsp", "none"])
-def test_figures_are_those_of_held_out_rows(shards: Shards, task: SentenceTask) -> None:
-    """As `measure` has them, over all of the text."""
+def test_figures_of_held_out_rows_are_counted_as_by_hand(
+    shards: Shards, task: SentenceTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In fp32; all positions go through all layers, and each prediction is counted alone."""
+    in_fp32 = torch.autocast("cpu", enabled=False)
+    monkeypatch.setattr("training.evaluation.validation.precision", lambda device: in_fp32)
     config = replace(TINY, vocab_size=800, max_positions=64)
-    tasks: tuple[Task, ...] = ("fill-mask", "sentence-order")
-    model = AlbertForTasks(
-        config, head_sizes(config, tasks if task != "none" else tasks[:1])
-    ).eval()
+    tasks: tuple[Task, ...] = ("fill-mask", "sentence-order")[: 1 if task == "none" else 2]
+    torch.manual_seed(0)
+    model = AlbertForTasks(config, head_sizes(config, tasks)).eval()
+    randomize(model, seed=0)
     masking = NgramMasking(word_starts=np.ones(800, bool))
     settings = ExampleSettings(length=64, sentence_task=task)
     figures = evaluate_pretraining(model, shards, masking, settings)
-    device = torch.device("cpu")
-    batches = list(held_out(shards, masking, settings))
-    tallies = measure(Objective(model, device), batches, tuple(model.tasks), device)
-    assert tallies is not None
-    prefixes = {"fill-mask": "masked", "sentence-order": "sentence_order"}
-    if task == "nsp":
-        prefixes["sentence-order"] = "next_sentence"
-    for name, tally in tallies.items():
-        assert figures[f"{prefixes[name]}_loss"] == tally.loss
-        assert figures[f"{prefixes[name]}_accuracy"] == tally.accuracy
-    assert figures["masked_tokens"] == sum(batch.num_masked for batch in batches)
-    assert figures["unigram_entropy"] == unigram_entropy(shards, 800)
+    expected: dict[str, float] = {"unigram_entropy": entropy_by_hand(shards)}
+    names = {"fill-mask": "masked", "sentence-order": "next_sentence" if task == "nsp" else ""}
+    for head in tasks:
+        losses, is_right = predictions_by_hand(model, head, shards, masking, settings)
+        name = names[head] or "sentence_order"
+        expected[f"{name}_loss"] = sum(losses) / len(losses)
+        expected[f"{name}_accuracy"] = sum(is_right) / len(is_right)
+        expected["masked_tokens" if head == "fill-mask" else f"{name}_pairs"] = len(losses)
+    assert figures == pytest.approx(expected, rel=1e-5)
     assert not model.training
+
+
+@torch.no_grad()
+def predictions_by_hand(
+    model: AlbertForTasks,
+    head: Task,
+    shards: Shards,
+    masking: NgramMasking,
+    settings: ExampleSettings,
+) -> tuple[list[float], list[bool]]:
+    """The loss of each prediction of a head on the held-out rows, and whether it is right."""
+    losses: list[float] = []
+    is_right: list[bool] = []
+    for batch in held_out(shards, masking, settings):
+        hidden = model(batch.tokens).flatten(0, 1)
+        rows, targets = (
+            (batch.rows, batch.targets) if head == "fill-mask" else (batch.firsts, batch.labels)
+        )
+        for logits, target in zip(model.logits(head, hidden[rows]), targets.tolist(), strict=True):
+            if target >= 0:
+                losses.append(float(logits.logsumexp(0) - logits[target]))
+                is_right.append(int(logits.argmax()) == target)
+    return losses, is_right
+
+
+def entropy_by_hand(shards: Shards) -> float:
+    counts = Counter(int(token) for part in shards.parts for token in part.tokens)
+    total = counts.total()
+    return -sum(count / total * math.log(count / total) for count in counts.values())
 
 
 def test_text_of_single_sentences_has_no_order_figures(checkpoint: Path, tmp_path: Path) -> None:
@@ -173,22 +204,38 @@ def test_text_of_single_sentences_has_no_order_figures(checkpoint: Path, tmp_pat
     assert all(math.isfinite(value) for value in figures.values())
 
 
+@pytest.mark.parametrize(("sign", "exact"), [(1, 100.0), (-1, 0.0)])
 def test_unanswerable_questions_may_be_answered_with_nothing(
-    checkpoint: Path, tokenizer: AlbertTokenizer
+    checkpoint: Path, tokenizer: AlbertTokenizer, sign: int, exact: float
 ) -> None:
     """A head whose [CLS] row wins answers nothing, which is right for those alone."""
     questions = read_squad([SQUAD])[:4]
     model = load_checkpoint(checkpoint).eval()
-    with torch.no_grad():
-        for parameter in model.heads["question-answering"].parameters():
-            parameter.zero_()
+    point_at_cls(model, [tokenizer.encode(q.question, q.context) for q in questions], sign)
     impossible = [
         type(q)(id=f"x{i}", question=q.question, context=q.context, answers=(), start=None)
         for i, q in enumerate(questions)
     ]
-    figures = evaluate_questions(model, tokenizer, [*questions, *impossible])
-    assert figures["question_answering_questions"] == 8
-    assert figures["question_answering_exact_match"] <= 50.0
+    alone = evaluate_questions(model, tokenizer, impossible)
+    assert alone["question_answering_exact_match"] == alone["question_answering_f1"] == exact
+    both = evaluate_questions(model, tokenizer, [*questions, *impossible])
+    assert both["question_answering_questions"] == 8
+    # Without words nothing is found in the others; with them, a word or two may be right.
+    assert both["question_answering_f1"] == (50.0 if sign > 0 else pytest.approx(5, abs=5))
+
+
+@torch.no_grad()
+def point_at_cls(model: AlbertForTasks, encodings: Sequence[Encoding], sign: int) -> None:
+    """Make start and end logits those by which [CLS] is the highest, or the lowest."""
+    cls, others = [], []
+    for encoding in encodings:
+        hidden = model(pad([(encoding.ids[:64], encoding.types[:64])]))[0]
+        cls.append(hidden[0])
+        others.append(hidden[1:].mean(0))
+    direction = torch.stack(cls).mean(0) - torch.stack(others).mean(0)
+    output = model.heads["question-answering"].get_submodule("output")
+    output.get_parameter("weight").copy_(sign * 100 * direction.expand(2, -1))
+    output.get_parameter("bias").zero_()
 
 
 def test_the_engine_keeps_the_order_of_ragged_inputs() -> None:

@@ -276,7 +276,7 @@ def test_other_options_on_a_run_are_refused(
         (["--batch-size", "1", "2"], "--batch-size 1 2: give one number, or one for each of text-"),
         (["--length", "4"], "--length 4: a sequence has from 8 tokens to the model's 64 positions"),
         (["--length", "65"], "--length 65: a sequence"),
-        (["--initialize-from", "nowhere"], "nowhere/config.json cannot be read"),
+        (["--initialize-from", "./nowhere"], "./nowhere is not there, and cannot be a model"),
         (["--text-classification", "none.tsv"], "No such file or directory: 'none.tsv'"),
         (["--question-answering", "none.json"], "No such file or directory: 'none.json'"),
         (["--pretraining", "none.txt"], "none.txt does not exist"),

@@ -141,7 +141,7 @@ def test_a_run_begins_with_the_weights_of_a_shallower_model(
         (["--hidden-size", "64"], "hidden_size 64: "),
         (["--layers", "1"], "the checkpoint has 2 layers; a model of 1 cannot be grown from it"),
         (["--preset", "base"], "--preset goes with new weights; --initialize-from has sizes"),
-        (["--initialize-from", "nowhere"], "nowhere/config.json cannot be read"),
+        (["--initialize-from", "./nowhere"], "./nowhere is not there, and cannot be a model"),
     ],
 )
 def test_a_start_that_does_not_fit(

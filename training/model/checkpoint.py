@@ -18,10 +18,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from albert_serve.bundle.manifest import MANIFEST_FILE, read_manifest
-from albert_serve.bundle.weights import UNPOOLED_TASKS
+from albert_serve.bundle.weights import UNPOOLED_TASKS, expected_shapes
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import BundleError, ConfigError
-from albert_serve.files import partial_path, put_in_place, write_atomically
+from albert_serve.files import (
+    partial_path,
+    put_in_place,
+    read_small_file,
+    write_atomically,
+)
 from training.errors import TrainingError
 from training.model.heads import AlbertForTasks, Task
 
@@ -59,6 +64,11 @@ _ARCHITECTURES: Final[dict[Task, str]] = {
     "question-answering": "AlbertForQuestionAnswering",
     "multiple-choice": "AlbertForMultipleChoice",
 }
+# Those and what they begin with; others have heads of other meanings under the same names.
+_KNOWN_ARCHITECTURES: Final = frozenset(
+    {"AlbertModel", "AlbertForPreTraining", *_ARCHITECTURES.values()}
+)
+_MAX_CONFIG_BYTES: Final = 16 << 20
 _TOKENIZER_FILES: Final = ("tokenizer.json", "spiece.model")
 
 
@@ -95,7 +105,11 @@ def find_tasks(
         shapes: by Hugging Face name.
         architectures: of `config.json`. A `classifier` of one output is a multiple choice if they
             say so, else a regression (`text-classification` of one label).
+
+    Raises:
+        CheckpointError: an architecture is none of those whose heads are known.
     """
+    _check_architectures(architectures)
     keys: dict[Task, str] = {
         "fill-mask": "predictions.bias",
         "sentence-order": "sop_classifier.classifier.bias",
@@ -107,6 +121,18 @@ def find_tasks(
     if is_choice and sizes.get("text-classification") == 1:
         sizes["multiple-choice"] = sizes.pop("text-classification")
     return sizes
+
+
+def _check_architectures(architectures: object) -> None:
+    """Refuse models whose `classifier` is no classifier of texts, such as one of tokens."""
+    if not isinstance(architectures, list | tuple):
+        raise CheckpointError(f"architectures of config.json is {architectures!r}, not a list")
+    unknown = [str(name) for name in architectures if name not in _KNOWN_ARCHITECTURES]
+    if unknown:
+        raise CheckpointError(
+            f"config.json says that the model is {', '.join(unknown)}, which none of the tasks "
+            f"reads; it can be {', '.join(sorted(_KNOWN_ARCHITECTURES))}"
+        )
 
 
 def save_checkpoint(
@@ -141,14 +167,23 @@ def save_checkpoint(
         **(extra_config or {}),
     }
     write_atomically(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
-    partial = partial_path(folder / "model.safetensors")
+    write_weights(tensors, folder / "model.safetensors")
+    if tokenizer_from is not None:
+        _copy_tokenizer(tokenizer_from, folder)
+        write_tokenizer_config(model.config, folder)
+
+
+def write_weights(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Write tensors as safetensors, atomically.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    partial = partial_path(file)
     save_file({k: v.contiguous() for k, v in tensors.items()}, partial, {"format": "pt"})
     # safetensors makes a file that only its owner may read; another user may serve it.
     partial.chmod(0o644)
-    put_in_place(partial, folder / "model.safetensors")
-    if tokenizer_from is not None:
-        _copy_tokenizer(tokenizer_from, folder)
-        _write_tokenizer_config(model.config, folder)
+    put_in_place(partial, file)
 
 
 def _label_keys(tasks: Mapping[Task, int]) -> dict[str, Any]:
@@ -177,7 +212,7 @@ def _copy_tokenizer(source: Path, folder: Path) -> None:
             write_atomically(folder / name, (source / name).read_bytes())
 
 
-def _write_tokenizer_config(config: AlbertConfig, folder: Path) -> None:
+def write_tokenizer_config(config: AlbertConfig, folder: Path) -> None:
     """Write `tokenizer_config.json`; without it `transformers` 5 omits the token types of pairs."""
     keys = {
         "tokenizer_class": "AlbertTokenizer",
@@ -198,12 +233,27 @@ def read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     _refuse_lower_precision(folder)
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        config = json.loads(read_small_file(file, _MAX_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{file} is not a JSON object")
     return config
+
+
+def check_config(hf: Mapping[str, Any], source: object) -> AlbertConfig:
+    """Return the sizes in the keys of `config.json`.
+
+    Args:
+        source: the checkpoint, for the error.
+
+    Raises:
+        CheckpointError: they are another architecture's, or invalid.
+    """
+    try:
+        return AlbertConfig.from_hf(hf)
+    except ConfigError as error:
+        raise CheckpointError(f"config.json of {source}: {error}") from error
 
 
 def _refuse_lower_precision(folder: Path) -> None:
@@ -247,38 +297,49 @@ def load_checkpoint(folder: Path, tasks: Mapping[Task, int] | None = None) -> Al
             heads is missing, or a shape contradicts the config.
     """
     hf = read_config(folder)
-    try:
-        config = AlbertConfig.from_hf(hf)
-    except ConfigError as error:
-        raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
+    config = check_config(hf, folder)
     weights = with_backbone_prefix(read_weights(folder))
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     known = find_tasks(shapes, hf.get("architectures") or ())
-    model = AlbertForTasks(config, known if tasks is None else tasks)
-    kept = {task for task, num_outputs in model.tasks.items() if known.get(task) == num_outputs}
-    _load_weights(model, weights, kept, source=str(folder))
+    tasks = known if tasks is None else tasks
+    kept = {task: known[task] for task in tasks if known.get(task) == tasks[task]}
+    # Before the model is made, whose sizes could be over any memory.
+    _check_shapes(shapes, _required_shapes(config, kept, shapes), source=str(folder))
+    model = AlbertForTasks(config, tasks)
+    _load_weights(model, weights, kept.keys())
     return model
 
 
-def _load_weights(
-    model: AlbertForTasks, weights: Mapping[str, Tensor], heads: Set[Task], *, source: str
+def _required_shapes(
+    config: AlbertConfig, heads: Mapping[Task, int], stored: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the backbone, of these heads, and of the pooler if it is stored."""
+    size = config.hidden_size
+    pooler = {"albert.pooler.weight": (size, size), "albert.pooler.bias": (size,)}
+    return expected_shapes(config, heads) | (pooler if pooler.keys() & stored.keys() else {})
+
+
+def _check_shapes(
+    shapes: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], *, source: str
 ) -> None:
+    for name, shape in expected.items():
+        if name not in shapes:
+            raise CheckpointError(f"{source} has no {name}, which its config.json asks for")
+        if shapes[name] != shape:
+            raise CheckpointError(
+                f"{source}: {name} has shape {shapes[name]}; its config.json asks for {shape}"
+            )
+
+
+def _load_weights(model: AlbertForTasks, weights: Mapping[str, Tensor], heads: Set[Task]) -> None:
     """Copy the weights of the backbone, of these heads, and of the pooler if there is one."""
     stems = tuple(f"heads.{task}." for task in heads)
     has_pooler = bool(heads - set(UNPOOLED_TASKS)) or "albert.pooler.weight" in weights
     for ours, parameter in model.named_parameters():
         if not ours.startswith(("albert.", *stems, *(["pooler."] if has_pooler else []))):
             continue
-        name = hf_name(ours, model.config)
-        if name not in weights:
-            raise CheckpointError(f"{source} has no {name}, which its config.json asks for")
-        if weights[name].shape != parameter.shape:
-            raise CheckpointError(
-                f"{source}: {name} has shape {tuple(weights[name].shape)}; "
-                f"its config.json asks for {tuple(parameter.shape)}"
-            )
         with torch.no_grad():
-            parameter.copy_(weights[name])
+            parameter.copy_(weights[hf_name(ours, model.config)])
 
 
 def cut_positions(model: AlbertForTasks, num_positions: int) -> AlbertForTasks:
@@ -295,7 +356,7 @@ def cut_positions(model: AlbertForTasks, num_positions: int) -> AlbertForTasks:
     table = "albert.embeddings.position_embeddings.weight"
     weights[table] = weights[table][:num_positions]
     cut = AlbertForTasks(replace(model.config, max_positions=num_positions), model.tasks)
-    _load_weights(cut, weights, set(model.tasks), source="the model")
+    _load_weights(cut, weights, set(model.tasks))
     return cut
 
 

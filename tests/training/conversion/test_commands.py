@@ -1,0 +1,110 @@
+"""Each command that takes a checkpoint takes one in a form that has to be converted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from albert_serve.config import Sharing
+from tests.training.conversion.forms import as_pickle
+from tests.training.support import (
+    REPOSITORY,
+    TINY,
+    assert_close,
+    hf_load,
+    hf_logits,
+    our_logits,
+    our_model,
+    ragged,
+)
+from training import convert, evaluate, finetune, pretrain
+from training.model.checkpoint import load_checkpoint, save_checkpoint
+
+
+@pytest.fixture(scope="module")
+def old(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pretrained model as old ones are on the hub: a pickle, and `spiece.model` alone."""
+    folder = tmp_path_factory.mktemp("hub") / "albert-old"
+    shutil.copytree(pretrained / "checkpoint", folder)
+    as_pickle(folder)
+    (folder / "tokenizer.json").unlink()
+    return folder
+
+
+def test_finetuning(old: Path, pretrained: Path, labelled: Path, tmp_path: Path) -> None:
+    data = ["--text-classification", str(labelled), "--labels", "bad", "good", "--length", "32"]
+    given = ["--initialize-from", str(old), *data, "--steps", "2", "--device", "cpu"]
+    assert finetune.main([*given, "--output", str(tmp_path)]) == 0
+    checkpoint = tmp_path / "checkpoint"
+    assert load_checkpoint(checkpoint).tasks["text-classification"] == 2
+    for name in ("tokenizer.json", "spiece.model"):
+        assert (checkpoint / name).is_file()
+    first, second = json.loads((checkpoint / "training.json").read_text())["stages"]
+    assert first["program"] == "training.pretrain"
+    assert second["settings"]["initialize_from"] == ["albert-old"]
+    # The same command goes on, although the converted folder is another one.
+    assert finetune.main([*given, "--output", str(tmp_path)]) == 0
+
+
+def test_pretraining_goes_on_with_the_checkpoints_own_tokenizer(
+    old: Path, easy_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--corpus", str(easy_corpus), "--length", "32", "--batch-size", "4", "--steps", "1"]
+    given += ["--no-compile", "--device", "cpu", "--output", str(tmp_path)]
+    assert pretrain.main(given) == 1
+    assert "error: new weights need a --tokenizer" in capsys.readouterr().err
+    assert pretrain.main([*given, "--initialize-from", str(old)]) == 0
+    assert (tmp_path / "checkpoint" / "tokenizer.json").is_file()
+    *_, last = json.loads((tmp_path / "checkpoint" / "training.json").read_text())["stages"]
+    assert last["initialize_from"] == "albert-old"
+
+
+def test_evaluation_writes_beside_the_checkpoint_itself(
+    old: Path, pretrained: Path, easy_corpus: Path, tmp_path: Path
+) -> None:
+    data = ["--pretraining", str(easy_corpus), "--length", "32", "--device", "cpu"]
+    assert evaluate.main([str(old), *data]) == 0
+    output = tmp_path / "figures.json"
+    assert evaluate.main([str(pretrained / "checkpoint"), *data, "--output", str(output)]) == 0
+    ours, theirs = (json.loads(file.read_text()) for file in (old / "evaluation.json", output))
+    assert ours == pytest.approx(theirs)
+
+
+@pytest.mark.parametrize("sharing", ["all", "attention", "ffn", "none"])
+@torch.no_grad()
+def test_conversion_writes_any_sharing_for_transformers(
+    tmp_path: Path, sharing: Sharing, vocab_dir: Path
+) -> None:
+    config = replace(TINY, num_groups=2, num_inner_layers=2, sharing=sharing)
+    ours = our_model(config, ("fill-mask", "sentence-order"))
+    save_checkpoint(ours, tmp_path / "ours", tokenizer_from=vocab_dir)
+    assert convert.main([str(tmp_path / "ours"), str(tmp_path / "new" / "theirs")]) == 0
+    theirs = hf_load("AlbertForPreTraining", tmp_path / "new" / "theirs").double()
+    assert theirs.config.num_hidden_groups == (2 if sharing == "all" else 4)
+    assert_close(our_logits(ours.double(), ragged()), hf_logits(theirs, ragged()))
+    assert (tmp_path / "new" / "theirs" / "tokenizer_config.json").is_file()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["theirs"]
+
+
+def test_conversion_of_a_tensorflow_checkpoint(tmp_path: Path) -> None:
+    source = REPOSITORY / "tests" / "data" / "albert_tensorflow"
+    assert convert.main([str(source), str(tmp_path / "new")]) == 0
+    assert load_checkpoint(tmp_path / "new").tasks == {"fill-mask": 600, "sentence-order": 2}
+
+
+def test_a_conversion_that_fails_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_checkpoint(our_model(TINY, ("fill-mask",)), tmp_path / "ours")
+    assert convert.main([str(tmp_path / "ours"), str(tmp_path / "ours")]) == 1
+    assert "ours is there already; name a new folder" in capsys.readouterr().err
+    file = tmp_path / "ours" / "spiece.model"
+    file.write_bytes(b"no vocabulary")
+    assert convert.main([str(tmp_path / "ours"), str(tmp_path / "new")]) == 1
+    assert "spiece.model cannot be read as a SentencePiece model" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["ours"]

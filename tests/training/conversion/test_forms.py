@@ -1,0 +1,283 @@
+"""Checkpoints of every form come out as one, and bad ones are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from albert_serve.errors import BundleCorruptError
+from albert_serve.tokenizer import AlbertTokenizer
+from tests.training.conversion.forms import FORMS, as_pickle, as_pickles, take_weights
+from tests.training.support import (
+    TINY,
+    assert_close,
+    hf_load,
+    hf_logits,
+    hf_model,
+    our_logits,
+    ragged,
+)
+from training.conversion.source import open_checkpoint
+from training.model.checkpoint import CheckpointError, load_checkpoint
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint with the pretraining heads, as `transformers` writes it."""
+    folder = tmp_path / "theirs"
+    hf_model(TINY, "AlbertForPreTraining").save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@torch.no_grad()
+def test_every_form_is_the_model_that_transformers_reads(
+    folder: Path, form: Callable[[Path], object]
+) -> None:
+    form(folder)
+    before = sorted(file.name for file in folder.iterdir())
+    with open_checkpoint(folder) as checkpoint:
+        assert checkpoint.folder != folder
+        assert checkpoint.name == "theirs"
+        ours = load_checkpoint(checkpoint.folder).eval()
+        theirs = hf_load("AlbertForPreTraining", checkpoint.folder)
+    assert not checkpoint.folder.exists()
+    assert sorted(file.name for file in folder.iterdir()) == before
+    expected = hf_logits(hf_model(TINY, "AlbertForPreTraining").double(), ragged())
+    assert_close(our_logits(ours.double(), ragged()), expected)
+    assert_close(hf_logits(theirs.double(), ragged()), expected)
+
+
+@torch.no_grad()
+def test_shards_that_transformers_wrote(tmp_path: Path) -> None:
+    theirs = hf_model(TINY, "AlbertForMaskedLM")
+    theirs.save_pretrained(tmp_path, max_shard_size="5KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    with open_checkpoint(tmp_path) as checkpoint:
+        ours = load_checkpoint(checkpoint.folder).eval()
+    assert_close(our_logits(ours.double(), ragged()), hf_logits(theirs.double(), ragged()))
+
+
+def test_a_checkpoint_in_standard_form_is_read_where_it_is(folder: Path) -> None:
+    with open_checkpoint(folder) as checkpoint:
+        assert checkpoint.folder == folder
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("form", [lambda folder: None, as_pickle], ids=["safetensors", "pickle"])
+def test_any_floating_point_becomes_fp32(
+    tmp_path: Path, dtype: torch.dtype, form: Callable[[Path], object]
+) -> None:
+    theirs = hf_model(TINY, "AlbertForMaskedLM").to(dtype)
+    theirs.save_pretrained(tmp_path)
+    form(tmp_path)
+    with open_checkpoint(tmp_path) as checkpoint:
+        weights = load_file(checkpoint.folder / "model.safetensors")
+        config = json.loads((checkpoint.folder / "config.json").read_text())
+        assert hf_load("AlbertForMaskedLM", checkpoint.folder).dtype == torch.float32
+    assert config["dtype"] == "float32"
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    for name, tensor in theirs.state_dict().items():
+        if not name.startswith("predictions.decoder"):
+            assert torch.equal(weights[name], tensor.float())
+
+
+@torch.no_grad()
+def test_the_bias_of_the_decoder_is_the_one_that_transformers_adds(folder: Path) -> None:
+    weights = take_weights(folder)
+    weights["predictions.decoder.bias"] = weights["predictions.bias"] + torch.arange(50)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    theirs = hf_load("AlbertForPreTraining", folder)
+    with open_checkpoint(folder) as checkpoint:
+        ours = load_checkpoint(checkpoint.folder).eval()
+    assert_close(our_logits(ours.double(), ragged()), hf_logits(theirs.double(), ragged()))
+
+
+def test_a_vocabulary_becomes_the_tokenizer_of_sentencepiece(
+    folder: Path, vocab_dir: Path, tokenizer: AlbertTokenizer
+) -> None:
+    (folder / "spiece.model").write_bytes((vocab_dir / "spiece.model").read_bytes())
+    with open_checkpoint(folder) as checkpoint:
+        converted = AlbertTokenizer.from_file(checkpoint.folder / "tokenizer.json")
+        keys = json.loads((checkpoint.folder / "tokenizer_config.json").read_text())
+    text = "A well-known (but small) model, 2004."
+    assert converted.encode(text).ids == tokenizer.encode(text).ids
+    assert "token_type_ids" in keys["model_input_names"]
+
+
+class Harmful:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.file),)
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+@pytest.mark.parametrize("shards", [False, True])
+def test_code_in_a_pickle_is_not_run(
+    folder: Path, tmp_path: Path, is_zip: bool, shards: bool
+) -> None:
+    file = folder / "pytorch_model.bin"
+    if shards:
+        as_pickles(folder)
+        file = folder / "pytorch_model-00002-of-00002.bin"
+    weights = {"albert.pooler.bias": Harmful(tmp_path / "run")}
+    (folder / "model.safetensors").unlink(missing_ok=True)
+    torch.save(weights, file, _use_new_zipfile_serialization=is_zip)
+    with pytest.raises(CheckpointError, match=r"refused.*names posix\.mkdir.*Nothing was run"):
+        open_checkpoint(folder).__enter__()
+    assert not (tmp_path / "run").exists()
+    torch.load(file, weights_only=False)  # it would have been
+    assert (tmp_path / "run").exists()
+
+
+def write_pickle(content: Any) -> Callable[[Path], object]:
+    def write(folder: Path) -> None:
+        take_weights(folder)
+        torch.save(content, folder / "pytorch_model.bin")
+
+    return write
+
+
+def truncate(name: str, num_bytes: int) -> Callable[[Path], object]:
+    def cut(folder: Path) -> None:
+        if name.startswith("pytorch"):
+            as_pickle(folder)
+        (folder / name).write_bytes((folder / name).read_bytes()[:num_bytes])
+
+    return cut
+
+
+def compress(folder: Path) -> None:
+    """Made to be small, and large when it is read."""
+    as_pickle(folder)
+    file = folder / "pytorch_model.bin"
+    with zipfile.ZipFile(file) as archive:
+        entries = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+
+
+def change_index(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], object]:
+    def write(folder: Path) -> None:
+        as_pickles(folder)
+        index = folder / "pytorch_model.bin.index.json"
+        content = json.loads(index.read_text())
+        index.write_text(json.dumps(change(content)))
+
+    return write
+
+
+def place_all(file: str) -> Callable[[Path], object]:
+    return change_index(lambda index: {"weight_map": dict.fromkeys(index["weight_map"], file)})
+
+
+def write_header(num_bytes: int, header: bytes) -> Callable[[Path], object]:
+    def write(folder: Path) -> None:
+        content = num_bytes.to_bytes(8, "little") + header
+        (folder / "model.safetensors").write_bytes(content)
+
+    return write
+
+
+def grow_config(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 10**12}))
+
+
+HUGE = json.dumps({"x": {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 4]}}).encode()
+BAD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no weights": (lambda folder: take_weights(folder) and None, "has no weights: no model.safet"),
+    "an empty pickle": (truncate("pytorch_model.bin", 0), "cannot be read: .*; is it complete"),
+    "half a pickle": (truncate("pytorch_model.bin", 5000), "cannot be read: .*; is it complete"),
+    "compressed": (compress, "is compressed; torch writes no such file"),
+    "a list": (write_pickle([torch.zeros(2)]), "holds list, not weights by name"),
+    "a training state": (
+        write_pickle({"state_dict": {"a": torch.zeros(2)}, "step": 3}),
+        "holds dict under 'state_dict'.*Save the model's state_dict alone",
+    ),
+    "repeated numbers": (
+        write_pickle({"albert.pooler.weight": torch.zeros(1).expand(2**20, 2**20)}),
+        "more than the file holds",
+    ),
+    "sparse": (write_pickle({"x": torch.zeros(3, 3).to_sparse()}), "only dense weights"),
+    "whole numbers": (write_pickle({"x": torch.zeros(3, dtype=torch.int8)}), "not floating point"),
+    "two of one": (
+        write_pickle({"n.gamma": torch.zeros(3), "n.weight": torch.zeros(3)}),
+        "two weights that are n.weight",
+    ),
+    "an untied decoder": (
+        write_pickle(
+            {
+                "albert.embeddings.word_embeddings.weight": torch.zeros(3, 2),
+                "predictions.decoder.weight": torch.ones(3, 2),
+            }
+        ),
+        "is not the word embeddings; ALBERT ties the two",
+    ),
+    "an index of another kind": (change_index(lambda index: [1]), "is no index of weights"),
+    "an index elsewhere": (place_all("../theirs/pytorch_model-00001-of-00002.bin"), "beside it"),
+    "an index of a secret": (place_all("/etc/passwd"), r"names '/etc/passwd'; it must be a \.bin"),
+    "an index of itself": (place_all("pytorch_model.bin.index.json"), "it must be a .bin file"),
+    "a shard that is missing": (place_all("pytorch_model-00003.bin"), "is not there; pytorch_mod"),
+    "a weight that is missing": (
+        place_all("pytorch_model-00001-of-00002.bin"),
+        "names .*, which none of its files has",
+    ),
+    "a gigantic vocabulary": (grow_config, r"its config.json asks for \(1000000000000, 12\)"),
+    "another architecture": (
+        lambda folder: (folder / "config.json").write_text('{"model_type": "bert"}'),
+        "model_type is 'bert'; only 'albert' can be read",
+    ),
+}
+BAD_SAFETENSORS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "half": (truncate("model.safetensors", 5000), "its header describes"),
+    "empty": (truncate("model.safetensors", 0), "fewer than its header needs"),
+    "a gigantic header": (write_header(2**40, b"{}"), f"its header has {2**40} bytes"),
+    "a gigantic shape": (write_header(len(HUGE), HUGE + bytes(4)), "do not fit shape"),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), BAD.values(), ids=BAD)
+def test_bad_checkpoints_are_refused(
+    folder: Path, damage: Callable[[Path], object], message: str
+) -> None:
+    damage(folder)
+    with pytest.raises(CheckpointError, match=message), open_checkpoint(folder) as checkpoint:
+        load_checkpoint(checkpoint.folder)
+
+
+@pytest.mark.parametrize(("damage", "message"), BAD_SAFETENSORS.values(), ids=BAD_SAFETENSORS)
+def test_bad_safetensors_are_refused(
+    folder: Path, damage: Callable[[Path], object], message: str
+) -> None:
+    damage(folder)
+    with pytest.raises(BundleCorruptError, match=message):
+        open_checkpoint(folder).__enter__()
+
+
+@pytest.mark.parametrize("name", ["nowhere/at/all", "/nowhere", "../nowhere", "a/b/c@main"])
+def test_neither_a_folder_nor_a_name_of_the_hub(name: str) -> None:
+    with pytest.raises(CheckpointError, match=f"{name} is not there, and cannot be a model"):
+        open_checkpoint(name).__enter__()
+
+
+def test_a_classifier_of_tokens_is_none_of_texts(folder: Path) -> None:
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"architectures": ["AlbertForTokenClassification"]}))
+    message = "config.json says that the model is AlbertForTokenClassification"
+    with pytest.raises(CheckpointError, match=message), open_checkpoint(folder) as checkpoint:
+        load_checkpoint(checkpoint.folder)

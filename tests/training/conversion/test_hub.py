@@ -1,0 +1,202 @@
+"""Models of the hub, from a server on this machine, in processes that know it by `HF_ENDPOINT`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.conversion.forms import as_pickle, as_pickles
+from tests.training.conversion.hub_server import Hub, Repository, serve
+from tests.training.support import REPOSITORY, TINY, hf_model, our_model
+from training.conversion.source import open_checkpoint
+from training.model.checkpoint import load_checkpoint, save_checkpoint
+
+# Opens each reference, and prints what came of it as a line of JSON.
+_OPEN = """
+import json, sys
+from training.conversion.source import open_checkpoint
+from training.conversion.source import open_checkpoint
+from training.model.checkpoint import CheckpointError, load_checkpoint
+for reference in sys.argv[1:]:
+    try:
+        with open_checkpoint(reference) as checkpoint:
+            model = load_checkpoint(checkpoint.folder)
+            result = {"name": checkpoint.name, "bias": model.pooler.dense.bias[0].item()}
+    except CheckpointError as error:
+        result = {"error": str(error)}
+    print(json.dumps(result))
+"""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders as a hub has them: `both` forms of weights, one alone, and such as cannot be read."""
+    folder = tmp_path_factory.mktemp("models")
+    for seed, name in enumerate(("both", "pickle", "pickles", "older", "bert", "flax", "other")):
+        model = hf_model(TINY, "AlbertForPreTraining", seed)
+        model.save_pretrained(folder / name)
+    shutil.copy(folder / "both" / "model.safetensors", folder / "keep")
+    as_pickle(folder / "both")
+    shutil.move(folder / "keep", folder / "both" / "model.safetensors")
+    as_pickle(folder / "pickle")
+    as_pickles(folder / "pickles")
+    config = json.loads((folder / "bert" / "config.json").read_text())
+    (folder / "bert" / "config.json").write_text(json.dumps(config | {"model_type": "bert"}))
+    shutil.move(folder / "flax" / "model.safetensors", folder / "flax" / "flax_model.msgpack")
+    (folder / "other" / "config.json").unlink()
+    return {path.name: path for path in folder.iterdir()}
+
+
+@pytest.fixture
+def hub(models: dict[str, Path]) -> Iterator[Hub]:
+    repositories = {
+        "albert/both": Repository({"main": models["both"], "v1": models["older"]}),
+        "albert/gated": Repository({"main": models["both"]}, is_gated=True),
+        "albert/private": Repository({"main": models["both"]}, is_private=True),
+    }
+    for name in ("pickle", "pickles", "bert", "flax", "other"):
+        repositories[f"albert/{name}"] = Repository({"main": models[name]})
+    with serve(repositories) as hub:
+        yield hub
+
+
+def run(
+    arguments: list[str], hub: Hub, cwd: Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python in a folder, with a cache of its own there."""
+    given = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
+        "PYTHONPATH": str(REPOSITORY),
+        "HF_HOME": str(cwd / "cache"),
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "OMP_NUM_THREADS": "1",
+        **environment,
+    }
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=given,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def open_all(hub: Hub, cwd: Path, *references: str, **environment: str) -> list[dict[str, Any]]:
+    ended = run(["-c", _OPEN, *references], hub, cwd, **environment)
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
+def bias(folder: Path) -> float:
+    pooler = load_checkpoint(folder).pooler
+    assert pooler is not None
+    return pooler.dense.bias[0].item()
+
+
+def test_models_of_each_form_and_revision(
+    hub: Hub, models: dict[str, Path], tmp_path: Path
+) -> None:
+    commit = hub.repositories["albert/both"].commit("v1")
+    results = open_all(
+        hub,
+        tmp_path,
+        *("albert/both", "albert/both@v1", f"albert/both@{commit}"),
+        *("albert/pickle", "albert/pickles"),
+    )
+    main = hub.repositories["albert/both"].commit("main")
+    assert [result["name"] for result in results] == [
+        f"albert/both@{main}",
+        f"albert/both@{commit}",
+        f"albert/both@{commit}",
+        f"albert/pickle@{main}",
+        f"albert/pickles@{main}",
+    ]
+    assert results[0]["bias"] == bias(models["both"])
+    assert results[1]["bias"] == results[2]["bias"] == bias(models["older"])
+    assert len({result["bias"] for result in results}) == 4
+    # Each once, and of the forms of one model only one.
+    assert len(hub.downloads) == len(set(hub.downloads))
+    assert not [path for path in hub.downloads if path.startswith("/albert/both") and "bin" in path]
+
+
+def test_the_cache_answers_without_a_connection(hub: Hub, tmp_path: Path) -> None:
+    (online,) = open_all(hub, tmp_path, "albert/both")
+    hub.requests.clear()
+    offline = open_all(hub, tmp_path, "albert/both", "albert/pickle", HF_HUB_OFFLINE="1")
+    assert offline[0] == online
+    assert "HF_HUB_OFFLINE forbids a download" in offline[1]["error"]
+    assert (
+        "albert/pickle is no folder here, and not, or not wholly, in the cache"
+        in offline[1]["error"]
+    )
+    assert not hub.requests
+    unreachable = open_all(
+        hub, tmp_path, "albert/both", "albert/pickle", HF_ENDPOINT="http://127.0.0.1:9"
+    )
+    assert unreachable[0] == online
+    assert "http://127.0.0.1:9 cannot be reached: " in unreachable[1]["error"]
+
+
+def test_errors_are_of_one_line_and_say_what_to_do(hub: Hub, tmp_path: Path) -> None:
+    cases = {
+        "albert/nothing": f"is no folder here, and {hub.url} has no model of that name",
+        "albert/private": "if it is private, set HF_TOKEN",
+        "albert/gated": f"is gated: accept its terms at {hub.url}/albert/gated, and set HF_TOKEN",
+        "albert/both@v9": "albert/both has no revision v9",
+        "albert/bert": "config.json of albert/bert: model_type is 'bert'; only 'albert'",
+        "albert/flax": "has no weights that can be read: neither model.safetensors nor pytorch_m",
+        "albert/other": "has no config.json: it is not a model of transformers",
+    }
+    results = open_all(hub, tmp_path, *cases)
+    for result, (reference, message) in zip(results, cases.items(), strict=True):
+        assert message in result["error"], reference
+        assert "\n" not in result["error"]
+    assert not [path for path in hub.downloads if path.startswith("/albert/bert/") and
+                "model" in path.rpartition("/")[2]]  # fmt: skip
+
+
+def test_the_token_is_the_environments(hub: Hub, tmp_path: Path) -> None:
+    results = open_all(hub, tmp_path, "albert/private", "albert/gated", HF_TOKEN="hf_right")
+    assert all("name" in result for result in results)
+    assert {token for _, _, token in hub.requests} == {"hf_right"}
+
+
+def test_a_folder_wins_over_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a request: none would be answered with these weights."""
+    monkeypatch.chdir(tmp_path)
+    save_checkpoint(our_model(TINY, ("sentence-order",)), tmp_path / "albert" / "albert-base-v2")
+    with open_checkpoint("albert/albert-base-v2") as checkpoint:
+        assert checkpoint.name == "albert-base-v2"
+        assert checkpoint.folder.samefile(tmp_path / "albert" / "albert-base-v2")
+
+
+def test_export_takes_a_model_of_the_hub(hub: Hub, vocab_dir: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    model = hf_model(replace(TINY, vocab_size=800), "AlbertForPreTraining")
+    model.save_pretrained(folder)
+    as_pickle(folder)
+    shutil.copy(vocab_dir / "spiece.model", folder)
+    hub.repositories["albert/whole"] = Repository({"main": folder})
+    arguments = ["-m", "export", "albert/whole", "bundles/base", "--no-quality"]
+    ended = run(arguments, hub, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    manifest = json.loads((tmp_path / "bundles" / "base" / "manifest.json").read_text())
+    commit = hub.repositories["albert/whole"].commit("main")
+    assert manifest["provenance"]["checkpoint"] == f"albert/whole@{commit}"
+    assert set(manifest["tasks"]) == {"fill-mask", "sentence-order"}
+    ended = run(["-m", "export", "albert/nothing", "bundles/none"], hub, tmp_path)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: albert/nothing is no folder here")
+    assert ended.stderr.count("\n") == 1
+    assert [path.name for path in (tmp_path / "bundles").iterdir()] == ["base"]

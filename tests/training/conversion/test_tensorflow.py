@@ -1,0 +1,151 @@
+"""Checkpoints that TensorFlow wrote, against what TensorFlow computed and `transformers` does.
+
+`scripts/tensorflow_checkpoint.py` wrote `tests/data/albert_tensorflow`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from albert_serve.tokenizer import AlbertTokenizer
+from tests.training.support import REPOSITORY, hf_load
+from training.conversion.source import open_checkpoint
+from training.conversion.tensor_bundle import TensorBundle
+from training.conversion.tensorflow import load_tensorflow_weights
+from training.model.albert import Batch
+from training.model.checkpoint import CheckpointError, load_checkpoint
+
+THEIRS = REPOSITORY / "tests" / "data" / "albert_tensorflow"
+INDEX = "model.ckpt-best.index"
+DATA = "model.ckpt-best.data-00000-of-00001"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(THEIRS, tmp_path / "albert_base"))
+
+
+@pytest.fixture(scope="module")
+def outputs() -> dict[str, torch.Tensor]:
+    """What TensorFlow computed: log probabilities."""
+    return {
+        name: torch.from_numpy(array) for name, array in np.load(THEIRS / "outputs.npz").items()
+    }
+
+
+@torch.no_grad()
+def test_both_heads_compute_what_tensorflow_did(outputs: dict[str, torch.Tensor]) -> None:
+    with open_checkpoint(THEIRS) as checkpoint:
+        model = load_checkpoint(checkpoint.folder).eval()
+    assert model.tasks == {"fill-mask": 600, "sentence-order": 2}
+    assert model.config.num_groups == 2
+    hidden = model(Batch(ids=outputs["ids"], types=outputs["types"]))
+    tokens = model.logits("fill-mask", hidden).log_softmax(-1)[:, ::4]
+    order = model.logits("sentence-order", hidden[:, 0]).log_softmax(-1)
+    torch.testing.assert_close(tokens, outputs["tokens"], atol=1e-5, rtol=0)
+    torch.testing.assert_close(order, outputs["order"], atol=1e-6, rtol=0)
+
+
+@torch.no_grad()
+def test_transformers_computes_the_same_with_the_converted_weights(
+    outputs: dict[str, torch.Tensor],
+) -> None:
+    with open_checkpoint(THEIRS) as checkpoint:
+        theirs = hf_load("AlbertForPreTraining", checkpoint.folder)
+    out = theirs(outputs["ids"], token_type_ids=outputs["types"])
+    tokens = out.prediction_logits.log_softmax(-1)[:, ::4]
+    torch.testing.assert_close(tokens, outputs["tokens"], atol=1e-5, rtol=0)
+    torch.testing.assert_close(out.sop_logits.log_softmax(-1), outputs["order"], atol=1e-6, rtol=0)
+
+
+def test_the_vocabulary_of_the_archive_becomes_the_tokenizer(
+    folder: Path, vocab_dir: Path, tokenizer: AlbertTokenizer
+) -> None:
+    shutil.copyfile(vocab_dir / "spiece.model", folder / "30k-clean.model")
+    with open_checkpoint(folder) as checkpoint:
+        converted = AlbertTokenizer.from_file(checkpoint.folder / "tokenizer.json")
+        assert (checkpoint.folder / "spiece.model").is_file()
+    assert converted.encode("Its own weights.").ids == tokenizer.encode("Its own weights.").ids
+
+
+def test_variables_that_no_albert_has_are_named(folder: Path) -> None:
+    content = (folder / INDEX).read_bytes()
+    (folder / INDEX).write_bytes(content.replace(b"embedding_hidden_mapping_in", b"x" * 27))
+    with pytest.raises(CheckpointError, match=r"holds bert/encoder/x+/bias and 1 more, which no"):
+        load_tensorflow_weights(folder)
+
+
+def truncate(name: str, num_bytes: int) -> Callable[[Path], object]:
+    def cut(folder: Path) -> None:
+        (folder / name).write_bytes((folder / name).read_bytes()[:num_bytes])
+
+    return cut
+
+
+def change_config(**changes: object) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        file = folder / "albert_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return change
+
+
+def write_config(text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "albert_config.json").write_text(text)
+
+
+BAD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no index": (lambda folder: (folder / INDEX).unlink(), "must hold one TensorFlow checkp.*none"),
+    "two": (
+        lambda folder: shutil.copy(folder / INDEX, folder / "model.ckpt-2.index"),
+        "it holds model.ckpt-2.index, model.ckpt-best.index",
+    ),
+    "an empty index": (truncate(INDEX, 0), "its end is not that of a table; is it complete"),
+    "half an index": (truncate(INDEX, 2000), "its end is not that of a table; is it complete"),
+    "no data": (lambda folder: (folder / DATA).unlink(), "00000-of-00001 is not there"),
+    "half the data": (truncate(DATA, 50000), "is truncated: .* is not in it"),
+    "another index": (
+        lambda folder: (folder / INDEX).write_bytes(b"x" * 500),
+        "its end is not that of a table",
+    ),
+    "other sizes": (change_config(hidden_size=24), r"its config.json asks for \(24, 8\)"),
+    "another activation": (change_config(hidden_act="relu"), "hidden_act is 'relu'"),
+    "a gigantic vocabulary": (change_config(vocab_size=10**13), "asks for .10000000000000, 8"),
+    "no configuration": (write_config("{"), "albert_config.json cannot be read"),
+    "a list": (write_config("[]"), "is not a JSON object"),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), BAD.values(), ids=BAD)
+def test_bad_checkpoints_are_refused(
+    folder: Path, damage: Callable[[Path], object], message: str
+) -> None:
+    damage(folder)
+    with pytest.raises(CheckpointError, match=message), open_checkpoint(folder) as checkpoint:
+        load_checkpoint(checkpoint.folder)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_damage_to_an_index_is_worse_than_an_error(folder: Path, seed: int) -> None:
+    """Random bytes are changed; each tensor that can still be read lies in its file."""
+    generator = np.random.default_rng(seed)
+    content = bytearray((folder / INDEX).read_bytes())
+    for place in generator.integers(0, len(content), 1 + seed % 5):
+        content[place] = generator.integers(256)
+    (folder / INDEX).write_bytes(content)
+    try:
+        bundle = TensorBundle(folder / INDEX)
+    except CheckpointError:
+        return
+    for name in bundle.places:
+        try:
+            assert bundle.read(name).nbytes <= (folder / DATA).stat().st_size
+        except CheckpointError:
+            continue

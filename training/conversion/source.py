@@ -1,0 +1,113 @@
+"""A checkpoint by its folder or its name on the Hugging Face Hub, as each command takes one."""
+
+from __future__ import annotations
+
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from training.conversion.hub import HubModel, download
+from training.conversion.standard import is_standard, write_standard
+from training.conversion.weight_files import find_weights
+from training.model.checkpoint import CheckpointError, check_config, read_config
+
+REFERENCE_HELP: Final = (
+    "a checkpoint: a folder, or a model of the Hugging Face Hub such as albert/albert-base-v2 or "
+    "albert/albert-base-v2@main"
+)
+_SMALL_FILES: Final = (
+    "config.json", "tokenizer.json", "tokenizer_config.json", "spiece.model", "training.json",
+    "evaluation.json",
+)  # fmt: skip
+# Downloaded in this order, until there are weights: a model often has both.
+_WEIGHTS: Final = (
+    ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A checkpoint on this machine.
+
+    Attributes:
+        folder: a Hugging Face directory in the standard form (`training.conversion.standard`).
+        name: for provenance: the folder's name, or the model's with its commit.
+    """
+
+    folder: Path
+    name: str
+
+
+@contextmanager
+def open_checkpoint(reference: str | Path) -> Iterator[Checkpoint]:
+    """Open a checkpoint of any form, for `with`; what had to be converted is removed after it.
+
+    Args:
+        reference: a folder or, if there is no such folder, a model's id on the Hub, or
+            `id@revision`.
+
+    Raises:
+        CheckpointError, BundleCorruptError, VocabError: it cannot be found or read.
+    """
+    folder, name = _locate(reference)
+    if is_standard(folder):
+        yield Checkpoint(folder=folder, name=name)
+        return
+    with tempfile.TemporaryDirectory(prefix="albert-") as scratch:
+        converted = Path(scratch) / "checkpoint"
+        write_standard(folder, converted)
+        yield Checkpoint(folder=converted, name=name)
+
+
+@contextmanager
+def open_initial(options: Namespace) -> Iterator[Namespace]:
+    """Open the checkpoint of `--initialize-from`, if there is one, for `with`.
+
+    Returns the options with its folder in place of the reference, and its name as `initial_name`.
+
+    Raises:
+        As `open_checkpoint`.
+    """
+    if options.initialize_from is None:
+        yield Namespace(**vars(options), initial_name=None)
+        return
+    with open_checkpoint(options.initialize_from) as initial:
+        local = {"initialize_from": initial.folder, "initial_name": initial.name}
+        yield Namespace(**{**vars(options), **local})
+
+
+def _locate(reference: str | Path) -> tuple[Path, str]:
+    """Return a checkpoint's folder and its name."""
+    folder = Path(reference)
+    if folder.exists():
+        return folder, folder.resolve().name
+    model = HubModel.parse(str(reference))
+    if model is None:
+        raise CheckpointError(
+            f"{reference} is not there, and cannot be a model of the Hugging Face Hub, whose name "
+            "is OWNER/MODEL or OWNER/MODEL@REVISION"
+        )
+    folder = _download(model)
+    return folder, f"{model.repo_id}@{folder.name}"
+
+
+def _download(model: HubModel) -> Path:
+    """Download a model's configuration and, if it is an ALBERT's, its weights."""
+    folder = download(model, _SMALL_FILES)
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{model} has no config.json: it is not a model of transformers")
+    check_config(read_config(folder), model)
+    pinned = HubModel(repo_id=model.repo_id, revision=folder.name)
+    for patterns in _WEIGHTS:
+        # With config.json, which is there, so that there is no warning if no weights match.
+        folder = download(pinned, ("config.json", *patterns))
+        if find_weights(folder) is not None:
+            return folder
+    raise CheckpointError(
+        f"{model} has no weights that can be read: neither {' nor '.join(p[0] for p in _WEIGHTS)}"
+    )

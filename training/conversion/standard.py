@@ -1,0 +1,117 @@
+"""The standard form of a checkpoint: the Hugging Face directory that the rest of the code reads.
+
+`config.json`, the weights as fp32 in one `model.safetensors` by today's names, and
+`tokenizer.json`, with the ids of SentencePiece, where there is a vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from albert_serve.bundle.manifest import TOKENIZER_FILE, WEIGHTS_FILE
+from albert_serve.bundle.weights import read_header
+from albert_serve.config import AlbertConfig
+from training.conversion.tensorflow import (
+    CONFIG_FILE,
+    VOCABULARY_FILE,
+    load_tensorflow_weights,
+    read_tensorflow_config,
+)
+from training.conversion.weight_files import find_weights, is_current, load_weights
+from training.model.checkpoint import (
+    check_config,
+    expand_for_hf,
+    read_config,
+    write_tokenizer_config,
+    write_weights,
+)
+from training.vocab import build_tokenizer
+
+SPIECE_FILE: Final = "spiece.model"
+# Other files of a checkpoint, which are kept as they are.
+_KEPT: Final = (TOKENIZER_FILE, SPIECE_FILE, "tokenizer_config.json", "training.json",
+                "evaluation.json")  # fmt: skip
+
+
+def is_standard(folder: Path) -> bool:
+    """Whether a checkpoint is in the standard form.
+
+    Raises:
+        CheckpointError: there is no checkpoint, it is another architecture's, or a bundle that is
+            not fp32.
+        BundleCorruptError: its `model.safetensors` is damaged.
+    """
+    if not (folder / "config.json").is_file() and (folder / CONFIG_FILE).is_file():
+        return False
+    check_config(read_config(folder), folder)
+    has_vocabulary = any((folder / name).is_file() for name in (SPIECE_FILE, VOCABULARY_FILE))
+    if has_vocabulary and not (folder / TOKENIZER_FILE).is_file():
+        return False
+    weights = find_weights(folder)
+    return weights is not None and weights.name == WEIGHTS_FILE and _are_standard(weights)
+
+
+def _are_standard(weights: Path) -> bool:
+    stored = read_header(weights)
+    return all(is_current(name) and tensor.dtype == "F32" for name, tensor in stored.items())
+
+
+def write_standard(source: Path, folder: Path) -> None:
+    """Write a checkpoint of any form into a new folder, in the standard form.
+
+    Raises:
+        CheckpointError, BundleCorruptError, VocabError: the checkpoint cannot be read.
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True)
+    if (source / "config.json").is_file():
+        config, weights = read_config(source), load_weights(source)
+        config = {k: v for k, v in config.items() if k != "torch_dtype"} | {"dtype": "float32"}
+    else:
+        config, weights = read_tensorflow_config(source), load_tensorflow_weights(source)
+    _write_config(config, folder)
+    write_weights(weights, folder / WEIGHTS_FILE)
+    for name in _KEPT:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    _add_tokenizer(source, folder, check_config(config, source))
+
+
+def _add_tokenizer(source: Path, folder: Path, config: AlbertConfig) -> None:
+    """Add what the folder lacks of the tokenizer's files, if there is a vocabulary."""
+    original = source / VOCABULARY_FILE
+    if original.is_file() and not (folder / SPIECE_FILE).is_file():
+        shutil.copyfile(original, folder / SPIECE_FILE)
+    if (folder / SPIECE_FILE).is_file() and not (folder / TOKENIZER_FILE).is_file():
+        tokenizer = build_tokenizer(folder / SPIECE_FILE)
+        tokenizer.save(str(folder / TOKENIZER_FILE), pretty=False)
+    if (folder / TOKENIZER_FILE).is_file() and not (folder / "tokenizer_config.json").is_file():
+        write_tokenizer_config(config, folder)
+
+
+def write_for_transformers(source: Path, folder: Path) -> None:
+    """Write a checkpoint in standard form as one that `transformers` reads, into a new folder.
+
+    Of shared parts of layers, which `transformers` cannot share, each layer gets a copy.
+
+    Raises:
+        CheckpointError: `source` cannot be read.
+        OSError: the folder cannot be written.
+    """
+    hf = read_config(source)
+    if check_config(hf, source).sharing != "all":
+        expand_for_hf(source, folder)
+        return
+    folder.mkdir(parents=True)
+    _write_config(hf, folder)
+    for name in (WEIGHTS_FILE, *_KEPT):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+
+
+def _write_config(config: Mapping[str, Any], folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,133 @@
+"""Google's checkpoints of ALBERT: `albert_config.json`, TensorFlow's weights, `30k-clean.model`.
+
+They alone hold the head for sentence order. TensorFlow itself is not needed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from albert_serve.config import AlbertConfig
+from albert_serve.errors import ConfigError
+from albert_serve.files import read_small_file
+from training.conversion.tensor_bundle import TensorBundle
+from training.model.checkpoint import CheckpointError
+
+CONFIG_FILE: Final = "albert_config.json"
+VOCABULARY_FILE: Final = "30k-clean.model"
+_MAX_CONFIG_BYTES: Final = 1 << 20
+_TF_LAYER: Final = "bert/encoder/transformer/group_{g}/inner_group_{i}"
+_HF_LAYER: Final = "albert.encoder.albert_layer_groups.{g}.albert_layers.{i}"
+# TensorFlow's name <-> Hugging Face's. {g} and {i} are the group and the layer within it.
+_NAMES: Final[dict[str, str]] = {
+    "bert/embeddings/word_embeddings": "albert.embeddings.word_embeddings.weight",
+    "bert/embeddings/position_embeddings": "albert.embeddings.position_embeddings.weight",
+    "bert/embeddings/token_type_embeddings": "albert.embeddings.token_type_embeddings.weight",
+    "cls/predictions/output_bias": "predictions.bias",
+    "cls/seq_relationship/output_weights": "sop_classifier.classifier.weight",
+    "cls/seq_relationship/output_bias": "sop_classifier.classifier.bias",
+}
+# The same of modules, whose weights end in the names of `_KINDS`.
+_MODULES: Final[dict[str, str]] = {
+    "bert/embeddings/LayerNorm": "albert.embeddings.LayerNorm",
+    "bert/encoder/embedding_hidden_mapping_in": "albert.encoder.embedding_hidden_mapping_in",
+    f"{_TF_LAYER}/attention_1/self/query": f"{_HF_LAYER}.attention.query",
+    f"{_TF_LAYER}/attention_1/self/key": f"{_HF_LAYER}.attention.key",
+    f"{_TF_LAYER}/attention_1/self/value": f"{_HF_LAYER}.attention.value",
+    f"{_TF_LAYER}/attention_1/output/dense": f"{_HF_LAYER}.attention.dense",
+    f"{_TF_LAYER}/LayerNorm": f"{_HF_LAYER}.attention.LayerNorm",
+    f"{_TF_LAYER}/ffn_1/intermediate/dense": f"{_HF_LAYER}.ffn",
+    f"{_TF_LAYER}/ffn_1/intermediate/output/dense": f"{_HF_LAYER}.ffn_output",
+    f"{_TF_LAYER}/LayerNorm_1": f"{_HF_LAYER}.full_layer_layer_norm",
+    "bert/pooler/dense": "albert.pooler",
+    "cls/predictions/transform/dense": "predictions.dense",
+    "cls/predictions/transform/LayerNorm": "predictions.LayerNorm",
+}
+# Kernels are [in, out] in TensorFlow.
+_KINDS: Final[dict[str, str]] = {
+    "kernel": "weight", "bias": "bias", "gamma": "weight", "beta": "bias",
+}  # fmt: skip
+# Variables of training, not of the model.
+_TRAINING: Final = re.compile(r"global_step|.*/(adam_m|adam_v|AdamWeightDecayOptimizer(_1)?)")
+
+
+def read_tensorflow_config(folder: Path) -> dict[str, Any]:
+    """Read `albert_config.json` as the keys of Hugging Face's `config.json`.
+
+    Raises:
+        CheckpointError: it cannot be read, or describes no ALBERT.
+    """
+    file = folder / CONFIG_FILE
+    try:
+        theirs = json.loads(read_small_file(file, _MAX_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
+    if not isinstance(theirs, dict):
+        raise CheckpointError(f"{file} is not a JSON object")
+    if theirs.get("hidden_act") == "gelu":
+        theirs["hidden_act"] = "gelu_new"  # their `gelu` is the approximation by tanh
+    theirs.pop("model_type", None)
+    try:
+        config = AlbertConfig.from_hf(theirs)
+    except ConfigError as error:
+        raise CheckpointError(f"{file}: {error}") from error
+    return {"architectures": ["AlbertForPreTraining"], **config.to_hf()}
+
+
+def load_tensorflow_weights(folder: Path) -> dict[str, Tensor]:
+    """Read the weights of the folder's checkpoint as fp32, by Hugging Face's names.
+
+    Raises:
+        CheckpointError: there is not one checkpoint, it is damaged, or it holds variables that
+            ALBERT has not.
+    """
+    indices = sorted(folder.glob("*.index"))
+    if len(indices) != 1:
+        names = ", ".join(file.name for file in indices) or "none"
+        raise CheckpointError(
+            f"{folder} must hold one TensorFlow checkpoint, such as model.ckpt-best.index and "
+            f"model.ckpt-best.data-00000-of-00001; it holds {names}"
+        )
+    bundle = TensorBundle(indices[0])
+    renamed = {name: _hf_name(name) for name in bundle.places if not _TRAINING.fullmatch(name)}
+    unknown = [name for name, ours in renamed.items() if ours is None]
+    if unknown:
+        raise CheckpointError(
+            f"{indices[0]} holds {unknown[0]}{_more(unknown)}, which no published ALBERT has: "
+            "only checkpoints of the original pretraining can be read"
+        )
+    return {
+        ours: _to_tensor(bundle.read(name), is_kernel=name.endswith("/kernel"))
+        for name, ours in renamed.items()
+        if ours is not None
+    }
+
+
+def _hf_name(name: str) -> str | None:
+    """Return Hugging Face's name of a variable; None if ALBERT has no such variable."""
+    if name in _NAMES:
+        return _NAMES[name]
+    stem, _, kind = name.rpartition("/")
+    layer = re.search(r"/group_(\d+)/inner_group_(\d+)/", stem)
+    if layer:
+        stem = stem.replace(layer[0], "/group_{g}/inner_group_{i}/")
+    if stem not in _MODULES or kind not in _KINDS:
+        return None
+    module = _MODULES[stem]
+    return f"{module.format(g=layer[1], i=layer[2]) if layer else module}.{_KINDS[kind]}"
+
+
+def _to_tensor(array: np.ndarray[Any, Any], *, is_kernel: bool) -> Tensor:
+    fp32 = np.ascontiguousarray(array.T if is_kernel else array, np.float32)
+    return torch.from_numpy(fp32 if fp32.flags.writeable else fp32.copy())
+
+
+def _more(names: list[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""

@@ -1,0 +1,178 @@
+"""The weights of a Hugging Face directory, in each form that `transformers` has written.
+
+safetensors or torch's pickles, in one file or several; any floating-point type; the names of all
+versions. A pickle is read as tensors only: no code in it is run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from albert_serve.bundle.manifest import WEIGHTS_FILE
+from albert_serve.bundle.weights import WORDS, read_header
+from albert_serve.files import read_small_file
+from training.model.checkpoint import CheckpointError, with_backbone_prefix
+
+PICKLE_FILE: Final = "pytorch_model.bin"
+# In the order of `transformers`. Each may also be `NAME.index.json`, a list of several files.
+_FORMS: Final = (WEIGHTS_FILE, PICKLE_FILE)
+_MAX_INDEX_BYTES: Final = 16 << 20
+# Buffers of old versions, which hold no weights.
+_BUFFER: Final = re.compile(r"(^|\.)(position_ids|token_type_ids)$")
+# Names of norms in weights that were converted from TensorFlow.
+_NORM: Final = {".gamma": ".weight", ".beta": ".bias"}
+_DECODER: Final = "predictions.decoder."
+
+
+def find_weights(folder: Path) -> Path | None:
+    """Return the file of the weights, or their index; None if there is neither."""
+    for form in _FORMS:
+        for file in (folder / form, folder / f"{form}.index.json"):
+            if file.is_file():
+                return file
+    return None
+
+
+def load_weights(folder: Path) -> dict[str, Tensor]:
+    """Read all weights as fp32, by the names that `transformers` gives them today.
+
+    Raises:
+        CheckpointError: there are none, they are damaged, or they are something else.
+        BundleCorruptError: a safetensors file is damaged.
+    """
+    file = find_weights(folder)
+    if file is None:
+        raise CheckpointError(
+            f"{folder} has no weights: no {' or '.join(_FORMS)}, nor an index of several files"
+        )
+    tensors = _read_indexed(file) if file.suffix == ".json" else _read_file(file)
+    return _normalize(tensors, file)
+
+
+def is_current(name: str) -> bool:
+    """Whether a name needs no change, that is, is none of an old version's."""
+    return not (_BUFFER.search(name) or name.endswith(tuple(_NORM)) or name.startswith(_DECODER))
+
+
+def _read_file(file: Path) -> dict[str, Tensor]:
+    if file.suffix == ".safetensors":
+        read_header(file)  # its errors say what is wrong, and its size is limited
+        return load_file(file)
+    return _read_pickle(file)
+
+
+def _read_indexed(index: Path) -> dict[str, Tensor]:
+    """Read the files that an index names."""
+    try:
+        places = json.loads(read_small_file(index, _MAX_INDEX_BYTES))["weight_map"]
+        names = sorted(set(places.values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{index} is no index of weights: {error!r}") from error
+    suffix = index.name.removesuffix(".index.json").rpartition(".")[2]
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        # A file elsewhere is not the checkpoint's, and may be a secret.
+        if not isinstance(name, str) or not re.fullmatch(rf"[\w.-]+\.{suffix}", name):
+            raise CheckpointError(f"{index} names {name!r}; it must be a .{suffix} file beside it")
+        if not (index.parent / name).is_file():
+            raise CheckpointError(f"{index.parent / name} is not there; {index.name} names it")
+        tensors |= _read_file(index.parent / name)
+    missing = sorted(places.keys() - tensors.keys())
+    if missing:
+        raise CheckpointError(f"{index} names {missing[0]}, which none of its files has")
+    return tensors
+
+
+def _read_pickle(file: Path) -> dict[str, Tensor]:
+    """Read a pickle of tensors, from a zip archive or in the form before torch 1.6."""
+    is_zip = zipfile.is_zipfile(file)
+    if is_zip:
+        _refuse_compression(file)
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
+    except Exception as error:  # a damaged file raises almost anything
+        raise CheckpointError(_explain(file, error)) from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} holds {type(content).__name__}, not weights by name")
+    for name, tensor in content.items():
+        _check_tensor(file, name, tensor)
+    return dict(content)
+
+
+def _refuse_compression(file: Path) -> None:
+    """Refuse an archive that expands when it is read; torch writes none."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError) as error:
+        raise CheckpointError(f"{file} is damaged: {error}; download it again") from error
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        raise CheckpointError(f"{file} is compressed; torch writes no such file")
+
+
+def _explain(file: Path, error: Exception) -> str:
+    foreign = re.search(r"GLOBAL ([\w.]+)", str(error))
+    if foreign:
+        return (
+            f"{file} is refused, since it holds more than weights: it names {foreign[1]}, which "
+            "would be run when it is loaded. Nothing was run"
+        )
+    text = str(error).strip() or type(error).__name__
+    return f"{file} cannot be read: {text.splitlines()[0]}; is it complete?"
+
+
+def _check_tensor(file: Path, name: object, tensor: object) -> None:
+    if not isinstance(name, str) or not isinstance(tensor, Tensor):
+        raise CheckpointError(
+            f"{file} holds {type(tensor).__name__} under {name!r}; a checkpoint holds weights by "
+            "name. Save the model's state_dict alone"
+        )
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+        raise CheckpointError(f"{file}: {name} is {tensor.layout}; only dense weights can be read")
+    # A view may repeat a few numbers any number of times.
+    if tensor.nbytes > file.stat().st_size:
+        raise CheckpointError(
+            f"{file}: {name} has shape {tuple(tensor.shape)}, more than the file holds"
+        )
+
+
+def _normalize(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
+    """Return fp32 weights by today's names, without buffers and copies of tied weights."""
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        current = _current_name(name)
+        if _BUFFER.search(name):
+            continue
+        if not tensor.is_floating_point():
+            raise CheckpointError(f"{file}: {name} holds {tensor.dtype}, not floating point")
+        if current in renamed:
+            raise CheckpointError(f"{file} has two weights that are {current} today")
+        renamed[current] = tensor.to(torch.float32)
+    return _without_decoder(with_backbone_prefix(renamed), file)
+
+
+def _current_name(name: str) -> str:
+    stem, dot, kind = name.rpartition(".")
+    return stem + _NORM.get(dot + kind, dot + kind)
+
+
+def _without_decoder(weights: dict[str, Tensor], file: Path) -> dict[str, Tensor]:
+    """Drop the decoder's copy of the word embeddings; its bias, which is the one used, stays."""
+    bias = weights.pop(f"{_DECODER}bias", None)
+    if bias is not None and "predictions.dense.weight" in weights:
+        weights["predictions.bias"] = bias
+    words = weights.pop(f"{_DECODER}weight", None)
+    if words is not None and WORDS in weights and not torch.equal(words, weights[WORDS]):
+        raise CheckpointError(
+            f"{file}: {_DECODER}weight is not the word embeddings; ALBERT ties the two"
+        )
+    return weights

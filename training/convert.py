@@ -1,0 +1,86 @@
+"""Write any ALBERT checkpoint as a Hugging Face directory that transformers reads.
+
+Parts of layers that are shared in ways that transformers cannot express (--sharing attention, ffn
+or none) are repeated, so that each layer has its own copy; the outputs are the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from training.conversion.source import REFERENCE_HELP, open_checkpoint
+from training.conversion.standard import write_for_transformers
+from training.errors import report_errors
+from training.model.checkpoint import CheckpointError
+
+_EXAMPLES: Final = """examples:
+  python -m training.convert runs/base/checkpoint for-transformers/
+  python -m training.convert albert_base/ checkpoints/albert-base-v2
+  python -m training.convert textattack/albert-base-v2-SST-2 checkpoints/sst2
+
+A checkpoint is a folder, or a model of the Hugging Face Hub: config.json with weights as
+safetensors or pytorch_model.bin, in one file or several, in fp32, fp16 or bf16; or what Google
+published: albert_config.json, model.ckpt-best.index and .data-..., and 30k-clean.model.
+"""
+
+
+def convert(reference: str | Path, target: Path) -> None:
+    """Write a checkpoint for `transformers` into a new folder, which appears whole or not at all.
+
+    Raises:
+        CheckpointError, BundleCorruptError, VocabError: the checkpoint cannot be found or read, or
+            the target is there already.
+        OSError: the target cannot be written.
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise CheckpointError(f"{target} is there already; name a new folder")
+    with open_checkpoint(reference) as checkpoint, _partial_folder(target) as folder:
+        write_for_transformers(checkpoint.folder, folder)
+
+
+@contextmanager
+def _partial_folder(target: Path) -> Iterator[Path]:
+    """Name a folder beside the target, moved to it at the end, and removed after an error."""
+    target = target.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        yield folder
+        folder.rename(target)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    return report_errors(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    convert(options.checkpoint, options.folder)
+    print(f"written to {options.folder}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m training.convert",
+        description=__doc__,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help=REFERENCE_HELP)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder to write")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
