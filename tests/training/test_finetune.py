@@ -329,4 +329,4 @@ def test_a_damaged_start(pretrained: Path, tmp_path: Path, capsys: Capture) -> N
     assert (
         run([*options, "--steps", "1", "--question-answering", str(SQUAD)], tmp_path / "run") == 1
     )
-    assert "start/model.safetensors cannot be read" in capsys.readouterr().err
+    assert "start/model.safetensors is damaged: it has 0 bytes" in capsys.readouterr().err
