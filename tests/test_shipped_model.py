@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from albert_serve.bundle.manifest import Bundle
+from albert_serve.bundle.manifest import Bundle, TaskEntry
+from albert_serve.bundle.weights import TaskName
 from albert_serve.config import AlbertConfig
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import shipped_bundle
@@ -72,7 +73,7 @@ def test_the_masked_accuracy_of_the_manifest_is_the_models(bundle: Bundle) -> No
     files = {file.name: file for file in (*DEFAULT_TEXT.parent.iterdir(), *DATA.iterdir())}
     data = RealData(text=tuple(files[name] for name in stated.data))
     tokenizer = AlbertTokenizer.from_file(bundle.tokenizer_file)
-    tasks = {"fill-mask": bundle.manifest.tasks["fill-mask"]}
+    tasks: dict[TaskName, TaskEntry] = {"fill-mask": bundle.manifest.tasks["fill-mask"]}
     config = AlbertConfig.from_hf(bundle.manifest.config)
     sample = draw_samples(config, tasks, tokenizer, data)["fill-mask"]
     predictions = predict(Engine.open(bundle), sample.items, max_tokens_at_once=4096, title="")
