@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help setup serve test test-fast test-slow fuzz bench-pretrain bench-engine bench-sizes bench-serve bench-reliability image-cpu image-gpu check format clean
+.PHONY: help setup serve serve-gpu test test-fast test-slow fuzz bench-pretrain bench-engine bench-sizes bench-serve bench-reliability image-cpu image-gpu check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -33,6 +33,14 @@ setup: $(VENV)/.dev  ## install everything for development into .venv
 
 serve: $(VENV)/.serve  ## serve the bundle in models/ on port 3000 (PORT=... changes it)
 	$(BIN)/albert-serve serve --port $(PORT)
+
+$(VENV)/.gpu: $(VENV)/.serve
+	@echo "installing CUDA and cuDNN (2 GB) ..."
+	$(PIP) --editable '.[gpu]'
+	@touch $@
+
+serve-gpu: $(VENV)/.gpu  ## the same on an NVIDIA GPU (driver 580 or newer); without one it is an error
+	ALBERT_SERVE_DEVICE=cuda $(BIN)/albert-serve serve --port $(PORT)
 
 test: $(VENV)/.dev  ## run the tests (but the slow ones)
 	$(BIN)/python -m pytest -m 'not slow'

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, get_args
 
-from albert_serve.bundle.manifest import Part, Precision, Quality
+from albert_serve.bundle.manifest import ComputePrecision, Part, Precision, Quality
 from albert_serve.bundle.weights import TaskName
 from albert_serve.errors import AlbertServeError
 from export.errors import ExportError
@@ -49,9 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.bundle,
             precision=options.precision,
             kept_fp32=options.keep_fp32,
+            cuda_precision=options.cuda_precision,
             data=_real_data(options),
             limits=Limits(
                 max_difference=options.max_difference,
+                max_cuda_difference=options.max_cuda_difference,
                 max_cost=options.max_cost,
                 forced=options.force,
             ),
@@ -82,6 +84,8 @@ def summarize(exported: Exported) -> str:
             f"  {'all':<24} {total:>14,} bytes, {total / exported.fp32_bytes:.3f} of fp32 weights",
             "largest difference from torch",
             *(f"  {name:<24} {value:>14.1e}" for name, value in manifest.parity.items()),
+            f"for CUDA in {manifest.cuda_precision}, emulated, over the largest value",
+            *(f"  {name:<24} {value:>14.1e}" for name, value in manifest.cuda_parity.items()),
             *_summarize_quality(manifest.quality),
         ]
     )
@@ -138,6 +142,13 @@ def _parser() -> argparse.ArgumentParser:
         help="parts that stay fp32",
         metavar="PART",
     )
+    add(
+        "--cuda-precision",
+        choices=get_args(ComputePrecision),
+        default="fp16",
+        help="the type that the encoder computes in on a GPU; fp16 and bf16 are as fast, bf16 has "
+        "the range of fp32 and an eighth of fp16's exactness (%(default)s)",
+    )
     data = parser.add_argument_group("real data")
     add_data = functools.partial(data.add_argument, nargs="+", type=Path, metavar="FILE")
     add_data("--text", help="a corpus (an excerpt of Wikipedia)")
@@ -157,6 +168,13 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=1e-4,
         help="largest absolute difference from torch that is let through in fp32 (%(default)s)",
+    )
+    limits.add_argument(
+        "--max-cuda-difference",
+        type=float,
+        help="largest difference from torch on a GPU, emulated, as a share of the largest value "
+        "(fp32 1e-4, fp16 0.06, bf16 0.3)",
+        metavar="SHARE",
     )
     limits.add_argument("--force", action="store_true", help="let through what costs more")
     add("--evaluation", type=Path, metavar="FILE.json", help="results to put into the manifest")

@@ -23,7 +23,7 @@ from onnx import (
 )
 
 import albert_serve
-from albert_serve.bundle.manifest import WEIGHTS_FILE
+from albert_serve.bundle.manifest import WEIGHTS_FILE, ComputePrecision
 from albert_serve.bundle.weights import SCALE_SUFFIX, StoredTensor, stored_name
 
 CONTRIB: Final = "com.microsoft"
@@ -31,7 +31,7 @@ CONTRIB: Final = "com.microsoft"
 _OPSETS: Final = {"": 24, CONTRIB: 1}
 _IR_VERSION: Final = 11
 
-Compute = Literal["fp32", "fp16", "bf16"]
+Compute = ComputePrecision
 Attributes = Mapping[str, int | float | Sequence[int] | GraphProto]
 
 # safetensors' names of types, and ONNX's numbers.

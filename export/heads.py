@@ -7,24 +7,30 @@ V vocabulary, K outputs.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from onnx import ModelProto, TensorProto, helper
 
 from albert_serve.bundle.weights import OUTPUT_LAYERS, UNPOOLED_TASKS, WORDS, StoredTensor, TaskName
 from albert_serve.config import AlbertConfig
 from export.encoder import HIDDEN
-from export.graph import Initializers, Nodes, make_model
+from export.graph import CPU_FORM, Form, Initializers, Nodes, make_model
 from export.layers import activate, as_rows, linear, matmul, multiply, norm
 
 
 def build_head(
-    config: AlbertConfig, task: TaskName, num_outputs: int, stored: Mapping[str, StoredTensor]
+    config: AlbertConfig,
+    task: TaskName,
+    num_outputs: int,
+    stored: Mapping[str, StoredTensor],
+    form: Form = CPU_FORM,
 ) -> ModelProto:
     """Build (hidden_states (B, S, H), rows (R)) -> logits (R, num_outputs), with the pooler.
 
-    `rows` are int64: row b * S + s is position s of sequence b.
+    `rows` are int64: row b * S + s is position s of sequence b. A head computes in fp32 in every
+    form, since its rows are few.
     """
-    nodes = Nodes(Initializers(stored), rows="rows")
+    nodes = Nodes(Initializers(stored, replace(form, compute="fp32")), rows="rows")
     rows_RH = nodes.add("Gather", [as_rows(nodes, HIDDEN, config.hidden_size), "rows"])
     if task == "fill-mask":
         logits_RK = _fill_mask(nodes, config, rows_RH)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from tqdm import tqdm
 
 from albert_serve.bundle.manifest import Part, Precision
@@ -54,6 +54,24 @@ def write_weights(source: Source, file: Path, precision: Precision, kept: Collec
         raise OSError(str(error)) from error
 
 
+def restore_weights(file: Path, target: Path) -> None:
+    """Write the fp32 values that a bundle's weights of any precision stand for.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    stored = load_file(file)
+    tensors = {
+        name: _restore(array, stored.get(name + SCALE_SUFFIX))
+        for name, array in stored.items()
+        if not name.endswith(SCALE_SUFFIX)
+    }
+    try:
+        save_file(tensors, target, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+
+
 def part_of(name: str) -> Part | None:
     """Return the part of this matrix; None for a weight that is always fp32."""
     stem = name.removesuffix(".weight")
@@ -69,6 +87,11 @@ def quantize(weight_OI: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[
     safe_O1 = np.where(scale_O > 0, scale_O, 1.0)[:, None]
     steps_OI = np.clip(np.rint(weight_OI / safe_O1), -_STEPS, _STEPS)
     return np.ascontiguousarray(steps_OI.T.astype(np.int8)), scale_O.astype(np.float32)
+
+
+def _restore(array: Array, scale_O: Array | None) -> Array:
+    restored = array if scale_O is None else (array * scale_O).T
+    return np.ascontiguousarray(restored, np.float32)
 
 
 def _convert(

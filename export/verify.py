@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +21,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 from tqdm import tqdm
 
-from albert_serve.bundle.manifest import ENCODER_FILE, TaskEntry
+from albert_serve.bundle.manifest import (
+    CUDA_ENCODER_FILE,
+    CUDA_SUFFIX,
+    ENCODER_FILE,
+    TaskEntry,
+)
 from albert_serve.bundle.weights import StoredTensor, TaskName
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import AlbertServeError
@@ -28,6 +34,8 @@ from albert_serve.runtime.encoders import CpuEncoder, PaddedBatch
 from albert_serve.runtime.ort import encoder_options, head_options, open_session
 from albert_serve.settings import RuntimeOptions
 from export.errors import ExportError
+from export.graph import Compute, Form
+from export.rounding import rounded
 from training.model.albert import Batch
 from training.model.heads import AlbertForTasks
 
@@ -35,16 +43,16 @@ from training.model.heads import AlbertForTasks
 _BATCHES: Final = ((1, 2, 3, 8, 21), (33, 33))
 _NUM_ROWS: Final = 32  # of a batch are given to a head, first and last ones
 _SMALL_BYTES: Final = 4096
+# Of the largest value: fp16 rounds to 0.05 %, bf16 to 0.4 %, and roundings add up over the layers.
+# A distilled model of four layers had 0.002 and 0.02 at most, random weights, which amplify what
+# trained ones do not, 0.034 and 0.071; a wrong graph has about 1.
+MAX_CUDA_SHARE: Final[Mapping[Compute, float]] = {"fp32": 1e-4, "fp16": 0.06, "bf16": 0.3}
 
 Floats = NDArray[np.float32]
 
 
 def measure_parity(
-    folder: Path,
-    tasks: Mapping[TaskName, TaskEntry],
-    model: AlbertForTasks,
-    *,
-    encoder_file: str = ENCODER_FILE,
+    folder: Path, tasks: Mapping[TaskName, TaskEntry], model: AlbertForTasks
 ) -> dict[str, float]:
     """Return the largest absolute difference from torch, of "encoder" and of each task's logits.
 
@@ -54,21 +62,72 @@ def measure_parity(
     Raises:
         ExportError: the runtime cannot load or run a graph.
     """
-    model.eval()
-    worst = dict.fromkeys(("encoder", *tasks), 0.0)
+    heads = {task: folder / entry.graph for task, entry in tasks.items()}
+    measured = _measure(folder / ENCODER_FILE, heads, model)
+    return {name: found.difference for name, found in measured.items()}
+
+
+def measure_cuda_parity(
+    folder: Path, tasks: Mapping[TaskName, TaskEntry], model: AlbertForTasks, form: Form
+) -> dict[str, float]:
+    """Return the same of the graphs for CUDA, with the roundings of their form, on the CPU.
+
+    Differences are shares of the largest value that torch has, or of 1 where all are smaller, since
+    roundings grow with values.
+
+    Args:
+        folder: the bundle's.
+        tasks: its tasks.
+        model: the bundle's own weights in torch (`restore_weights`).
+        form: the form of its encoder for CUDA.
+
+    Raises:
+        ExportError: the runtime cannot load or run a graph.
+    """
+    heads = {}
+    for task, entry in tasks.items():
+        cuda_head = (folder / entry.graph).with_suffix(CUDA_SUFFIX)
+        heads[task] = cuda_head if cuda_head.exists() else folder / entry.graph
+    emulated = folder / ".emulated.onnx"  # beside the weights that it refers to
+    graph = onnx.load(folder / CUDA_ENCODER_FILE, load_external_data=False)
+    onnx.save(rounded(graph, form), emulated)
     try:
-        encoder = CpuEncoder(
-            session=open_session(folder / encoder_file, encoder_options(RuntimeOptions()))
+        return {name: found.share for name, found in _measure(emulated, heads, model).items()}
+    finally:
+        emulated.unlink()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Found:
+    """The largest difference from torch, and torch's largest value; NaN if there is one."""
+
+    difference: float = 0.0
+    largest: float = 0.0
+
+    @property
+    def share(self) -> float:
+        return self.difference / max(1.0, self.largest)
+
+    def and_(self, other: _Found) -> _Found:
+        return _Found(
+            difference=float(np.maximum(self.difference, other.difference)),  # NaN stays NaN
+            largest=max(self.largest, other.largest),
         )
-        heads = {
-            task: open_session(folder / entry.graph, head_options())
-            for task, entry in tasks.items()
-        }
+
+
+def _measure(
+    encoder_file: Path, head_files: Mapping[TaskName, Path], model: AlbertForTasks
+) -> dict[str, _Found]:
+    model.eval()
+    worst = dict.fromkeys(("encoder", *head_files), _Found())
+    try:
+        encoder = CpuEncoder(session=open_session(encoder_file, encoder_options(RuntimeOptions())))
+        heads = {task: open_session(file, head_options()) for task, file in head_files.items()}
         batches = list(random_batches(model.config))
         for batch in tqdm(batches, desc="comparing with torch", disable=None, delay=3, leave=False):
             hidden_BSH = encoder.run(batch).numpy()
-            for name, difference in _differences(model, heads, batch, hidden_BSH):
-                worst[name] = float(np.maximum(worst[name], difference))  # NaN stays NaN
+            for name, found in _differences(model, heads, batch, hidden_BSH):
+                worst[name] = worst[name].and_(found)
     except AlbertServeError as error:
         raise ExportError(str(error)) from error
     except Exception as error:  # the runtime's exceptions share no base but this
@@ -82,13 +141,31 @@ def check_parity(parity: Mapping[str, float], max_difference: float) -> None:
     Raises:
         ExportError: one is, or is not a number.
     """
-    over = {name: value for name, value in parity.items() if not value <= max_difference}
-    if over:
-        listed = ", ".join(f"{name} {value:.2e}" for name, value in over.items())
+    if listed := _over(parity, max_difference):
         raise ExportError(
             f"the graphs differ from torch by {listed}; allowed is {max_difference:.0e}. Nothing "
             "was written. If the weights are sound, --max-difference raises the limit"
         )
+
+
+def check_cuda_parity(parity: Mapping[str, float], compute: Compute, max_share: float) -> None:
+    """Check that no difference of the graphs for CUDA is over the limit.
+
+    Raises:
+        ExportError: one is, or is not a number, as where a value is too large for fp16.
+    """
+    if listed := _over(parity, max_share):
+        raise ExportError(
+            f"in {compute}, the graphs for CUDA differ from torch by {listed} of the largest value "
+            f"(nan: a value is too large for {compute}); allowed is {max_share:.0e}. Nothing was "
+            "written. --cuda-precision bf16 or fp32 has the range; --max-cuda-difference raises "
+            "the limit"
+        )
+
+
+def _over(parity: Mapping[str, float], limit: float) -> str:
+    over = {name: value for name, value in parity.items() if not value <= limit}
+    return ", ".join(f"{name} {value:.2e}" for name, value in over.items())
 
 
 def check_references(files: list[Path], stored: Mapping[str, StoredTensor]) -> list[str]:
@@ -165,7 +242,7 @@ def _differences(
     heads: Mapping[TaskName, onnxruntime.InferenceSession],
     batch: PaddedBatch,
     hidden_BSH: Floats,
-) -> Iterator[tuple[str, float]]:
+) -> Iterator[tuple[str, _Found]]:
     """Return the largest difference from torch on this batch, of the encoder and each head."""
     given = Batch(
         ids=torch.from_numpy(batch.ids),
@@ -175,12 +252,15 @@ def _differences(
     expected_RH = model(given).flatten(0, 1)
     real = _real_rows(batch)
     got_RH = hidden_BSH.reshape(expected_RH.shape)
-    yield "encoder", _largest(expected_RH[real], got_RH[real])
+    yield "encoder", _compare(expected_RH[real], got_RH[real])
     rows = np.unique(np.concatenate([real[: _NUM_ROWS // 2], real[-_NUM_ROWS // 2 :]]))
     for task, head in heads.items():
         (got_RK,) = head.run(None, {"hidden_states": hidden_BSH, "rows": rows})
-        yield task, _largest(model.logits(task, expected_RH[rows]), got_RK)
+        yield task, _compare(model.logits(task, expected_RH[rows]), got_RK)
 
 
-def _largest(expected: torch.Tensor, got: Floats) -> float:
-    return float(np.abs(expected.numpy() - got).max())
+def _compare(expected: torch.Tensor, got: Floats) -> _Found:
+    return _Found(
+        difference=float(np.abs(expected.numpy() - got).max()),
+        largest=float(expected.abs().max()),
+    )

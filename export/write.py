@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from tqdm import tqdm
 import albert_serve
 from albert_serve.bundle.manifest import (
     CUDA_ENCODER_FILE,
+    CUDA_SUFFIX,
     ENCODER_FILE,
     MANIFEST_FILE,
     TOKENIZER_FILE,
@@ -36,12 +38,19 @@ from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
 from export.encoder import build_encoder
 from export.errors import ExportError
-from export.graph import CUDA_FORM
+from export.graph import CUDA_FORM, Compute, Form
 from export.heads import build_head
-from export.precision import write_weights
+from export.precision import restore_weights, write_weights
 from export.quality import check_quality, measure_quality
 from export.source import HUGGING_FACE_FILES, Source, read_source
-from export.verify import check_parity, check_references, measure_parity
+from export.verify import (
+    MAX_CUDA_SHARE,
+    check_cuda_parity,
+    check_parity,
+    check_references,
+    measure_cuda_parity,
+    measure_parity,
+)
 from training.conversion.source import open_checkpoint
 from training.evaluation.real_text import RealData
 from training.evaluation.torch_engine import TorchEngine
@@ -49,6 +58,7 @@ from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks
 
 _TORCH_BATCH_TOKENS: Final = 1024
+_CONFIG_FILE: Final = "config.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,11 +81,14 @@ class Limits:
 
     Attributes:
         max_difference: the largest absolute difference of an fp32 bundle from torch.
+        max_cuda_difference: the same of the graphs for CUDA, over the largest value; by default
+            `MAX_CUDA_SHARE` of their precision.
         max_cost: the most points of a task's own metric that a precision may cost.
         forced: whether what costs more is let through.
     """
 
     max_difference: float = 1e-4
+    max_cuda_difference: float | None = None
     max_cost: float = 1.0
     forced: bool = False
 
@@ -86,6 +99,7 @@ def export_bundle(
     *,
     precision: Precision = "fp32",
     kept_fp32: Collection[Part] = (),
+    cuda_precision: Compute = "fp16",
     data: RealData | None = None,
     limits: Limits | None = None,
     evaluation: Mapping[str, Any] | None = None,
@@ -98,6 +112,7 @@ def export_bundle(
         target: the folder to write.
         precision: how matrices are stored.
         kept_fp32: parts whose matrices stay fp32.
+        cuda_precision: the type that the encoder computes in on CUDA.
         data: real text, on which each task is compared with torch; None: it is not.
         limits: what is refused.
         evaluation: results by name; they stand before those of the checkpoint's
@@ -120,13 +135,20 @@ def export_bundle(
         if precision == "fp32":
             _copy_hugging_face_files(source, folder)
         _write_weights(source, folder / WEIGHTS_FILE, precision, kept_fp32)
-        graphs = _write_graphs(source, folder)
+        cuda_form = replace(CUDA_FORM, compute=cuda_precision)
+        graphs = _write_graphs(source, folder, cuda_form)
         unread = check_references(graphs, read_header(folder / WEIGHTS_FILE))
         unused = sorted({*unread, *source.stored.keys()} - {*source.names})
         model = load_checkpoint(source.folder, source.num_outputs)
         parity = measure_parity(folder, source.tasks, model)
         if precision == "fp32":
             check_parity(parity, limits.max_difference)
+        cuda_parity = _measure_cuda_parity(source, folder, model, precision, cuda_form)
+        check_cuda_parity(
+            cuda_parity,
+            cuda_precision,
+            limits.max_cuda_difference or MAX_CUDA_SHARE[cuda_precision],
+        )
         manifest = Manifest(
             config=source.config.to_hf(),
             tasks=source.tasks,
@@ -134,6 +156,8 @@ def export_bundle(
             kept_fp32=sorted(kept_fp32) if precision != "fp32" else [],
             files=_describe_files(folder),
             parity=parity,
+            cuda_precision=cuda_precision,
+            cuda_parity=cuda_parity,
             evaluation={**source.evaluation, **(evaluation or {})},
             provenance=_provenance(source, opened.name),
         )
@@ -181,17 +205,34 @@ def _partial_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write_graphs(source: Source, folder: Path) -> list[Path]:
+def _write_graphs(source: Source, folder: Path, cuda_form: Form) -> list[Path]:
     stored = read_header(folder / WEIGHTS_FILE)
     graphs = {
         ENCODER_FILE: build_encoder(source.config, stored),
-        CUDA_ENCODER_FILE: build_encoder(source.config, stored, CUDA_FORM),
+        CUDA_ENCODER_FILE: build_encoder(source.config, stored, cuda_form),
     }
     for task, entry in source.tasks.items():
-        graphs[entry.graph] = build_head(source.config, task, entry.num_outputs, stored)
+        size = entry.num_outputs
+        graphs[entry.graph] = head = build_head(source.config, task, size, stored)
+        cuda_head = build_head(source.config, task, size, stored, cuda_form)
+        if cuda_head != head:  # of an int8 bundle
+            graphs[str(Path(entry.graph).with_suffix(CUDA_SUFFIX))] = cuda_head
     for name, model in graphs.items():
         onnx.save(model, folder / name)
     return [folder / name for name in graphs]
+
+
+def _measure_cuda_parity(
+    source: Source, folder: Path, model: AlbertForTasks, precision: Precision, form: Form
+) -> dict[str, float]:
+    """Compare the graphs for CUDA with torch, which has the bundle's own values of the weights."""
+    if precision == "fp32":
+        return measure_cuda_parity(folder, source.tasks, model, form)
+    with tempfile.TemporaryDirectory() as restored:
+        shutil.copyfile(source.folder / _CONFIG_FILE, Path(restored) / _CONFIG_FILE)
+        restore_weights(folder / WEIGHTS_FILE, Path(restored) / WEIGHTS_FILE)
+        own = load_checkpoint(Path(restored), source.num_outputs)
+        return measure_cuda_parity(folder, source.tasks, own, form)
 
 
 def _write_weights(

@@ -39,9 +39,11 @@ WEIGHTS_FILE: Final = "model.safetensors"
 TOKENIZER_FILE: Final = "tokenizer.json"
 ENCODER_FILE: Final = "encoder.onnx"
 CUDA_ENCODER_FILE: Final = "encoder.cuda.onnx"
+CUDA_SUFFIX: Final = ".cuda.onnx"
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 Verification = Literal["hash", "size"]
+ComputePrecision = Literal["fp16", "bf16", "fp32"]
 # The parts that can stay in fp32 at a lower precision.
 Part = Literal["embeddings", "attention", "ffn", "heads"]
 
@@ -122,6 +124,9 @@ class Manifest(BaseModel):
         precision: the storage type of matrices; int8 ones are also multiplied in int8.
         kept_fp32: parts that stay in fp32.
         parity: the largest absolute difference from torch, of "encoder" and of each task.
+        cuda_precision: the type that the encoder computes in on CUDA.
+        cuda_parity: the same differences of the graphs for CUDA, emulated on a CPU; from torch with
+            the bundle's weights.
         quality: by task.
         evaluation: results on held-out data, by name.
         provenance: how the weights were trained and the bundle was written.
@@ -136,6 +141,8 @@ class Manifest(BaseModel):
     kept_fp32: list[Part] = Field(default_factory=list)
     files: dict[FileName, FileEntry]
     parity: dict[str, float] = Field(default_factory=dict)
+    cuda_precision: ComputePrecision = "fp16"
+    cuda_parity: dict[str, float] = Field(default_factory=dict)
     quality: dict[TaskName, Quality] = Field(default_factory=dict)
     evaluation: dict[str, JsonValue] = Field(default_factory=dict)
     provenance: dict[str, JsonValue] = Field(default_factory=dict)
@@ -209,6 +216,11 @@ class Bundle:
     def head_file(self, task: TaskName) -> Path:
         """Return the graph of a task's head; a KeyError if the bundle has no such task."""
         return self.folder / self.manifest.tasks[task].graph
+
+    def cuda_head_file(self, task: TaskName) -> Path:
+        """Return the same graph for CUDA, where it is not the one for CPUs."""
+        file = self.head_file(task).with_suffix(CUDA_SUFFIX)
+        return file if file.name in self.manifest.files else self.head_file(task)
 
 
 def read_manifest(folder: Path) -> Manifest:

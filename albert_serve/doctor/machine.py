@@ -11,7 +11,8 @@ from typing import Final
 
 import onnxruntime as ort
 
-from albert_serve.runtime.ort import cpu_flags, cpu_name, no_cuda_reason
+from albert_serve.runtime.cuda import no_cuda_reason
+from albert_serve.runtime.ort import cpu_flags, cpu_name
 from albert_serve.settings import num_usable_cpus
 
 # Instruction sets for int8 dot products, and for bf16, by their names in Linux.

@@ -6,18 +6,17 @@ exported from one checkpoint, such as one for each task, have the same weights a
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 from weakref import WeakValueDictionary
 
 from albert_serve.bundle.manifest import CUDA_ENCODER_FILE, ENCODER_FILE, WEIGHTS_FILE, Bundle
 from albert_serve.config import AlbertConfig
-from albert_serve.runtime.encoders import BucketedEncoder, CpuEncoder, Encoder, cuda_provider
+from albert_serve.runtime.cuda import cuda_provider
+from albert_serve.runtime.encoders import BucketedEncoder, CpuEncoder, Encoder
 from albert_serve.runtime.ort import cuda_options, encoder_options, open_session
 from albert_serve.runtime.prepacking import map_words, packed_encoder
 from albert_serve.settings import RuntimeOptions
@@ -48,12 +47,10 @@ class OpenEncoder:
 
     Attributes:
         parallel: runs several batches at once; None where that is not possible.
-        lock: to be held from a call until its output is no longer read.
     """
 
     encoder: Encoder
     parallel: ParallelSessions | None = None
-    lock: AbstractContextManager[Any] = field(default_factory=contextlib.nullcontext)
 
 
 class EncoderPool:
@@ -93,10 +90,7 @@ def _open(bundle: Bundle, options: RuntimeOptions, device: str) -> OpenEncoder:
         session = open_session(
             bundle.cuda_encoder_file, cuda_options(), cuda=cuda_provider(captures=True)
         )
-        return OpenEncoder(
-            encoder=BucketedEncoder(session=session, hidden_size=bundle.config.hidden_size),
-            lock=threading.Lock(),  # its buffers serve one call at a time
-        )
+        return OpenEncoder(encoder=BucketedEncoder(session, bundle.config))
     packed = packed_encoder(bundle, options) if options.prepack == "cache" else None
     parallel = None
     if packed is not None and options.threads > 1:

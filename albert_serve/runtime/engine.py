@@ -8,7 +8,10 @@ Shape legend: B sequences, S positions, H hidden size, R gathered rows, K output
 
 from __future__ import annotations
 
+import functools
 import logging
+import re
+import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -19,12 +22,21 @@ from numpy.typing import NDArray
 
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.config import AlbertConfig
-from albert_serve.errors import EngineError, InvalidInputError, NotFoundError
+from albert_serve.errors import AlbertServeError, EngineError, InvalidInputError, NotFoundError
+from albert_serve.runtime.cuda import (
+    ADVICE,
+    CAPABILITIES,
+    NO_DRIVER,
+    compute_capability,
+    cuda_provider,
+    later_on_cuda_thread,
+    no_cuda_reason,
+    on_cuda_thread,
+)
 from albert_serve.runtime.encoder_pool import EncoderPool, OpenEncoder, best_batch_tokens
-from albert_serve.runtime.encoders import Encoder, PaddedBatch, cuda_provider
+from albert_serve.runtime.encoders import Encoder, PaddedBatch
 from albert_serve.runtime.ort import (
     check_runtime,
-    choose_device,
     cuda_options,
     has_dot_products,
     head_options,
@@ -41,6 +53,7 @@ _CALL_COST_TOKENS: Final = {"cpu": 16, "cuda": 1024}
 _WARM_UP_TOKENS: Final = 32
 _WARM_UP_LIMIT_S: Final = 120.0
 
+_CUDA_FAILURE: Final = re.compile(r"CU\w+ failure \d+: .*?(?= ; )")
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -72,6 +85,8 @@ class Engine:
         self.call_cost_tokens = _CALL_COST_TOKENS[device]
         self._encoder = encoder
         self._heads = heads
+        if device == "cuda":
+            weakref.finalize(self, later_on_cuda_thread, heads.clear)
 
     @classmethod
     def open(
@@ -88,32 +103,60 @@ class Engine:
         Raises:
             BundleError: the bundle cannot be opened.
             BundleCorruptError: the runtime refuses one of its graphs.
-            EngineError: this onnxruntime is too old to share weights.
+            EngineError: this onnxruntime is too old to share weights, or the device is to be CUDA,
+                which cannot be used.
         """
         check_runtime()
         options = options or RuntimeOptions()
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
-        device = choose_device(options.device)
-        if device == "cpu" and opened.manifest.precision == "int8" and not has_dot_products():
-            _LOG.warning(
-                "%s is int8, and this CPU has no dot products of 8 bits (VNNI): answers are less "
-                "exact than measured at export; serve the fp32 bundle here",
-                opened.folder.name,
-            )
-        provider = cuda_provider(captures=False) if device == "cuda" else None
-        heads = {
-            str(name): open_session(
-                opened.head_file(name),
-                head_options() if provider is None else cuda_options(),
-                cuda=provider,
-                folds=False,
-            )
-            for name in opened.manifest.tasks
-        }
-        encoder = (pool or EncoderPool()).open(opened, options, device)
-        engine = cls(opened.config, encoder, heads, device=device)
+        pool = pool or EncoderPool()
+        engine = None if options.device == "cpu" else cls._try_cuda(opened, options, pool)
+        if engine is None:
+            _warn_of_saturation(opened)
+            engine = cls._open_on("cpu", opened, options, pool)
         return_free_memory()
         return engine
+
+    @classmethod
+    def _try_cuda(cls, bundle: Bundle, options: RuntimeOptions, pool: EncoderPool) -> Engine | None:
+        """Return an engine on CUDA that has answered; None, and a line in the log, if none can."""
+
+        def open_and_run() -> Engine:
+            engine = cls._open_on("cuda", bundle, options, pool)
+            with time_limit(_WARM_UP_LIMIT_S):
+                engine._run_on_thread(engine._encoder.encoder, engine._trial_inputs())
+            return engine
+
+        reason, cause = no_cuda_reason(), None
+        if reason is None:
+            try:
+                return on_cuda_thread(open_and_run)
+            except AlbertServeError as error:
+                reason, cause = _describe(error), error
+        if options.device == "cuda":
+            raise EngineError(
+                f"CUDA is asked for and cannot be used: {reason}. {ADVICE}"
+            ) from cause
+        _log_reason(reason)
+        return None
+
+    @classmethod
+    def _open_on(
+        cls, device: str, bundle: Bundle, options: RuntimeOptions, pool: EncoderPool
+    ) -> Engine:
+        tasks = bundle.manifest.tasks
+        if device == "cuda":
+            provider = cuda_provider(captures=False)
+            heads = {
+                str(name): open_session(bundle.cuda_head_file(name), cuda_options(), cuda=provider)
+                for name in tasks
+            }
+        else:
+            heads = {
+                str(name): open_session(bundle.head_file(name), head_options(), folds=False)
+                for name in tasks
+            }
+        return cls(bundle.config, pool.open(bundle, options, device), heads, device=device)
 
     def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
         """Return the logits (R, K) of each input's rows, in the order of the inputs.
@@ -148,28 +191,33 @@ class Engine:
         return self._run_group(self._encoder.encoder, inputs)
 
     def warm_up(self) -> None:
-        """Run every task once, so that the first request does not pay for lazy initialisation.
+        """Run every task once, and the shapes that the encoder prepares for.
+
+        The first request should not pay for lazy initialisation.
 
         Raises:
             EngineError: a graph cannot be run, or does not end.
         """
-        num_tokens = min(_WARM_UP_TOKENS, self.config.max_positions)
-        ids = [self.config.cls_id] * num_tokens
         with time_limit(_WARM_UP_LIMIT_S) as limit:
             try:
-                self.run(
-                    [
-                        EncoderInput(ids=ids, types=[0] * num_tokens, task=task, rows=[0])
-                        for task in self.tasks
-                    ]
-                )
+                self.run(self._trial_inputs())
+                for num_sequences, num_tokens in self._encoder.encoder.first_shapes:
+                    self.run_batch(self._trial_inputs(num_tokens)[:1] * num_sequences)
             except EngineError as error:
                 if not limit.is_over:
                     raise
                 raise EngineError(
-                    f"{num_tokens} tokens were not answered within {_WARM_UP_LIMIT_S:g} s; do the "
-                    "graphs come from `python -m export`?"
+                    f"a first call was not answered within {_WARM_UP_LIMIT_S:g} s; do the graphs "
+                    "come from `python -m export`?"
                 ) from error
+
+    def _trial_inputs(self, num_tokens: int = _WARM_UP_TOKENS) -> list[EncoderInput]:
+        num_tokens = min(num_tokens, self.config.max_positions)
+        ids = [self.config.cls_id] * num_tokens
+        return [
+            EncoderInput(ids=ids, types=[0] * num_tokens, task=task, rows=[0])
+            for task in self.tasks
+        ]
 
     def _run_groups(
         self, inputs: Sequence[EncoderInput], groups: Sequence[Sequence[int]]
@@ -184,10 +232,11 @@ class Engine:
         return (self._run_group(self._encoder.encoder, batch) for batch in batches)
 
     def _run_group(self, encoder: Encoder, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        with self._encoder.lock:
-            return self._run_locked(encoder, inputs)
+        if self.device == "cuda":
+            return on_cuda_thread(lambda: self._run_on_thread(encoder, inputs))
+        return self._run_on_thread(encoder, inputs)
 
-    def _run_locked(self, encoder: Encoder, inputs: Sequence[EncoderInput]) -> list[Logits]:
+    def _run_on_thread(self, encoder: Encoder, inputs: Sequence[EncoderInput]) -> list[Logits]:
         batch = _pad(inputs, self.config.pad_id)
         hidden_BSH = _encode(encoder, batch)
         num_positions = int(hidden_BSH.shape()[1])
@@ -219,6 +268,35 @@ class Engine:
         _check_range("id", item.ids, self.config.vocab_size)
         _check_range("token type", item.types, self.config.num_token_types)
         _check_range("row", item.rows or [], num_tokens)
+
+
+def _warn_of_saturation(bundle: Bundle) -> None:
+    if bundle.manifest.precision == "int8" and not has_dot_products():
+        _LOG.warning(
+            "%s is int8, and this CPU has no dot products of 8 bits (VNNI): answers are less "
+            "exact than measured at export; serve the fp32 bundle here",
+            bundle.folder.name,
+        )
+
+
+def _describe(error: AlbertServeError) -> str:
+    """Return the reason of a failure on CUDA on one line, with the device's capability."""
+    text = " ".join(str(error).split())
+    if failure := _CUDA_FAILURE.search(text):
+        text = failure.group()  # the runtime surrounds it with C++ signatures
+    capability = compute_capability()
+    if capability is None or capability in CAPABILITIES:
+        return text
+    return f"{text} (the device has compute capability {capability})"
+
+
+@functools.cache
+def _log_reason(reason: str) -> None:
+    """Log once a process why CUDA is not used; a warning where there is a driver."""
+    if reason == NO_DRIVER:
+        _LOG.info("running on the CPU: %s", reason)
+    else:
+        _LOG.warning("running on the CPU: %s. %s", reason, ADVICE)
 
 
 def _encode(encoder: Encoder, batch: PaddedBatch) -> ort.OrtValue:

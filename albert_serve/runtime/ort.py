@@ -1,4 +1,4 @@
-"""ONNX Runtime: versions, session options, and the choice of a device.
+"""ONNX Runtime: versions, session options, and sessions.
 
 docs/decisions.md has the measurement behind each choice.
 """
@@ -8,15 +8,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import onnxruntime as ort
 
 from albert_serve.errors import BundleCorruptError, EngineError
-from albert_serve.settings import Device, RuntimeOptions
+from albert_serve.runtime.cuda import PROVIDER
+from albert_serve.settings import RuntimeOptions
 
 # Older versions pack a shared weight once for each use: 24 copies of one layer.
 OLDEST_RUNTIME: Final = (1, 31)
@@ -24,8 +24,6 @@ OLDEST_RUNTIME: Final = (1, 31)
 _SLOWER_FUSIONS: Final = ["SkipLayerNormFusion"]
 _FOLDING: Final = ["ConstantFolding", "FuseFp16InitializerToFp32NodeTransformer"]
 _CPU_INFO: Final = Path("/proc/cpuinfo")
-
-_logger = logging.getLogger(__name__)
 
 
 def check_runtime() -> None:
@@ -65,6 +63,8 @@ def cuda_options() -> ort.SessionOptions:
     """Return the session options of any graph on a CUDA device."""
     made = _common_options(1)
     _set(made, "session.use_device_allocator_for_initializers", "1")
+    # Otherwise the dequantisation of int8 weights is not folded, and happens at each run.
+    _set(made, "session.disable_quant_qdq", "1")
     return made
 
 
@@ -84,33 +84,28 @@ def open_session(
 
     Raises:
         BundleCorruptError: the runtime refuses the graph.
+        EngineError: the session is not on CUDA, though it was asked for.
     """
     providers: list[Any] = [("CPUExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})]
     if cuda is not None:
-        providers.insert(0, ("CUDAExecutionProvider", dict(cuda)))
+        providers.insert(0, (PROVIDER, dict(cuda)))
     left_out = _SLOWER_FUSIONS if folds else [*_SLOWER_FUSIONS, *_FOLDING]
     try:
-        return ort.InferenceSession(
-            str(graph), options, providers=providers, disabled_optimizers=left_out
+        session = ort.InferenceSession(
+            str(graph),
+            options,
+            providers=providers,
+            disabled_optimizers=left_out,
+            enable_fallback=0,  # to a session on the CPU, silently
         )
     except Exception as error:  # the runtime's exceptions share no base but this
         raise BundleCorruptError(
             f"{graph} cannot be loaded by onnxruntime {ort.__version__}: {error}; "
             "export it again, or install the version that its manifest names under provenance"
         ) from error
-
-
-def choose_device(requested: Device) -> Literal["cpu", "cuda"]:
-    """Return the device to run on; logs the reason if there is no CUDA device."""
-    if requested == "cpu":
-        return "cpu"
-    reason = no_cuda_reason()
-    if reason is None:
-        ort.preload_dlls(directory="")  # from NVIDIA's pip packages, if they are installed
-        return "cuda"
-    level = logging.WARNING if requested == "cuda" else logging.INFO
-    _logger.log(level, "running on the CPU: %s", reason)
-    return "cpu"
+    if cuda is not None and session.get_providers()[0] != PROVIDER:
+        raise EngineError(f"onnxruntime {ort.__version__} gave a session without CUDA")
+    return session
 
 
 def cpu_name() -> str:
@@ -160,20 +155,6 @@ def _common_options(num_threads: int) -> ort.SessionOptions:
 
 def _set(options: ort.SessionOptions, key: str, value: str) -> None:
     options.add_session_config_entry(key, value)
-
-
-def no_cuda_reason() -> str | None:
-    """Return the reason why there is no CUDA device; None if there is one."""
-    if "CUDAExecutionProvider" not in ort.get_available_providers():
-        return "this onnxruntime is built without CUDA (onnxruntime-gpu has it)"
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return "no NVIDIA driver is installed"
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
-        return "the NVIDIA driver finds no device"
-    return None
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,13 +11,18 @@ import pytest
 import torch
 from onnx import numpy_helper
 
+from albert_serve.bundle.manifest import Precision
 from albert_serve.bundle.weights import read_header
+from albert_serve.config import AlbertConfig
+from export import layers, write
 from export.encoder import build_encoder
 from export.errors import ExportError
+from export.graph import CPU_FORM, Compute, Form
 from export.source import read_source
 from export.verify import check_parity, check_references, measure_parity, random_batches
-from export.write import export_bundle
+from export.write import Limits, export_bundle
 from tests.export.exporting import ALL_TASKS, TINY, write_checkpoint
+from training.model.checkpoint import save_checkpoint
 
 
 @pytest.fixture
@@ -102,3 +108,81 @@ def test_a_weight_under_two_names_is_refused(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "encoder.onnx")
     with pytest.raises(ExportError, match="wrong range"):
         check_references([tmp_path / "encoder.onnx"], stored)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    write_checkpoint(tmp_path / "checkpoint")
+    return tmp_path / "checkpoint"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize(
+    ("compute", "least", "most"), [("fp32", 0, 1e-5), ("fp16", 2e-4, 0.06), ("bf16", 2e-3, 0.3)]
+)
+def test_parity_of_the_graphs_for_cuda_shows_their_rounding(
+    checkpoint: Path,
+    tmp_path: Path,
+    precision: Precision,
+    compute: Compute,
+    least: float,
+    most: float,
+) -> None:
+    target = tmp_path / "bundle"
+    bundle = export_bundle(checkpoint, target, precision=precision, cuda_precision=compute).bundle
+    assert bundle.manifest.cuda_precision == compute
+    parity = bundle.manifest.cuda_parity
+    assert parity.keys() == {"encoder", *ALL_TASKS}
+    assert all(least < value < most for value in parity.values()), parity
+    cuda_heads = {name for name in bundle.manifest.files if name.endswith(".cuda.onnx")}
+    in_int8 = ("fill-mask", "sentence-order", "text-classification")
+    own = {f"{task}.cuda.onnx" for task in in_int8} if precision == "int8" else set()
+    assert cuda_heads == {"encoder.cuda.onnx", *own}
+    assert not (target / ".emulated.onnx").exists()
+
+
+def overflowing(folder: Path) -> Path:
+    """A checkpoint whose feed-forward part gives up to 1e6, which the norm then divides."""
+    model = write_checkpoint(folder)
+    with torch.no_grad():
+        weights = dict(model.named_parameters())
+        weights["albert.encoder.ffns.0.down.weight"].mul_(1e6)
+    save_checkpoint(model, folder)
+    return folder
+
+
+def test_values_too_large_for_fp16_are_found(tmp_path: Path) -> None:
+    folder = overflowing(tmp_path / "checkpoint")
+    limits = Limits(max_difference=1e-3)
+    with pytest.raises(ExportError, match=r"in fp16, .*encoder nan.*--cuda-precision bf16"):
+        export_bundle(folder, tmp_path / "bundle", limits=limits)
+    assert not (tmp_path / "bundle").exists()
+
+    exported = export_bundle(folder, tmp_path / "bundle", cuda_precision="bf16", limits=limits)
+
+    assert exported.bundle.manifest.cuda_precision == "bf16"
+
+
+def test_a_difference_on_cuda_over_the_limit_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    limits = Limits(max_cuda_difference=1e-5)
+    with pytest.raises(ExportError, match=r"in fp16, .*--max-cuda-difference raises"):
+        export_bundle(checkpoint, tmp_path / "bundle", limits=limits)
+
+
+def test_a_wrong_graph_for_cuda_is_found(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def swapped(*arguments: Any) -> str:
+        nodes, config, x, residual, name, biased_as = arguments
+        wrong = biased_as.replace("ffn_output", "attention.dense")
+        return str(add_norm(nodes, config, x, residual, name, wrong))
+
+    add_norm = layers._add_norm
+    export_bundle(checkpoint, checkpoint.parent / "right", cuda_precision="fp32")
+
+    def build(config: AlbertConfig, stored: Any, form: Form = CPU_FORM) -> onnx.ModelProto:
+        if form.kernels == "cuda":
+            monkeypatch.setattr(layers, "_add_norm", swapped)
+        return build_encoder(config, stored, form)
+
+    monkeypatch.setattr(write, "build_encoder", build)
+    with pytest.raises(ExportError, match="in fp32, the graphs for CUDA differ"):
+        export_bundle(checkpoint, checkpoint.parent / "wrong", cuda_precision="fp32")

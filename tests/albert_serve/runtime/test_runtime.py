@@ -9,35 +9,42 @@ import os
 import re
 import shutil
 import threading
+import tomllib
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import onnxruntime as ort
 import pytest
+import torch
 
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.config import preset
 from albert_serve.errors import BundleCorruptError, EngineError, InvalidInputError
+from albert_serve.runtime import engine as engine_module
 from albert_serve.runtime import ort as runtime
 from albert_serve.runtime import prepacking
-from albert_serve.runtime.encoder_pool import OpenEncoder, best_batch_tokens
+from albert_serve.runtime.cuda import NO_DRIVER, no_cuda_reason
+from albert_serve.runtime.encoder_pool import EncoderPool, OpenEncoder, best_batch_tokens
 from albert_serve.runtime.encoders import BucketedEncoder, CpuEncoder, PaddedBatch, bucket_shape
 from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import (
     check_runtime,
-    choose_device,
     cpu_name,
     encoder_options,
     head_options,
     open_session,
 )
 from albert_serve.runtime.prepacking import packed_encoder
-from albert_serve.settings import RuntimeOptions
+from albert_serve.settings import Device, RuntimeOptions
 from albert_serve.tasks.base import EncoderInput
 from export.write import export_bundle
+from tests.albert_serve.support import ROOT
+from tests.export.exporting import TINY, write_checkpoint
+from training.model.albert import Batch
 
 
 @pytest.fixture
@@ -249,16 +256,17 @@ def test_buckets_give_the_numbers_of_the_exact_shape(bundle_dir: Path) -> None:
     bundle = Bundle.open(bundle_dir)
     session = open_session(bundle.encoder_file, encoder_options(RuntimeOptions(num_threads=1)))
     exact = CpuEncoder(session=session)
-    bucketed = BucketedEncoder(session=session, hidden_size=bundle.config.hidden_size, device="cpu")
+    bucketed = BucketedEncoder(session, bundle.config, device="cpu")
     generator = np.random.default_rng(0)
-    for shape in ((1, 3), (3, 40), (2, 33), (5, 8), (1, 3)):
+    shapes = ((1, 3), (3, 40), (2, 33), (5, 8), (1, 3), (3, 97), (40, 100), (1, 128))
+    for shape in shapes:
         lengths = generator.integers(1, shape[1] + 1, shape[0])
         lengths[0] = shape[1]
         batch = PaddedBatch(
             ids=generator.integers(5, 1000, shape), types=np.zeros(shape, np.int64), lengths=lengths
         )
         expected, got = exact.run(batch).numpy(), bucketed.run(batch).numpy()
-        assert got.shape[:2] == bucket_shape(*shape)
+        assert got.shape[:2] == (bucket_shape(*shape, max_positions=128) or shape)
         for row, length in enumerate(lengths):
             np.testing.assert_allclose(got[row, :length], expected[row, :length], atol=1e-5)
 
@@ -271,20 +279,94 @@ def test_an_engine_runs_on_buckets(bundle_dir: Path) -> None:
     heads = {
         str(t): open_session(bundle.head_file(t), head_options()) for t in bundle.manifest.tasks
     }
-    encoder = BucketedEncoder(session=session, hidden_size=bundle.config.hidden_size, device="cpu")
-    opened = OpenEncoder(encoder=encoder, lock=threading.Lock())
+    encoder = BucketedEncoder(session, bundle.config, device="cpu")
+    opened = OpenEncoder(encoder=encoder)
     engine = Engine(bundle.config, opened, heads, device="cuda")
     inputs = some_inputs(engine.tasks) * 3
     for expected, got in zip(reference.run(inputs), engine.run(inputs), strict=True):
         np.testing.assert_allclose(got, expected, atol=1e-4)
 
 
+def test_buckets_end_at_the_position_table(tmp_path: Path) -> None:
+    """With 100 positions 97 tokens were padded to 128, past the table."""
+    config = replace(TINY, max_positions=100)
+    model = write_checkpoint(tmp_path / "checkpoint", config, tasks=()).eval()
+    bundle = export_bundle(tmp_path / "checkpoint", tmp_path / "bundle").bundle
+    session = open_session(bundle.encoder_file, encoder_options(RuntimeOptions(num_threads=1)))
+    ids = np.arange(97)[None] % config.vocab_size
+    batch = PaddedBatch(ids=ids, types=np.zeros_like(ids), lengths=np.array([97]))
+
+    encoder = BucketedEncoder(session, config, device="cpu")
+    hidden = encoder.run(batch).numpy()
+
+    assert hidden.shape[:2] == (1, 100)
+    with torch.inference_mode():
+        expected = model(
+            Batch(ids=torch.from_numpy(ids), types=torch.zeros(1, 97, dtype=torch.long))
+        ).numpy()
+    np.testing.assert_allclose(hidden[:, :97], expected, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("shape", "expected"),
-    [((1, 1), (1, 32)), ((1, 32), (1, 32)), ((2, 33), (2, 64)), ((3, 512), (4, 512))],
+    [
+        ((1, 1), (1, 32)),
+        ((1, 32), (1, 32)),
+        ((2, 33), (2, 64)),
+        ((3, 512), (4, 512)),
+        ((1, 600), (1, 640)),
+        ((1, 700), (1, 700)),
+        ((65, 32), (128, 32)),
+        ((129, 32), None),
+        ((33, 480), None),
+        ((9, 300), None),
+    ],
 )
-def test_bucket_shapes(shape: tuple[int, int], expected: tuple[int, int]) -> None:
-    assert bucket_shape(*shape) == expected
+def test_bucket_shapes(shape: tuple[int, int], expected: tuple[int, int] | None) -> None:
+    assert bucket_shape(*shape, max_positions=700) == expected
+
+
+@pytest.mark.parametrize(("max_positions", "most"), [(100, 27), (512, 79), (4096, 160)])
+def test_the_number_and_size_of_buckets_are_bounded(max_positions: int, most: int) -> None:
+    shapes = {
+        bucket_shape(num_sequences, num_positions, max_positions)
+        for num_positions in range(1, max_positions + 1)
+        for num_sequences in range(1, 4096 // num_positions + 2)
+    } - {None}
+    assert len(shapes) <= most
+    assert all(shape and shape[0] * shape[1] <= 4096 for shape in shapes)
+
+
+def test_several_shapes_are_run_before_the_first_request(bundle_dir: Path) -> None:
+    bundle = Bundle.open(bundle_dir)
+    session = open_session(bundle.encoder_file, encoder_options(RuntimeOptions(num_threads=1)))
+    encoder = BucketedEncoder(session, bundle.config, device="cpu")
+    head = {"fill-mask": open_session(bundle.head_file("fill-mask"), head_options())}
+    Engine(bundle.config, OpenEncoder(encoder=encoder), head, device="cuda").warm_up()
+    assert encoder._held.buckets.keys() == {(n, s) for n in (1, 4) for s in (32, 64, 128)}
+
+
+def test_all_calls_of_a_device_are_made_on_one_thread(bundle_dir: Path) -> None:
+    """A captured graph belongs to the thread that captured it: warm-up's, and the queue's."""
+    bundle = Bundle.open(bundle_dir)
+    names = set()
+
+    class Recorded(BucketedEncoder):
+        def run(self, batch: PaddedBatch) -> ort.OrtValue:
+            names.add(threading.current_thread().name)
+            return super().run(batch)
+
+    session = open_session(bundle.encoder_file, encoder_options(RuntimeOptions(num_threads=1)))
+    opened = OpenEncoder(encoder=Recorded(session, bundle.config, device="cpu"))
+    head = {"fill-mask": open_session(bundle.head_file("fill-mask"), head_options())}
+    engine = Engine(bundle.config, opened, head, device="cuda")
+    inputs = some_inputs(["fill-mask"])
+    expected = engine.run(inputs)
+    with ThreadPoolExecutor(4) as threads:
+        for answers in threads.map(engine.run, [inputs] * 8):
+            for one, other in zip(expected, answers, strict=True):
+                np.testing.assert_array_equal(one, other)
+    assert len(names) == 1
 
 
 @pytest.mark.parametrize(
@@ -294,16 +376,76 @@ def test_larger_models_have_smaller_batches(size: str, expected: int) -> None:
     assert best_batch_tokens(preset(size), "cpu") == expected
 
 
-def test_without_a_device_one_line_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    if runtime.no_cuda_reason() is None:
-        pytest.skip("there is a CUDA device here")
+@pytest.fixture
+def forgotten_reasons() -> None:
+    """No reason was logged yet in this process."""
+    engine_module._log_reason.cache_clear()
+
+
+def open_logged(
+    bundle: Path, device: Device, caplog: pytest.LogCaptureFixture
+) -> tuple[Engine, list[tuple[int, str]]]:
+    caplog.clear()
     caplog.set_level(logging.INFO, "albert_serve")
-    assert choose_device("cuda") == "cpu"
-    assert choose_device("auto") == "cpu"
-    assert choose_device("cpu") == "cpu"
-    levels = [record.levelno for record in caplog.records]
-    assert levels == [logging.WARNING, logging.INFO]
-    assert all("running on the CPU: " in record.getMessage() for record in caplog.records)
+    opened = Engine.open(bundle, RuntimeOptions(num_threads=1, device=device))
+    return opened, [(record.levelno, record.getMessage()) for record in caplog.records]
+
+
+@pytest.mark.usefixtures("forgotten_reasons")
+def test_without_a_driver_one_line_says_so(
+    bundle_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if no_cuda_reason() != NO_DRIVER:
+        pytest.skip("there is an NVIDIA driver here")
+    expected = [(logging.INFO, "running on the CPU: no NVIDIA driver is installed")]
+    engine, lines = open_logged(bundle_dir, "auto", caplog)
+    assert (engine.device, lines) == ("cpu", expected)
+    assert open_logged(bundle_dir, "auto", caplog)[1] == []  # said once
+    assert open_logged(bundle_dir, "cpu", caplog)[1] == []
+
+
+@pytest.mark.usefixtures("forgotten_reasons")
+@pytest.mark.parametrize("fault", ["no library", "no session", "no run"])
+def test_auto_serves_on_the_cpu_where_cuda_fails(
+    bundle_dir: Path, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reason = "a library of CUDA is missing: libcublas" if fault == "no library" else None
+    monkeypatch.setattr(engine_module, "no_cuda_reason", lambda: reason)
+    if fault == "no run":
+        monkeypatch.setattr(engine_module.Engine, "_open_on", open_on_a_device_that_fails)
+
+    engine, lines = open_logged(bundle_dir, "auto", caplog)
+
+    assert engine.device == "cpu"
+    engine.warm_up()
+    ((level, line),) = lines
+    assert level == logging.WARNING
+    assert line.startswith("running on the CPU: ")
+    assert "pip install 'albert-serve[gpu]'" in line
+    assert {"no library": "libcublas", "no session": "without CUDA", "no run": "no kernel image"}[
+        fault
+    ] in line
+    with pytest.raises(EngineError, match=r"CUDA is asked for and cannot be used: .*albert-serve"):
+        Engine.open(bundle_dir, RuntimeOptions(device="cuda"))
+
+
+def open_on_a_device_that_fails(
+    device: str, bundle: Bundle, options: RuntimeOptions, pool: EncoderPool
+) -> Engine:
+    engine = _OPEN_ON("cpu", bundle, options, pool)
+    if device == "cuda":
+        engine._encoder = OpenEncoder(encoder=FailingEncoder())
+    return engine
+
+
+_OPEN_ON = Engine._open_on
+
+
+class FailingEncoder:
+    first_shapes: ClassVar[list[tuple[int, int]]] = []
+
+    def run(self, batch: PaddedBatch) -> ort.OrtValue:
+        raise RuntimeError("no kernel image is available for execution on the device")
 
 
 def test_an_old_runtime_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,3 +487,13 @@ def test_an_entry_says_what_it_was_made_of(bundle_dir: Path, options: RuntimeOpt
     entry = json.loads((packed.parent / "entry.json").read_text())
     assert entry["weights"] == bundle.manifest.files["model.safetensors"].sha256
     assert (entry["runtime"], entry["cpu"]) == (ort.__version__, cpu_name())
+
+
+def test_the_extra_for_gpus_pins_what_the_constraints_do() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    packages = {line.split(";")[0] for line in extras["optional-dependencies"]["gpu"]}
+    packages -= {"albert-serve[serve]"}
+    constraints = (ROOT / "constraints.txt").read_text().split()
+    assert {package.replace("[cuda,cudnn]", "") for package in packages} <= set(constraints)
+    assert "onnxruntime-gpu[cuda,cudnn]==1.31.1" in packages
+    assert {package for package in constraints if package.startswith("nvidia-")} <= packages

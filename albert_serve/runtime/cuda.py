@@ -1,0 +1,104 @@
+"""CUDA: the reason why it cannot be used, the options of its sessions, and its one thread."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import ctypes
+import io
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, TypeVar
+
+import onnxruntime as ort
+
+_T = TypeVar("_T")
+
+PROVIDER: Final = "CUDAExecutionProvider"
+# The compute capabilities that onnxruntime-gpu 1.31 has kernels for; it has no PTX for others.
+CAPABILITIES: Final = ("7.5", "8.0", "8.6", "8.9", "9.0", "12.0")
+_OLDEST_DRIVER: Final = 580  # of CUDA 13
+_CUDA_MAJOR: Final = 13
+NO_DRIVER: Final = "no NVIDIA driver is installed"
+# Attributes of a device, as the driver numbers them.
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
+ADVICE: Final = (
+    "CUDA 13 and cuDNN 9 come with pip install 'albert-serve[gpu]' (make serve-gpu); the NVIDIA "
+    f"driver must be {_OLDEST_DRIVER} or newer, the compute capability {', '.join(CAPABILITIES)}"
+)
+# A capture fails if another thread allocates, frees or copies device memory meanwhile, and a
+# captured graph belongs to its thread. So this thread makes all calls of this process.
+_THREAD: Final = ThreadPoolExecutor(1, thread_name_prefix="cuda")
+
+
+def no_cuda_reason() -> str | None:
+    """Return why CUDA cannot be used, as far as it shows without a session; else None."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return NO_DRIVER
+    if PROVIDER not in ort.get_available_providers():
+        return "this onnxruntime is built without CUDA (onnxruntime-gpu has it)"
+    count, version = ctypes.c_int(0), ctypes.c_int(0)
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return "the NVIDIA driver finds no device"
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    if version.value < 1000 * _CUDA_MAJOR:
+        supported = f"{version.value // 1000}.{version.value % 1000 // 10}"
+        return f"the NVIDIA driver supports CUDA {supported}, and CUDA {_CUDA_MAJOR} is needed"
+    return _missing_library()
+
+
+def compute_capability() -> str | None:
+    """Return the compute capability of device 0, such as "8.0"; None where the driver has none."""
+    with contextlib.suppress(OSError):
+        driver = ctypes.CDLL("libcuda.so.1")
+        major, minor = ctypes.c_int(0), ctypes.c_int(0)
+        failed = driver.cuInit(0)
+        failed |= driver.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, 0)
+        failed |= driver.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, 0)
+        if not failed:
+            return f"{major.value}.{minor.value}"
+    return None
+
+
+def cuda_provider(*, captures: bool) -> dict[str, str]:
+    """Return the options of the CUDA provider.
+
+    Args:
+        captures: whether runs are captured as CUDA graphs.
+    """
+    return {
+        "arena_extend_strategy": "kSameAsRequested",
+        "use_tf32": "0",
+        "enable_cuda_graph": str(int(captures)),
+    }
+
+
+def on_cuda_thread(call: Callable[[], _T]) -> _T:
+    """Return the result of a call made on the thread of all CUDA calls, in this thread's context.
+
+    Not to be called on that thread itself.
+    """
+    return _THREAD.submit(contextvars.copy_context().run, call).result()
+
+
+def later_on_cuda_thread(call: Callable[[], object]) -> None:
+    """Have a call made on that thread, after those that wait already; not while Python ends."""
+    with contextlib.suppress(RuntimeError):
+        _THREAD.submit(call)
+
+
+def _missing_library() -> str | None:
+    """Load CUDA's libraries as the runtime does; return the one that is missing."""
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does not find
+        ort.preload_dlls(directory="")  # from NVIDIA's pip packages, if they are installed
+    folder = Path(ort.__file__).parent / "capi"
+    try:
+        for name in ("shared", "cuda"):
+            library = folder / f"libonnxruntime_providers_{name}.so"
+            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        return f"a library of CUDA is missing: {error}"
+    return None
