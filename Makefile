@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help setup serve serve-gpu test test-fast test-slow fuzz bench-pretrain bench-engine bench-sizes bench-serve bench-reliability image-cpu image-gpu check format clean
+.PHONY: help setup serve serve-gpu test test-fast test-slow fuzz fuzz-waiting bench-pretrain bench-engine bench-sizes bench-serve bench-reliability image-cpu image-gpu check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -53,6 +53,9 @@ test-slow: $(VENV)/.dev  ## run the tests that take minutes
 
 fuzz: $(VENV)/.dev  ## 20,000 hostile requests, and the API document held against its service
 	$(BIN)/python -m pytest -s -m slow tests/albert_serve/server/test_fuzz.py tests/albert_serve/server/test_api_document.py
+
+fuzz-waiting: $(VENV)/.dev  ## search for 30 minutes for what makes others wait longest, and holds memory
+	$(BIN)/python -m benchmarks.reliability.waiting
 
 bench-pretrain: $(VENV)/.dev  ## train with transformers and with this package, and compare
 	$(BIN)/python -m benchmarks.pretrain

@@ -33,7 +33,7 @@ from albert_serve.server.admission import AdmissionController
 from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, cors_options
 from albert_serve.server.bentoml.endpoints import Info, MediaTypes, NoInput, answer, input_of
 from albert_serve.server.bentoml.event_loop import accept_many
-from albert_serve.server.bentoml.http import limit_heads
+from albert_serve.server.bentoml.http import limit_connections
 from albert_serve.server.bentoml.supervision import SERVICE_NAME, end_with, mark_started, supervise
 from albert_serve.server.bentoml.tracing import NO_SPANS, CallersTrace, has_exporter
 from albert_serve.server.error_replies import ErrorReplies
@@ -44,6 +44,7 @@ from albert_serve.server.paths import Labels, Paths
 from albert_serve.server.pid_file import hold_pid_file
 from albert_serve.server.registry import Models, check_models
 from albert_serve.server.routes import make_app
+from albert_serve.server.shared_replies import SharedReplies
 from albert_serve.settings import DEFAULT_VARIABLE, Settings, num_workers, supervisor_pid
 
 # BentoML's timeout; our deadlines are shorter and reply with the reason (settings.py).
@@ -189,7 +190,7 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         """Return the application of a process; called once, before the first request."""
         settings = Settings.from_environment()
         configure_logs(settings.log_format)
-        limit_heads()
+        limit_connections()
         accept_many()
         # What is imported stays, so full collections, which stop all requests, can leave it out.
         gc.collect()
@@ -207,6 +208,7 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
             keys = _read_keys(settings)
             self.add_asgi_middleware(ApiKeyMiddleware, keys=keys, surfaces=settings.guard)
         self.add_asgi_middleware(MediaTypes, is_internal=not is_main)
+        self.add_asgi_middleware(SharedReplies)
         app = super().to_asgi(is_main=is_main)
         app.add_middleware(Labels)
         app.add_middleware(

@@ -2,8 +2,10 @@
 
 A request's round-robin slot is one batch. The longest of its inputs seeds the batch, and the inputs
 nearest to that in length fill it, one of each request after another. A new request comes last, so
-it waits for at most one batch of each earlier request, however large they are. Interactive
-requests go before batch jobs, which have a share of the compute while both wait.
+it waits for at most one batch of each earlier request, however large they are. Every other batch is
+a short request's, if one waits: so it waits for at most two batches of each earlier short request,
+however many large ones there are, and these for at most twice as many batches. Interactive requests
+go before batch jobs, which have a share of the compute while both wait.
 
 Nothing here depends on a clock, a thread or a model.
 """
@@ -21,6 +23,8 @@ from albert_serve.errors import ConfigError
 Priority: TypeAlias = Literal["interactive", "batch"]
 
 PRIORITIES: Final[tuple[Priority, ...]] = get_args(Priority)
+# Short requests have at most so much of a slot: a few batches hold all that usually wait.
+_SHORT_SHARE: Final = 0.25
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -249,12 +253,15 @@ class _Queue(Generic[RequestT]):
     Attributes:
         slots: the requests, in order of their slots. An ordered dictionary, here and below, because
             a plain one takes longer to find its first key the more were removed before it.
+        short: those of few tokens, in order of their arrival.
         num_tokens: tokens of the waiting inputs.
         num_slot_tokens: those that the next slot of each request may compute.
     """
 
     def __init__(self, slot_tokens: int) -> None:
         self.slots: OrderedDict[RequestT, None] = OrderedDict()
+        self.short: OrderedDict[RequestT, None] = OrderedDict()
+        self._is_shorts_turn = False
         self.num_tokens = 0
         self.num_slot_tokens = 0
         self._slot_tokens = slot_tokens
@@ -265,6 +272,8 @@ class _Queue(Generic[RequestT]):
         if not request.waiting:
             return
         self.slots[request] = None
+        if request.num_waiting_tokens <= _SHORT_SHARE * self._slot_tokens:
+            self.short[request] = None
         self._count(0, request.num_waiting_tokens)
         for length in request.waiting:
             if length not in self._by_length:
@@ -276,6 +285,7 @@ class _Queue(Generic[RequestT]):
         if request not in self.slots:
             return
         del self.slots[request]
+        self.short.pop(request, None)
         self._count(request.num_waiting_tokens, 0)
         for length in request.waiting:
             self._leave(request, length)
@@ -283,7 +293,8 @@ class _Queue(Generic[RequestT]):
         request.num_waiting_tokens = 0
 
     def first(self) -> RequestT:
-        return next(iter(self.slots))
+        """Return the request whose slot is next."""
+        return next(iter(self.short if self._is_shorts_turn and self.short else self.slots))
 
     def has_length(self, length: int) -> bool:
         return length in self._by_length
@@ -292,6 +303,7 @@ class _Queue(Generic[RequestT]):
         return next(iter(self._by_length[length]))
 
     def end_slot(self, request: RequestT) -> None:
+        self._is_shorts_turn = not self._is_shorts_turn
         if request in self.slots:
             self.slots.move_to_end(request)
 
@@ -308,6 +320,7 @@ class _Queue(Generic[RequestT]):
         self._leave(request, length)
         if not request.waiting:
             del self.slots[request]
+            self.short.pop(request, None)
         return index
 
     def lengths_around(self, length: int) -> list[int]:

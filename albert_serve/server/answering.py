@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -15,17 +15,27 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from albert_serve.api.schemas import TRUNCATED_HEADER, WARNINGS_HEADER, TaskRequest, describe
+from albert_serve.api.schemas import (
+    MAX_TARGETS,
+    TRUNCATED_HEADER,
+    WARNINGS_HEADER,
+    TaskRequest,
+    describe,
+)
 from albert_serve.batching.scheduler import PRIORITIES, Priority
 from albert_serve.errors import AlbertServeError, InvalidInputError, NotFoundError
 from albert_serve.server.admission import priority_of
 from albert_serve.server.auth import PRIORITY_HEADER
-from albert_serve.server.error_replies import error_response, id_header, read_json, request_id_of
+from albert_serve.server.bodies import parse_json, read_body
+from albert_serve.server.error_replies import error_response, id_header, request_id_of
 from albert_serve.server.hosted_model import HostedModel
+from albert_serve.server.threads import run_in_thread
 from albert_serve.tasks import TASKS, Prepared
 
 # nginx's status for a client that disconnected; only the log shows it.
 _CLIENT_GONE: Final = 499
+# Bodies that take over some milliseconds to parse.
+_LARGE_BYTES: Final = 1 << 14
 _logger = logging.getLogger(__name__)
 
 
@@ -41,12 +51,12 @@ async def answer_request(model: HostedModel, task: str, request: Request) -> Res
     priority = _priority(request)
     ends_s = time.monotonic() + settings.deadline_s
     with model.in_use():
-        body = await read_json(
+        reading = read_body(
             request, max_bytes=settings.max_body_bytes, deadline_s=settings.deadline_s
         )
-        task_request = _parse(model, task, body)
-        answering = model.answer(task, task_request, ends_s, priority, pydantic_core.to_json)
-        return await _until_disconnect(request, _reply(answering))
+        # The body has no name here, so that its memory is free once it is parsed.
+        replying = _reply(model, task, await reading, ends_s, priority)
+        return await _until_disconnect(request, replying)
 
 
 async def answer_call(model: HostedModel, task: str, inputs: Any, parameters: Any) -> Any:
@@ -58,7 +68,7 @@ async def answer_call(model: HostedModel, task: str, inputs: Any, parameters: An
     """
     _check_task(model, task)
     ends_s = time.monotonic() + model.settings.deadline_s
-    request = _parse(model, task, {"inputs": inputs, "parameters": parameters})
+    request = _validate(model, task, {"inputs": inputs, "parameters": parameters})
     with model.in_use():
         _, reply = await model.answer(task, request, ends_s, "interactive", lambda value: value)
     return reply
@@ -71,7 +81,27 @@ def reply_to_error(error: AlbertServeError, request: Request) -> Response:
     return error_response(error, request.scope)
 
 
-def _parse(model: HostedModel, task: str, body: Any) -> TaskRequest:
+async def _reply(
+    model: HostedModel, task: str, body: bytes, ends_s: float, priority: Priority
+) -> Response:
+    if len(body) > _LARGE_BYTES:
+        request = await run_in_thread(_parse, model, task, body, ends_s=ends_s, is_large=True)
+    else:
+        request = _parse(model, task, body)
+    del body
+    prepared, reply = await model.answer(task, request, ends_s, priority, pydantic_core.to_json)
+    return Response(reply, headers=_note_headers(prepared), media_type="application/json")
+
+
+def _parse(model: HostedModel, task: str, body: bytes) -> TaskRequest:
+    settings = model.settings
+    # No answerable request has more: an item is up to three values, or a list of sentences, of
+    # which each is read with the next one; parameters have up to 1,000 targets.
+    max_values = 4 * settings.max_items + settings.max_queue_tokens // 4 + 2 * MAX_TARGETS
+    return _validate(model, task, parse_json(body, max_values=max_values))
+
+
+def _validate(model: HostedModel, task: str, body: Any) -> TaskRequest:
     """Return the request of a task; a list of too many inputs is refused before it is validated."""
     if isinstance(body, dict):
         model.check_num_items(body.get("inputs"))
@@ -85,11 +115,6 @@ def _check_task(model: HostedModel, task: str) -> None:
     if task not in model.tasks:
         tasks = ", ".join(model.tasks)
         raise NotFoundError(f"the model {model.name} has no {task}; it has {tasks}")
-
-
-async def _reply(answering: Awaitable[tuple[Sequence[Prepared[Any]], bytes]]) -> Response:
-    prepared, body = await answering
-    return Response(body, headers=_note_headers(prepared), media_type="application/json")
 
 
 def _priority(request: Request) -> Priority:

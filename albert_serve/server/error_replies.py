@@ -6,9 +6,6 @@ Whether an endpoint, the router or BentoML refuses a request, the caller gets
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import json
 import logging
 import math
 import re
@@ -16,20 +13,16 @@ import time
 import uuid
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, Final, NoReturn
+from typing import Final
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from albert_serve.api.schemas import ErrorReply
 from albert_serve.errors import (
     AlbertServeError,
-    BodyTooLargeError,
-    DeadlineExceededError,
-    MalformedRequestError,
     QueueFullError,
     UnsupportedMediaError,
     request_error,
@@ -145,69 +138,6 @@ def not_json(media_type: str) -> UnsupportedMediaError:
     """Return the error of a body that is not declared as JSON."""
     got = f"the content type is {media_type}" if media_type else "there is no Content-Type"
     return UnsupportedMediaError(f"{got}; send application/json")
-
-
-async def read_json(request: Request, *, max_bytes: int, deadline_s: float) -> Any:
-    """Read the JSON value of a request's body.
-
-    Raises:
-        UnsupportedMediaError: the content type is not JSON, or the body is compressed.
-        BodyTooLargeError: the body is over the limit; the rest of it is not read.
-        DeadlineExceededError: the body did not arrive in time.
-        MalformedRequestError: the body is not JSON.
-    """
-    media = media_type_of(request.headers)
-    if media != JSON:
-        raise not_json(media)
-    coding = request.headers.get("content-encoding", "identity").strip().lower()
-    if coding != "identity":
-        raise UnsupportedMediaError(
-            f"the content encoding is {coding[:40]!r}; send the body as it is"
-        )
-    try:
-        async with asyncio.timeout(deadline_s):
-            body = await _read_body(request, max_bytes)
-    except TimeoutError:
-        raise DeadlineExceededError(f"the body did not arrive within {deadline_s:g} s") from None
-    try:
-        return _parse(body)
-    except (ValueError, RecursionError) as error:
-        raise MalformedRequestError(f"the body is not JSON: {error}") from error
-
-
-def _parse(body: bytes) -> Any:
-    # A body of a million lists would trigger full garbage collections again and again.
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        # From bytes it would also accept UTF-16 and UTF-32, and lone surrogates in UTF-8.
-        return json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant)
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number in JSON")
-
-
-async def _read_body(request: Request, max_bytes: int) -> bytes:
-    declared = request.headers.get("content-length", "0")
-    size = int(declared) if declared.isdecimal() else 0
-    chunks: list[bytes] = []
-    if size <= max_bytes:
-        size = 0
-        try:
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size > max_bytes:
-                    break
-                chunks.append(chunk)
-        except ClientDisconnect as error:
-            raise MalformedRequestError("the connection closed within the body") from error
-    if size > max_bytes:
-        raise BodyTooLargeError(f"the body is over the limit of {max_bytes} bytes; split it")
-    return b"".join(chunks)
 
 
 def find_or_make_id(headers: Headers) -> str:

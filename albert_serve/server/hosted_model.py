@@ -5,30 +5,36 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import copy_context
 from dataclasses import dataclass, field
-from functools import cache, partial
-from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
 
 from albert_serve import __version__
-from albert_serve.api.schemas import InfoReply, TaskInfo, TaskRequest
+from albert_serve.api.schemas import (
+    InfoReply,
+    SentenceOrderRequest,
+    Sentences,
+    TaskInfo,
+    TaskRequest,
+)
 from albert_serve.batching.batcher import Batcher
 from albert_serve.batching.scheduler import Priority
 from albert_serve.bundle.manifest import Bundle
-from albert_serve.errors import DeadlineExceededError, TooMuchAtOnceError
+from albert_serve.errors import TooMuchAtOnceError
+from albert_serve.server.threads import run_in_thread
 from albert_serve.settings import Settings
 from albert_serve.tasks import AnyTask, Logits, Prepared, Work, prepare_request, shape_reply
 
-_Args = TypeVarTuple("_Args")
 _ResultT = TypeVar("_ResultT")
 
 
-# Texts of a request that are tokenised by a thread of their own: some 10 ms of work and more.
-_LONG_CHARS: Final = 1 << 14
+# Some 10 ms of `work_of`, and of answers' `num_held_bytes`.
+_LARGE_WORK: Final = 1 << 14
+_LARGE_ANSWER_BYTES: Final = 1 << 19
+# What a text takes beside its characters.
+_CHARS_PER_TEXT: Final = 100
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -81,10 +87,12 @@ class HostedModel:
             RequestError: the queue is full, or the deadline has passed.
             EngineError: the model failed.
         """
-        is_long = num_chars([request.inputs, request.parameters]) > _LONG_CHARS
-        pool = _long_texts() if is_long else None
-        prepared = await _in_thread(self._prepare, task, request, ends_s=ends_s, pool=pool)
+        is_large = _is_large(request)
+        prepared = await run_in_thread(
+            self._prepare, task, request, ends_s=ends_s, is_large=is_large
+        )
         work, is_begun = Work(prepared), False
+        is_large |= sum(item.num_held_bytes for item in prepared) > _LARGE_ANSWER_BYTES
 
         def take(logits: list[Logits]) -> _ResultT | None:
             """Return the reply if this was the last round, else None."""
@@ -97,7 +105,8 @@ class HostedModel:
             logits = await self.batcher.run(
                 work.inputs, left_s, priority=priority, is_begun=is_begun
             )
-            reply, is_begun = await _in_thread(take, logits, ends_s=ends_s), True
+            reply = await run_in_thread(take, logits, ends_s=ends_s, is_large=is_large)
+            is_begun = True
         return prepared, reply
 
     async def close(self) -> None:
@@ -141,34 +150,24 @@ class HostedModel:
         return prepare_request(self.tasks[task], request, max_tokens=self.batcher.max_queue_tokens)
 
 
-async def _in_thread(
-    function: Callable[[Unpack[_Args]], _ResultT],
-    *args: *_Args,
-    ends_s: float,
-    pool: Executor | None = None,
-) -> _ResultT:
-    """Run a function off the event loop; one that exceeds the deadline is not awaited.
+def work_of(value: object, *, is_reordered: bool = False) -> int:
+    """Estimate the work of reading a value of a request, in characters of plain text.
 
-    One that has not begun when the request is cancelled never begins.
+    Args:
+        is_reordered: whether each sentence of a list is read with every other.
     """
-    run = partial(copy_context().run, function, *args)
-    try:
-        async with asyncio.timeout(ends_s - time.monotonic()):
-            return await asyncio.get_running_loop().run_in_executor(pool, run)
-    except TimeoutError:
-        raise DeadlineExceededError("no answer before the deadline; send less at once") from None
+    if isinstance(value, str):
+        return _CHARS_PER_TEXT + len(value)
+    if isinstance(value, Sentences) and is_reordered:
+        return work_of(value.sentences) + _CHARS_PER_TEXT * len(value.sentences) ** 2
+    if isinstance(value, BaseModel):
+        value = list(vars(value).values())
+    if isinstance(value, list | tuple):
+        return sum(work_of(part, is_reordered=is_reordered) for part in value)
+    return 0
 
 
-@cache
-def _long_texts() -> Executor:
-    """The thread that tokenises long texts, so that those of others do not wait for them."""
-    return ThreadPoolExecutor(1, thread_name_prefix="long-texts")
-
-
-def num_chars(inputs: object) -> int:
-    """Return the number of characters of all strings in a value of a request."""
-    if isinstance(inputs, str):
-        return len(inputs)
-    if isinstance(inputs, BaseModel):
-        return num_chars(list(vars(inputs).values()))
-    return sum(map(num_chars, inputs)) if isinstance(inputs, list | tuple) else 0
+def _is_large(request: TaskRequest) -> bool:
+    is_reordered = isinstance(request, SentenceOrderRequest) and request.parameters.reorder
+    parts = [request.inputs, request.parameters]
+    return work_of(parts, is_reordered=is_reordered) > _LARGE_WORK

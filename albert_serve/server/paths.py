@@ -14,7 +14,9 @@ from albert_serve.tasks import TASKS
 HEALTH_PATHS: Final = frozenset({"/health", "/healthz", "/livez", "/readyz"})
 METRICS_PATH: Final = "/metrics"
 OTHER: Final = "/*"
-_DOCS_PATHS: Final = frozenset({"/docs", "/docs.json", "/schema.json"})
+# Documents that stay the same as long as the service runs.
+FIXED_PATHS: Final = frozenset({"/docs.json", "/schema.json"})
+_DOCS_PATHS: Final = FIXED_PATHS | {"/docs"}
 _DOCS_FOLDER: Final = "/static_content/"
 # Open: the page holds no data and asks for the key itself, and a browser can send none for it.
 _PAGE_PATH: Final = "/"

@@ -38,6 +38,14 @@ _CHECK_EVERY_MS: Final = 1000
 _MAX_FAILED_STARTS: Final = 5
 _STARTED: Final = "started-{}"
 _END_AFTER_S: Final = 0.5
+# What it means if a signal that we did not send ends a worker.
+_REASONS: Final[dict[int, str]] = {
+    signal.SIGBUS: (
+        "a file of a served bundle was cut short or written over in place; replace bundles by "
+        "renaming them"
+    ),
+    signal.SIGKILL: "it was killed by someone, or by the system for want of memory",
+}
 _logger = logging.getLogger(__name__)
 
 
@@ -55,6 +63,7 @@ def supervise() -> None:
     atexit.register(starts.exit)
     atexit.register(shutil.rmtree, metrics, ignore_errors=True)
     Watcher.__init__ = partialmethod(_watch, Watcher.__init__, metrics)
+    Watcher.reap_process = partialmethod(_reap, Watcher.reap_process)
     Process.spawn = partialmethod(_spawn, Process.spawn, starts)
     Controller.start = partialmethod(_start_checking_often, Controller.start)
     vars(bentoml.serving)["running_inside_container"] = lambda: False
@@ -133,6 +142,16 @@ def _spawn(process: Process, spawn: Any, starts: Starts) -> None:
         spawn(process)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+
+
+def _reap(watcher: Watcher, reap: Any, pid: int, status: int | None = None) -> None:
+    """Forget a worker that has died, and log the reason where a signal ended it."""
+    if status is not None and os.WIFSIGNALED(status) and not watcher.is_stopping():
+        number = os.WTERMSIG(status)
+        if number in _REASONS:
+            name = signal.Signals(number).name
+            _logger.error("worker %d was ended by %s: %s", pid, name, _REASONS[number])
+    reap(watcher, pid, status)
 
 
 def _remove_dead_gauges(metrics: Path) -> None:

@@ -15,6 +15,7 @@ from albert_serve.errors import ConfigError
 
 CALL_COST = 16
 MAX_BATCH_TOKENS = 64
+SHORT_TOKENS = 16
 BATCH_SHARE = 0.2
 S_PER_TOKEN = 0.01
 
@@ -204,7 +205,7 @@ def test_a_batch_is_of_one_priority_within_its_limits_and_as_full_as_they_allow(
 
 @settings(max_examples=150, deadline=None)
 @given(arrivals=crowds)
-def test_a_request_waits_for_one_batch_at_most_of_each_that_is_before_it(
+def test_a_request_waits_for_two_batches_at_most_of_each_that_is_before_it(
     arrivals: list[Arrival],
 ) -> None:
     batches_left: dict[Arrival, int] = {}  # until it has to be served
@@ -212,10 +213,22 @@ def test_a_request_waits_for_one_batch_at_most_of_each_that_is_before_it(
         chosen = {arrival for arrival, _ in step.members}
         mine = [arrival for arrival in step.waiting if arrival.priority == step.priority]
         for arrival in mine:
-            others = len(mine) - 1
-            remaining = batches_left.get(arrival, others)
-            assert remaining >= 0
-            batches_left[arrival] = others if arrival in chosen else remaining - 1
+            is_short = sum(arrival.lengths) <= SHORT_TOKENS
+            rivals = [other for other in mine if sum(other.lengths) <= SHORT_TOKENS or not is_short]
+            most = 2 * len(rivals) - 1  # of the short ones every other batch is one's
+            left = batches_left.get(arrival, most)
+            assert left >= 0
+            batches_left[arrival] = most if arrival in chosen else left - 1
+
+
+def test_a_short_request_waits_for_two_batches_at_most_however_many_large_ones_there_are() -> None:
+    large = [Arrival(lengths=[60]) for _ in range(20)]
+    short = [Arrival(lengths=[10], comes_s=comes_s) for comes_s in (0.1, 5.0)]
+    steps = list(simulate([*large, *short]))
+    for arrival in short:
+        came = next(place for place, step in enumerate(steps) if step.now_s >= arrival.comes_s)
+        served = next(place for place, step in enumerate(steps) if (arrival, 0) in step.members)
+        assert served <= came + 1
 
 
 @settings(max_examples=300, deadline=None)
@@ -259,8 +272,8 @@ def test_a_small_request_is_in_the_next_batch_however_many_inputs_are_before_it(
     steps = list(simulate([large, *small]))
     served = [{arrival for arrival, _ in step.members} for step in steps]
     assert served[0] == {large}
-    assert small[0] in served[1]  # its length is the large one's, whose turn it is not
-    assert small[1] in served[2]
+    assert small[1] in served[1]  # it is short
+    assert small[0] in served[1]  # it is not as short, but its length is near
     assert small[2] in served[3]
 
 

@@ -14,10 +14,15 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from albert_serve.api.schemas import FillMaskRequest, QuestionAnsweringRequest
+from albert_serve.api.schemas import (
+    FillMaskRequest,
+    QuestionAnsweringRequest,
+    SentenceOrderRequest,
+    TaskRequest,
+)
 from albert_serve.errors import InvalidInputError, TooMuchAtOnceError
 from albert_serve.server.answering import answer_request
-from albert_serve.server.hosted_model import HostedModel, num_chars
+from albert_serve.server.hosted_model import HostedModel, work_of
 
 MAX_ITEMS = 3
 
@@ -31,7 +36,9 @@ class Refusing:
 
     name = "tiny"
     tasks = ("fill-mask",)
-    settings = SimpleNamespace(deadline_s=5.0, max_body_bytes=1 << 20, max_items=MAX_ITEMS)
+    settings = SimpleNamespace(
+        deadline_s=5.0, max_body_bytes=1 << 20, max_items=MAX_ITEMS, max_queue_tokens=64
+    )
     check_num_items = HostedModel.check_num_items
     held: weakref.ref[Held]
 
@@ -86,15 +93,31 @@ def test_too_many_items_are_refused_before_they_are_validated() -> None:
     assert "at most 3" in str(error)
 
 
-@pytest.mark.parametrize(
-    ("request_type", "body", "expected"),
-    [
-        (FillMaskRequest, {"inputs": "abc"}, 3),
-        (FillMaskRequest, {"inputs": ["abc", "de"], "parameters": {"targets": ["x", "yz"]}}, 8),
-        (QuestionAnsweringRequest, {"inputs": {"question": "ab", "context": "cde"}}, 5),
-    ],
-)
-def test_characters_of_all_texts_are_counted(request_type: Any, body: Any, expected: int) -> None:
+@pytest.mark.parametrize("num_bytes", [1, 100_000])
+def test_too_many_values_are_refused_before_they_are_parsed(num_bytes: int) -> None:
+    body = {"inputs": "a" * num_bytes, "parameters": {"targets": [0] * 3000}}
+    error = asyncio.run(refuse(Refusing(), body))
+    assert isinstance(error, TooMuchAtOnceError)
+    assert "values" in str(error)
+
+
+def work(request_type: type[TaskRequest], body: Any, *, is_reordered: bool = False) -> int:
     request = request_type.model_validate(body)
-    num_chosen = num_chars(request_type.model_validate({**body, "parameters": {}}).parameters)
-    assert num_chars([request.inputs, request.parameters]) == expected + num_chosen
+    return work_of([request.inputs, request.parameters], is_reordered=is_reordered)
+
+
+def test_work_counts_the_characters_of_all_texts() -> None:
+    short = work(FillMaskRequest, {"inputs": "abc"})
+    assert work(FillMaskRequest, {"inputs": "abc" * 100}) == short + 297
+    targets = {"targets": ["xyz"] * 100}
+    assert work(FillMaskRequest, {"inputs": "abc", "parameters": targets}) > short + 300
+    question = {"inputs": {"question": "ab", "context": "cde" * 100}}
+    assert work(QuestionAnsweringRequest, question) > 300
+
+
+def test_work_counts_texts_and_the_pairs_of_sentences() -> None:
+    one, many = (work(FillMaskRequest, {"inputs": ["a"] * num}) for num in (1, 500))
+    assert many > 100 * one
+    sentences = {"inputs": {"sentences": ["a"] * 32}}
+    plain = work(SentenceOrderRequest, sentences)
+    assert work(SentenceOrderRequest, sentences, is_reordered=True) > 20 * plain

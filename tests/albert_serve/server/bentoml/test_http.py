@@ -12,7 +12,11 @@ from typing import Any
 import pytest
 import uvicorn
 
-from albert_serve.server.bentoml.http import MAX_HEAD_BYTES, LimitedHttpProtocol
+from albert_serve.server.bentoml.http import (
+    MAX_HEAD_BYTES,
+    MAX_PIPELINED,
+    LimitedHttpProtocol,
+)
 
 TIMEOUT_S = 20
 OK_HEAD = b"POST / HTTP/1.1\r\nHost: here\r\n"
@@ -94,15 +98,28 @@ def test_a_request_below_the_limit_is_answered(address: tuple[str, int]) -> None
         b"GET /" + b"a" * 2_000_000 + b" HTTP/1.1\r\nHost: here\r\n\r\n",
         b"GET / HTTP/1.1\r\nX: " + b"a" * 2_000_000 + b"\r\n\r\n",
         b"GET / HTTP/1.1\r\n" + b"a:b\r\n" * 500_000 + b"\r\n",
+        b"GET / HTTP/1.1\r\n" + b"a:b\r\n" * 2000 + b"\r\n",
         b"GET / HTTP/1.1\r\n" + b"a" * 2_000_000 + b": b\r\n\r\n",
     ],
-    ids=["url", "value", "many", "name"],
+    ids=["url", "value", "many", "many small", "name"],
 )
 def test_a_head_over_the_limit_is_refused(head: bytes, address: tuple[str, int], app: Echo) -> None:
     reply = exchange(address, *[head[i : i + 8192] for i in range(0, len(head), 8192)])
     assert not app.headers
     if reply:  # a client that still sends may see the reset before the reply
         assert reply.startswith(b"HTTP/1.1 431 "), reply[:200]
+
+
+@pytest.mark.parametrize(("num_bytes", "status"), [(-100, b"200"), (200, b"431")])
+def test_the_limit_holds_where_a_body_follows_at_once(
+    num_bytes: int, status: bytes, address: tuple[str, int], app: Echo
+) -> None:
+    others = len(OK_HEAD + CLOSE + b"Content-Length: 10000\r\n")
+    padding = b"X: " + b"a" * (MAX_HEAD_BYTES + num_bytes - others) + b"\r\n"
+    body = b"b" * 10_000
+    request = OK_HEAD + CLOSE + padding + b"Content-Length: 10000\r\n\r\n" + body
+    assert exchange(address, request).startswith(b"HTTP/1.1 " + status)
+    assert len(app.headers) == (status == b"200")
 
 
 def test_a_refusal_has_the_form_of_all_errors(address: tuple[str, int]) -> None:
@@ -145,3 +162,29 @@ def test_requests_on_one_connection_are_counted_apart(address: tuple[str, int], 
     reply = exchange(address, first, OK_HEAD + padding + CLOSE + body)
     assert reply.count(b"HTTP/1.1 200") == 6
     assert len(app.headers) == 6
+
+
+def chunked(chunk: bytes, num_chunks: int) -> bytes:
+    chunks = (b"%x\r\n" % len(chunk) + chunk + b"\r\n") * num_chunks
+    return OK_HEAD + CLOSE + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+
+
+def test_some_small_chunks_and_many_large_ones_are_taken(address: tuple[str, int]) -> None:
+    assert exchange(address, chunked(b"a", 10_000)).endswith(b"\r\n10000")
+    assert exchange(address, chunked(b"a" * 100, 30_000)).endswith(b"\r\n3000000")
+
+
+def test_very_many_small_chunks_end_the_connection(address: tuple[str, int], app: Echo) -> None:
+    assert b" 200 " not in exchange(address, chunked(b"a", 20_000))
+    assert b" 200 " not in exchange(address, chunked(b"a" * 8, 100_000))
+    assert not app.headers
+
+
+def test_very_many_pipelined_requests_end_the_connection(
+    address: tuple[str, int], app: Echo
+) -> None:
+    one = OK_HEAD + b"Content-Length: 0\r\n\r\n"
+    few = one * (MAX_PIPELINED - 1) + OK_HEAD + CLOSE + b"Content-Length: 0\r\n\r\n"
+    assert exchange(address, few).count(b" 200 OK") == MAX_PIPELINED
+    assert exchange(address, one * 50_000).count(b" 200 OK") < MAX_PIPELINED
+    assert len(app.headers) < 3 * MAX_PIPELINED

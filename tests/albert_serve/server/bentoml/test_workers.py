@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
 import time
 from pathlib import Path
@@ -62,15 +61,19 @@ def test_workers_end_with_their_supervisor(bundle_dir: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_service_ends_whose_workers_cannot_start(bundle_dir: Path, tmp_path: Path) -> None:
+def test_a_service_ends_whose_weights_were_cut_short_in_place(
+    bundle_dir: Path, tmp_path: Path
+) -> None:
     bundle = tmp_path / "bundle"
     shutil.copytree(bundle_dir, bundle)
     environment = service_environment(bundle, tmp_path / "home")
     with running_service(environment, tmp_path) as service:
         (worker,) = workers_of(service)
-        (bundle / "manifest.json").write_text("{")
-        os.kill(worker, signal.SIGKILL)
+        os.truncate(bundle / "model.safetensors", 100)
+        with pytest.raises(httpx.TransportError):
+            ask(service.url)
         assert service.process.wait(timeout=300) == 1
+        assert service.log.count(f"worker {worker} was ended by SIGBUS: a file of a served") == 1
         assert service.log.count("workers in a row died before they served") == 1
 
 
