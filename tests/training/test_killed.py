@@ -19,7 +19,7 @@ import pytest
 from tests.training.distillation.teachers import make_bert
 from tests.training.support import REPOSITORY, WIKI, same_weights
 
-_TIMEOUT_S = 300.0
+_TIMEOUT_S = 900.0
 
 
 def begin(command: Sequence[str], folder: Path) -> subprocess.Popen[str]:

@@ -41,19 +41,20 @@ def gradients(*, compiles: bool) -> Iterator[list[Tensor]]:
     torch.manual_seed(0)
     embeddings = Embeddings(TINY)
 
-    def loss(ids: Tensor, types: Tensor, positions: Tensor, read: Tensor) -> Tensor:
-        return (embeddings(ids, types, positions).flatten(0, 1)[read] * weights).sum()
+    def loss(ids: Tensor, types: Tensor, positions: Tensor) -> Tensor:
+        x_BSH: Tensor = embeddings(ids, types, positions)
+        return (x_BSH.flatten(0, 1)[read] * weights).sum()
 
-    inputs = [
+    ids, types, positions = (
         torch.randint(size, (32, NUM_TOKENS // 32))
         for size in (TINY.vocab_size, TINY.num_token_types, TINY.max_positions)
-    ]
+    )
     read = torch.randint(8, (NUM_TOKENS,))
     weights = torch.randn(NUM_TOKENS, TINY.hidden_size)
     run = torch.compile(loss) if compiles else loss
     while True:
         embeddings.zero_grad()
-        run(*inputs, read).backward()  # type: ignore[no-untyped-call]
+        run(ids, types, positions).backward()  # type: ignore[no-untyped-call]
         yield [
             parameter.grad for parameter in embeddings.parameters() if parameter.grad is not None
         ]

@@ -242,7 +242,7 @@ def test_a_parameter_without_gradient_stays_and_the_closures_loss_is_returned() 
         ({"weight_decay": -1.0}, "weight decay should be >= 0 but is: -1.0"),
     ],
 )
-def test_settings_that_cannot_be(settings: dict[str, float], message: str) -> None:
+def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Muon(make_matrices(), **settings)
 
