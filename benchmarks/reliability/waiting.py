@@ -28,8 +28,8 @@ from typing import Final
 from tqdm import tqdm
 
 from benchmarks.harness.load import http_request, send
-from benchmarks.harness.replies import LoadResult
 from benchmarks.harness.plan import OpenLoop, Plan
+from benchmarks.harness.replies import LoadResult
 from benchmarks.harness.tables import table
 from benchmarks.reliability.host import Service, growth, serving
 from benchmarks.reliability.hostile import KINDS
