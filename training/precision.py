@@ -43,9 +43,10 @@ def cpu_has_bf16() -> bool:
 def cpu_is_faster_in_bf16() -> bool:
     """Whether this CPU multiplies matrices faster in bf16 than in fp32, measured once.
 
-    In processor time of one thread, which other programs on the machine hardly change: two runs
-    of the same command should come to the same precision. The instructions alone do not tell: AMX is several times as fast as fp32, while AVX-512's bf16
-    reaches half of the speed of fp32 on some Intel processors.
+    In processor time of one thread, which other programs hardly change: two runs of the same
+    command should come to the same precision. The instructions alone do not tell: AMX is several
+    times as fast as fp32, while AVX-512's bf16 reaches half of the speed of fp32 on some Intel
+    processors.
     """
     if not cpu_has_bf16():
         return False
