@@ -143,7 +143,7 @@ def test_figures_of_held_out_rows_are_counted_as_by_hand(
 ) -> None:
     """In fp32; all positions go through all layers, and each prediction is counted alone."""
     in_fp32 = torch.autocast("cpu", enabled=False)
-    monkeypatch.setattr("training.evaluation.validation.precision", lambda device: in_fp32)
+    monkeypatch.setattr("training.evaluation.validation.precision", lambda *_: in_fp32)
     config = replace(TINY, vocab_size=800, max_positions=64)
     tasks: tuple[Task, ...] = ("fill-mask", "sentence-order")
     tasks = tasks[:1] if task == "none" else tasks

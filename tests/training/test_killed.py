@@ -80,7 +80,7 @@ def pretraining(vocab_dir: Path) -> list[str]:
 
 @pytest.fixture
 def finetuning(finetune_options: list[str]) -> list[str]:
-    return ["training.finetune", *finetune_options, "--batch-tokens", "2048", "--steps", "20"]
+    return ["training.finetune", *finetune_options, "--batch-size", "32", "--steps", "20"]
 
 
 @pytest.mark.process

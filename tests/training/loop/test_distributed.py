@@ -209,7 +209,8 @@ def test_processes_without_a_common_folder_are_refused(
     shutil.copytree(tiny, tmp_path / "seen", symlinks=True)
     shutil.copytree(tiny, tmp_path / "not", symlinks=True)
     shutil.rmtree(tmp_path / "not" / "checkpoints")
-    _, second = run_world(options, tmp_path / "seen", folders={1: tmp_path / "not"})
+    more = ("--precision", "auto")  # that of the run in the folder
+    _, second = run_world(options, tmp_path / "seen", *more, folders={1: tmp_path / "not"})
     assert second.status == 1
     assert second.err == (
         f"error: process 1 does not see {tmp_path}/not/checkpoints/step-00000008; "
