@@ -118,11 +118,13 @@ class Serving:
                 _read_keys(settings)
             # Workers that start later, after the catalogue has changed, use the same default.
             os.environ[DEFAULT_VARIABLE] = check_models(settings)
+            # First: SIGHUP no longer ends this process when its PID is known, and the file is
+            # removed before `Starts.exit` ends it.
+            supervise()
             if settings.pid_file is not None:
                 hold_pid_file(settings.pid_file)
         except AlbertServeError as error:
             raise SystemExit(f"error: {error}") from error
-        supervise()
 
     @bentoml.on_startup  # type: ignore[untyped-decorator]
     async def start(self) -> None:

@@ -54,7 +54,7 @@ class RuntimeOptions:
     """The runtime options of a bundle.
 
     Attributes:
-        device: "auto" takes a CUDA device where there is one.
+        device: "auto" is CUDA where a call on it succeeds, else the CPU.
         num_threads: threads of one run; None: the CPUs that this process may use.
         spinning: whether threads wait for each other actively: 5 to 10 % faster, unless other
             processes want the same cores.
@@ -135,7 +135,7 @@ class Settings(BaseSettings):
             none; by default the first.
         num_workers: WORKERS, the worker processes.
         num_threads: THREADS of one run; by default the usable CPUs, divided among the workers.
-        device: DEVICE to run on: auto (CUDA where there is a device), cpu or cuda.
+        device: DEVICE to run on: auto (CUDA where a call on it succeeds, else the CPU), cpu, cuda.
         prepack: PREPACK, the location of pre-packed weights: memory, cache (a folder
             whose pages all workers share), none, or auto: cache if there are several workers.
         spinning: SPINNING, on or off: whether threads wait for each other actively; auto: unless

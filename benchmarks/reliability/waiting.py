@@ -4,8 +4,8 @@ A small caller asks twenty times a second, beside a fuzzer that sends one mix of
 after another over up to 24 connections: first each kind alone, then mixes by chance and changed
 ones of those that made the small caller wait longest. A mix that is over the limit is sent again,
 and counts with the shorter wait. Prints the worst mixes, and the service's memory before and after;
-exits with 1 if the small caller waited over a second for an answer, was not answered, or the memory
-grew by over 5 %.
+exits with 1 if the small caller waited over a second longer than alone, was not answered, or the
+memory grew by over 5 %.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from benchmarks.reliability.mixes import (
     send_mix,
 )
 from benchmarks.reliability.mixes import write as written
+from training.system.command_line import make_parser
 
 MAX_WAIT_S: Final = 1.0
 MAX_GROWTH: Final = 0.05
@@ -272,12 +273,7 @@ def _read_kept(file: Path | None) -> list[Mix]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.reliability.waiting",
-        description=__doc__,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("benchmarks.reliability.waiting", __doc__, _EXAMPLES)
     add = parser.add_argument
     add("--minutes", type=float, default=30.0, help="of the search (%(default)s)")
     add("--seconds", type=float, default=2.0, help="of each mix (%(default)s)")
@@ -285,7 +281,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--mix", help="try this one only")
     add("--times", type=int, default=3, help="how often to try it (%(default)s)")
     add("--keep", type=Path, metavar="FILE", help="begin with its mixes; keep the worst there")
-    add("--bundle", type=Path, help="what is served (the bundle that ships)")
+    add("--bundle", type=Path, help="bundle to serve (the shipped one)")
     add("--logs", type=Path, metavar="DIR", help="keep the service's log there")
     return parser
 

@@ -119,7 +119,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Begin the request's body, unless the head was too large: turns end anywhere."""
-        if self._num_exact_bytes > MAX_HEAD_BYTES:
+        if self._is_ended:
+            return
+        if self._num_exact_bytes > MAX_HEAD_BYTES or self._num_headers > MAX_HEADERS:
             self._refuse()
             return
         self._is_in_head = False

@@ -113,7 +113,7 @@ def test_many_threads_get_what_one_gets(engine: Engine) -> None:
 
 
 def test_nothing_gives_nothing_and_warming_up_runs(engine: Engine) -> None:
-    assert engine.run([]) == []
+    assert engine.run([]) == engine.run_batch([]) == []
     engine.warm_up()
     assert set(engine.tasks) == set(TASKS)
 

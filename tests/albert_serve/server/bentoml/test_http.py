@@ -14,6 +14,7 @@ import uvicorn
 
 from albert_serve.server.bentoml.http import (
     MAX_HEAD_BYTES,
+    MAX_HEADERS,
     MAX_PIPELINED,
     LimitedHttpProtocol,
 )
@@ -27,10 +28,12 @@ class Echo:
     """An application that replies with the length of the body, and keeps what it saw."""
 
     headers: list[list[tuple[bytes, bytes]]] = field(default_factory=list)
+    num_begun: int = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
+        self.num_begun += 1
         num_bytes, more = 0, True
         while more:
             message = await receive()
@@ -120,6 +123,25 @@ def test_the_limit_holds_where_a_body_follows_at_once(
     request = OK_HEAD + CLOSE + padding + b"Content-Length: 10000\r\n\r\n" + body
     assert exchange(address, request).startswith(b"HTTP/1.1 " + status)
     assert len(app.headers) == (status == b"200")
+
+
+@pytest.mark.parametrize(
+    ("num_headers", "status"), [(MAX_HEADERS, b"200"), (MAX_HEADERS + 1, b"431")]
+)
+def test_the_number_of_headers_is_limited_where_they_come_at_once(
+    num_headers: int, status: bytes, address: tuple[str, int], app: Echo
+) -> None:
+    num_others = (OK_HEAD + CLOSE).count(b": ")
+    head = OK_HEAD + CLOSE + b"a:b\r\n" * (num_headers - num_others) + b"\r\n"
+    assert exchange(address, head).startswith(b"HTTP/1.1 " + status)
+    assert len(app.headers) == (status == b"200")
+
+
+def test_a_request_behind_a_refused_head_is_not_begun(address: tuple[str, int], app: Echo) -> None:
+    head = OK_HEAD + b"a:b\r\n" * MAX_HEADERS + b"\r\n"
+    reply = exchange(address, head + OK_HEAD + CLOSE + b"\r\n")
+    assert reply.startswith(b"HTTP/1.1 431 ")
+    assert not app.num_begun
 
 
 def test_a_refusal_has_the_form_of_all_errors(address: tuple[str, int]) -> None:
