@@ -123,6 +123,10 @@ class ConcurrencyLimiter:
             retry_after_s=limit_retry_after_s(latency_s),
         )
 
+    def withdraw(self) -> None:
+        """Give up the slot of a request that the application refused without reading it."""
+        self.num_requests -= 1
+
     def release(self, status: int | None = HTTPStatus.OK) -> None:
         """Count a request as done, by the status of its reply; None if it has no reply."""
         self.num_requests -= 1
@@ -194,9 +198,9 @@ class QueueAdmission:
         """Queued tokens, without padding."""
         return sum(self._scheduler.num_tokens(priority) for priority in PRIORITIES)
 
-    def wait_s(self, priority: Priority) -> float:
+    def wait_s(self, priority: Priority, size: int | None = None) -> float:
         """Return the expected wait of a new request for its first slot; 0 if it is not known."""
-        return self._scheduler.num_tokens_ahead(priority) * self._throughput.usual_s_per_token
+        return self._scheduler.num_tokens_ahead(priority, size) * self._throughput.usual_s_per_token
 
     def check(self, request: Request, left_s: float) -> None:
         """Refuse a request that has no room in the queue, or that would wait too long in it.
@@ -232,7 +236,7 @@ class QueueAdmission:
 
     def _check_wait(self, request: Request, left_s: float) -> None:
         """Refuse a request that would be late because of those queued before it."""
-        wait_s = self.wait_s(request.priority)
+        wait_s = self.wait_s(request.priority, request.num_waiting_tokens)
         alone_s = request.num_waiting_tokens * self._throughput.usual_s_per_token
         limit_s = left_s / 2
         if request.priority == "interactive":

@@ -140,13 +140,17 @@ class Scheduler(Generic[RequestT]):
         """Return the waiting tokens, without padding."""
         return self._queues[priority].num_tokens
 
-    def num_tokens_ahead(self, priority: Priority) -> float:
+    def num_tokens_ahead(self, priority: Priority, size: int | None = None) -> float:
         """Return the tokens that are computed before the first slot of a new request.
 
-        Each waiting request has one slot before it, however large it is. While requests of the
-        other priority wait too, their share is added.
+        Each waiting request has one slot before it, however large it is; before a short request
+        only the short ones do, and a slot of a large one before each of their batches. While
+        requests of the other priority wait too, their share is added.
+
+        Args:
+            size: tokens of the new request; None for a large one.
         """
-        num_tokens = self._queues[priority].num_slot_tokens
+        num_tokens = self._queues[priority].num_tokens_ahead(size)
         if not num_tokens or not any(
             queue.slots for name, queue in self._queues.items() if name != priority
         ):
@@ -256,6 +260,7 @@ class _Queue(Generic[RequestT]):
         short: those of few tokens, in order of their arrival.
         num_tokens: tokens of the waiting inputs.
         num_slot_tokens: those that the next slot of each request may compute.
+        num_short_tokens: those of `short`.
     """
 
     def __init__(self, slot_tokens: int) -> None:
@@ -264,6 +269,7 @@ class _Queue(Generic[RequestT]):
         self._is_shorts_turn = False
         self.num_tokens = 0
         self.num_slot_tokens = 0
+        self.num_short_tokens = 0
         self._slot_tokens = slot_tokens
         self._by_length: dict[int, OrderedDict[RequestT, None]] = {}
         self._lengths: list[int] = []  # the keys of _by_length, ascending
@@ -272,8 +278,9 @@ class _Queue(Generic[RequestT]):
         if not request.waiting:
             return
         self.slots[request] = None
-        if request.num_waiting_tokens <= _SHORT_SHARE * self._slot_tokens:
+        if self._is_short(request.num_waiting_tokens):
             self.short[request] = None
+            self.num_short_tokens += request.num_waiting_tokens
         self._count(0, request.num_waiting_tokens)
         for length in request.waiting:
             if length not in self._by_length:
@@ -285,12 +292,24 @@ class _Queue(Generic[RequestT]):
         if request not in self.slots:
             return
         del self.slots[request]
-        self.short.pop(request, None)
+        if request in self.short:
+            del self.short[request]
+            self.num_short_tokens -= request.num_waiting_tokens
         self._count(request.num_waiting_tokens, 0)
         for length in request.waiting:
             self._leave(request, length)
         request.waiting.clear()
         request.num_waiting_tokens = 0
+
+    def num_tokens_ahead(self, size: int | None) -> int:
+        if size is None or not self._is_short(size):
+            return self.num_slot_tokens
+        num_batches = self.num_short_tokens // self._slot_tokens + 1
+        num_large_tokens = self.num_slot_tokens - self.num_short_tokens
+        return self.num_short_tokens + min(num_large_tokens, num_batches * self._slot_tokens)
+
+    def _is_short(self, num_tokens: int) -> bool:
+        return num_tokens <= _SHORT_SHARE * self._slot_tokens
 
     def first(self) -> RequestT:
         """Return the request whose slot is next."""
@@ -313,6 +332,8 @@ class _Queue(Generic[RequestT]):
         index = indices.pop()
         self._count(request.num_waiting_tokens, request.num_waiting_tokens - length)
         request.num_waiting_tokens -= length
+        if request in self.short:
+            self.num_short_tokens -= length
         if indices:
             self._by_length[length].move_to_end(request)
             return index

@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import ctypes
 import io
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,6 +31,8 @@ ADVICE: Final = (
 # A capture fails if another thread allocates, frees or copies device memory meanwhile, and a
 # captured graph belongs to its thread. So this thread makes all calls of this process.
 _THREAD: Final = ThreadPoolExecutor(1, thread_name_prefix="cuda")
+# Calls of finalizers; appending to a deque takes no lock.
+_LATER: Final[deque[Callable[[], object]]] = deque()
 
 
 def no_cuda_reason() -> str | None:
@@ -81,13 +84,27 @@ def on_cuda_thread(call: Callable[[], _T]) -> _T:
 
     Not to be called on that thread itself.
     """
-    return _THREAD.submit(contextvars.copy_context().run, call).result()
+    context = contextvars.copy_context()
+
+    def run() -> _T:
+        _run_later_calls()
+        return context.run(call)
+
+    return _THREAD.submit(run).result()
 
 
 def later_on_cuda_thread(call: Callable[[], object]) -> None:
-    """Have a call made on that thread, after those that wait already; not while Python ends."""
-    with contextlib.suppress(RuntimeError):
-        _THREAD.submit(call)
+    """Have a call made on that thread before the next one.
+
+    For finalizers: it takes no lock, since a garbage collection may run one at any point, also
+    where the thread's executor holds its own.
+    """
+    _LATER.append(call)
+
+
+def _run_later_calls() -> None:
+    while _LATER:
+        _LATER.popleft()()
 
 
 def _missing_library() -> str | None:

@@ -14,7 +14,7 @@ import re
 import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import onnxruntime as ort
@@ -70,6 +70,9 @@ class Engine:
         call_cost_tokens: the overhead of an encoder call, as tokens of compute.
     """
 
+    # Whether an engine of this process has answered on CUDA.
+    _has_used_cuda: ClassVar[bool] = False
+
     def __init__(
         self,
         config: AlbertConfig,
@@ -119,7 +122,11 @@ class Engine:
 
     @classmethod
     def _try_cuda(cls, bundle: Bundle, options: RuntimeOptions, pool: EncoderPool) -> Engine | None:
-        """Return an engine on CUDA that has answered; None, and a line in the log, if none can."""
+        """Return an engine on CUDA that has answered; None, and a line in the log, if none can.
+
+        Raises:
+            EngineError: CUDA was asked for by name, or another engine of this process uses it.
+        """
 
         def open_and_run() -> Engine:
             engine = cls._open_on("cuda", bundle, options, pool)
@@ -130,13 +137,18 @@ class Engine:
         reason, cause = no_cuda_reason(), None
         if reason is None:
             try:
-                return on_cuda_thread(open_and_run)
+                engine = on_cuda_thread(open_and_run)
             except AlbertServeError as error:
                 reason, cause = _describe(error), error
+            else:
+                cls._has_used_cuda = True
+                return engine
         if options.device == "cuda":
             raise EngineError(
                 f"CUDA is asked for and cannot be used: {reason}. {ADVICE}"
             ) from cause
+        if cls._has_used_cuda:  # a reload must not move a model to the CPU unnoticed
+            raise EngineError(f"the model cannot be opened on CUDA: {reason}") from cause
         _log_reason(reason)
         return None
 

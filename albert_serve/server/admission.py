@@ -141,6 +141,7 @@ class _Slot:
         self._refuse = refuse
         self._receive = receive
         self._send = send
+        self._is_begun = False
         self._is_read = False
         self._state: Literal["taken", "paused", "released"] = "taken"
         limiter.admit()
@@ -151,6 +152,7 @@ class _Slot:
         Raises:
             QueueFullError: the body arrived slowly, and now the limit is far exceeded.
         """
+        self._is_begun = True
         if self._is_read or self._state == "released":
             return await self._receive()
         if self._state == "taken":
@@ -174,7 +176,10 @@ class _Slot:
     def release(self, status: int | None) -> None:
         """Release the slot, by the status of the reply; None if there is none."""
         if self._state == "taken":
-            self._limiter.release(status)
+            if self._is_begun:
+                self._limiter.release(status)
+            else:  # 401 or 415, which tell nothing of the throughput
+                self._limiter.withdraw()
         self._state = "released"
 
 
