@@ -244,7 +244,7 @@ def count_time(step_s: float) -> None:
 
 def measure_bf16(is_faster: bool) -> None:
     """The CPU is faster in bf16, or it is not."""
-    patch("training.precision.cpu_is_faster_in_bf16", lambda: is_faster).start()
+    patch("training.system.precision.cpu_is_faster_in_bf16", lambda: is_faster).start()
 
 
 def get_signals(*numbers: int) -> None:

@@ -101,7 +101,7 @@ def test_the_precision_of_a_run_is_measured_at_its_first_start(
     pretend_bf16(monkeypatch, True)
     assert run_precision("auto", tmp_path, World()) == "bf16"
     record_run(tmp_path, {"precision": "bf16"})
-    monkeypatch.setattr("training.precision.cpu_is_faster_in_bf16", lambda: False)
+    monkeypatch.setattr("training.system.precision.cpu_is_faster_in_bf16", lambda: False)
     assert run_precision("auto", tmp_path, World()) == "bf16"
     assert run_precision("bf16", tmp_path, World()) == "bf16"
     assert run_precision("auto", tmp_path / "new", World()) == "fp32"
