@@ -183,7 +183,6 @@ def write_weights(tensors: Mapping[str, Tensor], file: Path) -> None:
     try:
         save_file({k: v.contiguous() for k, v in tensors.items()}, partial, {"format": "pt"})
     except safetensors.SafetensorError as error:
-        partial.unlink(missing_ok=True)
         raise OSError(str(error)) from error
     # safetensors makes a file that only its owner may read; another user may serve it.
     partial.chmod(0o644)
