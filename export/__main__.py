@@ -18,6 +18,8 @@ from export.write import Exported, Limits, export_bundle
 from training.conversion.source import REFERENCE_HELP
 from training.errors import TrainingError
 from training.evaluation.real_text import DEFAULT_TEXT, RealData
+from training.run.options import add_columns, columns_of
+from training.system.command_line import make_parser
 
 _EXAMPLES: Final = """\
 examples:
@@ -60,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             evaluation=evaluation,
             overwrite=options.overwrite,
         )
-    except (ExportError, TrainingError, AlbertServeError) as error:
+    except (ExportError, TrainingError, AlbertServeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if exported.unused:
@@ -105,6 +107,7 @@ def _real_data(options: argparse.Namespace) -> RealData | None:
     return RealData(
         text=tuple(options.text or [DEFAULT_TEXT]),
         labelled=tuple(options.text_classification),
+        columns=columns_of(options),
         questions=tuple(options.question_answering),
     )
 
@@ -118,11 +121,8 @@ def _read_evaluation(file: Path | None) -> dict[str, object]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m export",
-        description="Write an ALBERT checkpoint as the bundle that albert-serve opens.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = make_parser(
+        "export", "Write an ALBERT checkpoint as the bundle that albert-serve opens.", _EXAMPLES
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help=REFERENCE_HELP)
     parser.add_argument("bundle", type=Path, metavar="BUNDLE_DIR")
@@ -152,7 +152,8 @@ def _parser() -> argparse.ArgumentParser:
     data = parser.add_argument_group("real data")
     add_data = functools.partial(data.add_argument, nargs="+", type=Path, metavar="FILE")
     add_data("--text", help="a corpus (an excerpt of Wikipedia)")
-    add_data("--text-classification", default=[], help="labelled TSV, CSV or JSONL")
+    add_data("--text-classification", default=[], help="labelled CSV, TSV, JSONL or Parquet")
+    add_columns(data)
     add_data("--question-answering", default=[], help="SQuAD's JSON")
     data.add_argument("--no-quality", action="store_true", help="do not measure it")
     limits = parser.add_argument_group("limits")

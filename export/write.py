@@ -144,11 +144,10 @@ def export_bundle(
         if precision == "fp32":
             check_parity(parity, limits.max_difference)
         cuda_parity = _measure_cuda_parity(source, folder, model, precision, cuda_form)
-        check_cuda_parity(
-            cuda_parity,
-            cuda_precision,
-            limits.max_cuda_difference or MAX_CUDA_SHARE[cuda_precision],
-        )
+        max_share = limits.max_cuda_difference
+        if max_share is None:
+            max_share = MAX_CUDA_SHARE[cuda_precision]
+        check_cuda_parity(cuda_parity, cuda_precision, max_share)
         manifest = Manifest(
             config=source.config.to_hf(),
             tasks=source.tasks,

@@ -19,6 +19,7 @@ from training.conversion.source import REFERENCE_HELP, open_checkpoint
 from training.conversion.standard import write_for_transformers
 from training.errors import report_errors
 from training.model.checkpoint import CheckpointError
+from training.system.command_line import make_parser
 
 _EXAMPLES: Final = """examples:
   python -m training.convert runs/base/checkpoint for-transformers/
@@ -71,12 +72,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m training.convert",
-        description=__doc__,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("training.convert", __doc__, _EXAMPLES)
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help=REFERENCE_HELP)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder to write")
     return parser

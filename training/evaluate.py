@@ -191,7 +191,7 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
         return _evaluate(options, checkpoint.folder)
 
 
-def _evaluate(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+def _evaluate(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     model = load_checkpoint(folder).to(options.device).eval()
     tokenizer = AlbertTokenizer.from_file(folder / "tokenizer.json")
     figures: dict[str, Any] = {}

@@ -87,7 +87,9 @@ _DATA_OPTIONS: Final = ("text_classification", "question_answering", "pretrainin
 # Texts of a batch of validation.
 _VALIDATED_TOGETHER: Final = 64
 # Options that do not affect the results.
-_NOT_RECORDED: Final = frozenset({"output", "device", "save_every", "report_every", "keep"})
+_NOT_RECORDED: Final = frozenset(
+    {"output", "device", "save_every", "report_every", "keep", "validation", "validate_every"}
+)
 _DEFAULTS: Final[dict[str, float | str]] = {
     "optimizer": "muon",
     "lr": 5e-4,
@@ -396,6 +398,7 @@ def _data_names(options: argparse.Namespace) -> dict[str, list[str]]:
     return {
         "initialize_from": [options.initial_name],
         "text_classification": file_names(options.text_classification),
+        "validation": file_names(options.validation),
         "question_answering": file_names(options.question_answering),
         "pretraining": file_names(options.pretraining),
         "teacher": [] if options.teacher is None else file_names([Path(options.teacher)]),

@@ -182,6 +182,8 @@ def test_epochs_end_a_run_and_validation_reports_each(
         < figures[0]["validation/text-classification/loss"]
     )
     assert f"step {steps_an_epoch}, validation of text-classification: loss" in said.out + said.err
+    stage = json.loads((tmp_path / "checkpoint" / "training.json").read_text())["stages"][-1]
+    assert stage["settings"]["validation"] == [labelled.name]
 
 
 def test_a_run_that_has_ended_is_extended_by_more_steps(

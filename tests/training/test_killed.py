@@ -80,7 +80,9 @@ def pretraining(vocab_dir: Path) -> list[str]:
 
 @pytest.fixture
 def finetuning(finetune_options: list[str]) -> list[str]:
-    return ["training.finetune", *finetune_options, "--batch-size", "32", "--steps", "20"]
+    """A run of 20 steps, each with enough tokens for all threads."""
+    sizes = ["--batch-size", "64", "32", "32"]
+    return ["training.finetune", *finetune_options, *sizes, "--steps", "20"]
 
 
 @pytest.mark.process

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -66,7 +67,10 @@ def is_current(name: str) -> bool:
 def _read_file(file: Path) -> dict[str, Tensor]:
     if file.suffix == ".safetensors":
         read_header(file)  # its errors say what is wrong, and its size is limited
-        return load_file(file)
+        try:
+            return load_file(file)
+        except SafetensorError as error:
+            raise CheckpointError(f"{file} is damaged: {error}; download it again") from error
     return _read_pickle(file)
 
 

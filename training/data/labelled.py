@@ -6,7 +6,7 @@ import csv
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -36,7 +36,6 @@ _LABELS: Final = (
     "is_duplicate",
 )
 _DELIMITERS: Final = ",;\t|"
-_SAMPLED_LINES: Final = 20
 _LISTED_ERRORS: Final = 20
 
 
@@ -106,9 +105,10 @@ def read_labelled(
         raise CorpusError(f"no examples in {', '.join(map(str, files))}")
     labels = sorted({row.label for row in rows}, key=_natural)
     names = list(label_names or labels)
-    by_label = {name: index for index, name in enumerate(names)}
-    if not set(labels) <= set(names):  # the files number the labels
-        by_label = {str(index): index for index in range(len(names))}
+    by_name = {name: index for index, name in enumerate(names)}
+    by_number = {str(index): index for index in range(len(names))}
+    # Whichever knows more of the labels, so that one that is wrong is listed alone.
+    by_label = max(by_name, by_number, key=lambda known: len(known.keys() & set(labels)))
     unknown: dict[str, list[str]] = {}
     for row in rows:
         if row.label not in by_label:
@@ -205,10 +205,11 @@ def _text_columns(file: Path, record: dict[str, Any], columns: Columns) -> tuple
     if columns.text is not None:
         return columns.text, columns.pair
     for first, second in _PAIRS:
-        if first in record and (columns.pair or second) in record:
-            return first, columns.pair or second
+        pair = columns.pair or second
+        if first in record and pair in record and first != pair:
+            return first, pair
     for name in _TEXTS:
-        if name in record:
+        if name in record and name != columns.pair:
             return name, columns.pair
     raise CorpusError(
         f"{file}: no column {' or '.join(_TEXTS)}; {_found(record)}; give --text-column"
@@ -243,7 +244,7 @@ def _records(file: Path, columns: Columns) -> Iterator[dict[str, Any]]:
             raise CorpusError(
                 f"{file}: the format is unknown; name it .csv, .tsv, .jsonl or .parquet"
             )
-    except (json.JSONDecodeError, csv.Error) as error:
+    except csv.Error as error:
         raise CorpusError(f"{file}: {error}") from error
 
 
@@ -261,12 +262,12 @@ def _json_records(file: Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 def _table_records(file: Path, columns: Columns) -> Iterator[dict[str, Any]]:
     lines = iter(read_lines(file))
-    sample = list(islice(lines, _SAMPLED_LINES))
+    header = next(lines, "")
     is_tsv = ".tsv" in file.suffixes
-    delimiter = columns.delimiter or ("\t" if is_tsv else _detect_delimiter(sample))
+    delimiter = columns.delimiter or ("\t" if is_tsv else _detect_delimiter(header))
     # As in GLUE, quotes are ordinary characters of a TSV file.
     reader = csv.DictReader(
-        chain(sample, lines),
+        chain([header], lines),
         delimiter=delimiter,
         quoting=csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL,
     )
@@ -279,9 +280,8 @@ def _table_records(file: Path, columns: Columns) -> Iterator[dict[str, Any]]:
         yield record
 
 
-def _detect_delimiter(sample: Sequence[str]) -> str:
+def _detect_delimiter(header: str) -> str:
     """Return the delimiter that divides the header into the most columns."""
-    header = sample[0] if sample else ""
     return max(
         _DELIMITERS, key=lambda delimiter: len(next(csv.reader([header], delimiter=delimiter), []))
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Final
@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.corpus import find_files, read_documents, split_sentences
+from training.data.labelled import Columns
 from training.data.shards import Part
 from training.evaluation.predictions import EvaluationError
 
@@ -26,11 +27,13 @@ class RealData:
     Attributes:
         text: a corpus, as pretraining takes it.
         labelled: for text classification, as finetuning takes them.
+        columns: of those.
         questions: for question answering, in SQuAD's format.
     """
 
     text: tuple[Path, ...]
     labelled: tuple[Path, ...] = ()
+    columns: Columns = field(default_factory=Columns)
     questions: tuple[Path, ...] = ()
 
 

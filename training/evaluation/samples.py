@@ -239,7 +239,8 @@ def _draw_texts(drawing: Drawing) -> Sample:
     has_one_label = entry.problem_type == "single_label_classification" and entry.num_outputs > 1
     files = drawing.data.labelled
     if files:
-        texts, _ = read_labelled(files, entry.labels if has_one_label else None)
+        names = entry.labels if has_one_label else None
+        texts, _ = read_labelled(files, names, drawing.data.columns)
     else:
         texts = [LabelledText(text=s, pair=None, label=IGNORED) for s in drawing.text.sentences]
     items = _classified(entry, _fitting(drawing, shuffled(texts)))

@@ -32,12 +32,19 @@ def record_stage(
 
 
 def read_stages(folder: Path) -> list[dict[str, Any]]:
-    """Return the stages that `record_stage` wrote; an empty list without `training.json`."""
+    """Return the stages that `record_stage` wrote; an empty list without a `training.json` of it.
+
+    A checkpoint of the Hub may have another file of that name.
+    """
     file = folder / _FILE
     if not file.is_file():
         return []
-    stages: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["stages"]
-    return stages
+    try:
+        content = json.loads(file.read_bytes())
+    except ValueError:
+        return []
+    stages = content.get("stages") if isinstance(content, dict) else None
+    return stages if isinstance(stages, list) else []
 
 
 def file_names(files: Iterable[Path] | None) -> list[str]:

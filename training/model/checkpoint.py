@@ -180,7 +180,10 @@ def write_weights(tensors: Mapping[str, Tensor], file: Path) -> None:
         OSError: the file cannot be written.
     """
     partial = partial_path(file)
-    save_file({k: v.contiguous() for k, v in tensors.items()}, partial, {"format": "pt"})
+    try:
+        save_file({k: v.contiguous() for k, v in tensors.items()}, partial, {"format": "pt"})
+    except safetensors.SafetensorError as error:
+        raise OSError(str(error)) from error
     # safetensors makes a file that only its owner may read; another user may serve it.
     partial.chmod(0o644)
     put_in_place(partial, file)

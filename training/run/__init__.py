@@ -1,1 +1,1 @@
-"""A training run's settings: recipes, command-line options, and the job that builds it."""
+"""A training run: recipes, command-line options, the job that builds it, and its driver."""

@@ -12,7 +12,7 @@ from training.evaluation.validation import Validation
 from training.loop.checkpointing import Checkpoints
 from training.loop.metrics import Metrics
 from training.loop.plateau import PlateauAlarm
-from training.loop.progress import is_known_run, record_run
+from training.loop.progress import record_run
 from training.loop.step import Run
 from training.loop.trainer import Saver, Trainer
 
@@ -67,11 +67,10 @@ def train_run(
         extra_config=origin.extra_config,
     )
     is_main = run.world.is_main
-    if is_main and not is_known_run(options.output, {}):
-        record_run(options.output, record)
     if saver.resume(run) and is_main:
-        record_run(options.output, record)  # its end may be another one
         print(f"resuming from step {run.progress.step:,}")
+    if is_main:
+        record_run(options.output, record)  # also if it is known: its end may be another one
     trainer = Trainer(
         run=run,
         saver=saver,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +22,7 @@ from training.data.shards import Shards
 from training.loop.distributed import Parallelism, World, share
 from training.loop.progress import Progress, RunError
 from training.loop.step import Run
-from training.losses import LOSS_OF, LossFunction, Objective, pretrain_scores, pretrain_sums
+from training.losses import LOSS_OF, LossFunction, Objective, compiled_losses
 from training.model.checkpoint import grow_depth, load_checkpoint
 from training.model.heads import AlbertForTasks, Task, head_sizes
 from training.model.initialization import start_local
@@ -153,11 +152,10 @@ class Job:
         """
         self.check()
         feed = self.feed(self.collator)
-        sums = torch.compile(pretrain_sums) if self.compiles else pretrain_sums
         return self.assemble(
             self.model(feed.tasks),
             feed,
-            {**LOSS_OF, "pretraining": partial(pretrain_scores, sums=sums)},
+            compiled_losses() if self.compiles else LOSS_OF,
             {"sentence-order": self.recipe.sentence_weight},
         )
 

@@ -198,6 +198,8 @@ def grow_config(folder: Path) -> None:
 
 
 HUGE = json.dumps({"x": {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 4]}}).encode()
+# Four bytes belong to no tensor.
+GAP = json.dumps({"x": {"dtype": "F16", "shape": [2], "data_offsets": [4, 8]}}).encode()
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "no weights": (lambda folder: take_weights(folder) and None, "has no weights: no model.safet"),
     "an empty pickle": (truncate("pytorch_model.bin", 0), "cannot be read: .*; is it complete"),
@@ -226,6 +228,10 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
             }
         ),
         "is not the word embeddings; ALBERT ties the two",
+    ),
+    "a gap between weights": (
+        write_header(len(GAP), GAP + bytes(8)),
+        "is damaged: .*; download it again",
     ),
     "an index of another kind": (change_index(lambda index: [1]), "is no index of weights"),
     "an index elsewhere": (place_all("../theirs/pytorch_model-00001-of-00002.bin"), "beside it"),

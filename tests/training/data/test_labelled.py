@@ -132,6 +132,14 @@ def test_a_label_without_a_name_is_refused(tmp_path: Path) -> None:
         read_labelled([file], ["no", "yes"])
 
 
+def test_a_wrong_label_among_names_is_listed_alone(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.tsv", "text\tlabel\na\tno\nb\tyes\nc\tmaybe\n")
+    with pytest.raises(CorpusError) as caught:
+        read_labelled([file], ["no", "yes"])
+    assert str(caught.value).endswith("row 3: label 'maybe' (1 rows); allowed are no, yes")
+    assert "\n" not in str(caught.value)
+
+
 def test_a_missing_file(tmp_path: Path) -> None:
     for name in ("none.tsv", "none.parquet"):
         with pytest.raises(CorpusError, match="No such file"):
@@ -170,6 +178,13 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
     for wrong in (Columns(text="Title"), Columns(label="class"), Columns(pair="none")):
         with pytest.raises(CorpusError, match="its columns are id, body, title, team, text"):
             read_labelled([file], columns=wrong)
+
+
+def test_the_second_text_is_never_the_first(tmp_path: Path) -> None:
+    """Though the column that is named is a first text in a public data set."""
+    file = write(tmp_path / "a.csv", "sentence,question,label\nOne.,Who?,0\nTwo.,When?,1\n")
+    examples, _ = read_labelled([file], columns=Columns(pair="question"))
+    assert [(e.text, e.pair) for e in examples] == [("One.", "Who?"), ("Two.", "When?")]
 
 
 @pytest.mark.parametrize(
