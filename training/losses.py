@@ -6,7 +6,7 @@ Shape legend: B rows, S positions, H hidden size, R rows gathered, C sequences, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -132,7 +132,19 @@ def pretrain_scores(
         sums: `pretrain_sums`, optionally compiled.
     """
     inputs = (batch.rows, batch.targets, batch.firsts, batch.labels)
+    if sums is not pretrain_sums:
+        mark_dynamic(inputs)
     return scores_of(batch, sums(model, batch.tokens, *inputs))
+
+
+def mark_dynamic(inputs: Iterable[Tensor]) -> None:
+    """Have code compiled for any number of gathered rows, from the first batch on.
+
+    Torch would compile it for the first batch's numbers, and for any at the second. Sums over rows
+    are then rounded otherwise, and which batch is the first depends on where a run was resumed.
+    """
+    for each in inputs:
+        torch._dynamo.maybe_mark_dynamic(each, 0)  # type: ignore[no-untyped-call]
 
 
 def scores_of(batch: PretrainBatch, sums: PretrainSums) -> dict[LossName, Score]:

@@ -223,6 +223,28 @@ def test_predictions_that_are_right_are_counted() -> None:
     assert got["sentence-order"].right.item() == 1
 
 
+def test_code_is_compiled_once_for_any_number_of_rows() -> None:
+    """Code for the first batch's number would sum otherwise than code for any."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    model, batch = our_model(TINY, BOTH), make_batch(ROWS)
+    compiled = torch.compile(pretrain_sums, backend=backend, fullgraph=True)
+    more = torch.zeros(64, dtype=torch.int64)
+    for number in range(4):
+        if number:
+            rows, targets = (
+                torch.cat([batch.rows, more]),
+                torch.cat([batch.targets, more + IGNORED]),
+            )
+            batch = replace(batch, rows=rows, targets=targets)
+        pretrain_scores(model, batch, compiled)
+    assert len(graphs) == 1
+
+
 @pytest.mark.parametrize("has_bf16", [True, False])
 def test_products_are_of_bf16_where_the_cpu_has_it_and_weights_of_fp32(
     has_bf16: bool, monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from training.data.batch import LossName
 from training.distillation.batches import DistilBatch, StudentSpans
 from training.distillation.teacher import Teacher
-from training.losses import PretrainSums, Score, head_sums, read_rows, scores_of
+from training.losses import PretrainSums, Score, head_sums, mark_dynamic, read_rows, scores_of
 from training.model.albert import Attention, Batch, Packing, project
 from training.model.heads import AlbertForTasks
 
@@ -243,6 +243,8 @@ class DistillationLoss:
         packing = batch.tokens.packing
         assert packing is not None
         read = (batch.rows, batch.targets, batch.firsts, batch.labels)
+        if self.student is not student_states:
+            mark_dynamic(read)
         states = self.student(self.objectives, model, batch.tokens, read)
         sums = compare(self.objectives, states, targets, batch.student_spans, packing)
         return distil_scores(batch, sums)
