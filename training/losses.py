@@ -232,8 +232,8 @@ def compile_logits(logits: LogitsFunction) -> LogitsFunction:
     def run(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
         packing = batch.tokens.packing
         assert packing is not None
-        for tensor in (batch.tokens.ids, batch.tokens.types, packing.positions, packing.sequences):
-            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        mark_dynamic((batch.tokens.ids, batch.tokens.types, packing.positions, packing.sequences))
+        mark_dynamic((packing.bounds,))
         return compiled(model, batch)
 
     return run
