@@ -144,7 +144,7 @@ def mark_dynamic(inputs: Iterable[Tensor]) -> None:
     are then rounded otherwise, and which batch is the first depends on where a run was resumed.
     """
     for each in inputs:
-        torch._dynamo.maybe_mark_dynamic(each, 0)  # type: ignore[no-untyped-call]
+        torch._dynamo.maybe_mark_dynamic(each, 0)
 
 
 def scores_of(batch: PretrainBatch, sums: PretrainSums) -> dict[LossName, Score]:
