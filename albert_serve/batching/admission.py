@@ -199,7 +199,11 @@ class QueueAdmission:
         return sum(self._scheduler.num_tokens(priority) for priority in PRIORITIES)
 
     def wait_s(self, priority: Priority, size: int | None = None) -> float:
-        """Return the expected wait of a new request for its first slot; 0 if it is not known."""
+        """Return the expected wait of a new request for its first slot; 0 if it is not known.
+
+        Args:
+            size: tokens of the request; None for a large one.
+        """
         return self._scheduler.num_tokens_ahead(priority, size) * self._throughput.usual_s_per_token
 
     def check(self, request: Request, left_s: float) -> None:

@@ -119,9 +119,13 @@ class Batcher:
         """Queued tokens, without padding."""
         return self._admission.num_queued_tokens
 
-    def wait_s(self, priority: Priority = "interactive") -> float:
-        """Return the expected wait of a new request for its first slot; 0 if it is not known."""
-        return self._admission.wait_s(priority)
+    def wait_s(self, priority: Priority = "interactive", size: int | None = None) -> float:
+        """Return the expected wait of a new request for its first slot; 0 if it is not known.
+
+        Args:
+            size: tokens of the request; None for a large one.
+        """
+        return self._admission.wait_s(priority, size)
 
     async def run(
         self,

@@ -90,7 +90,7 @@ def test_pretraining(pretraining: list[str], tmp_path: Path) -> None:
     check([*pretraining, "--no-compile"], tmp_path, num_deaths=1)
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_finetuning(finetuning: list[str], tmp_path: Path) -> None:
     check(finetuning, tmp_path, num_deaths=2)
 

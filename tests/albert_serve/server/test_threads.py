@@ -57,6 +57,8 @@ def test_what_is_cancelled_before_its_turn_never_begins() -> None:
         with pytest.raises(DeadlineExceededError):
             await late
         cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
         free.set()
         await asyncio.gather(first, last)
 
