@@ -85,7 +85,7 @@ def finetuning(finetune_options: list[str]) -> list[str]:
     return ["training.finetune", *finetune_options, *sizes, "--steps", "20"]
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_pretraining(pretraining: list[str], tmp_path: Path) -> None:
     check([*pretraining, "--no-compile"], tmp_path, num_deaths=1)
 

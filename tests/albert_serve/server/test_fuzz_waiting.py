@@ -49,6 +49,7 @@ def attacked(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield service
 
 
+@pytest.mark.slow
 def test_a_small_caller_is_answered_beside_any_mix(attacked: Service) -> None:
     mixes = [read(text) for text in MIXES]
     with beside(attacked) as caller:

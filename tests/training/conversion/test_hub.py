@@ -130,6 +130,7 @@ def test_models_of_each_form_and_revision(
     assert not [path for path in hub.downloads if path.startswith("/albert/both") and "bin" in path]
 
 
+@pytest.mark.slow
 def test_the_cache_answers_without_a_connection(hub: Hub, tmp_path: Path) -> None:
     (online,) = open_all(hub, tmp_path, "albert/both")
     hub.requests.clear()

@@ -268,6 +268,7 @@ def wait_for_step(job: subprocess.Popen[bytes], folder: Path, log: Path) -> None
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_torchrun_is_stopped_by_a_signal_and_goes_on(options: list[str], tmp_path: Path) -> None:
     """To the same bits as processes that were begun without it."""
     folder, log = tmp_path / "run", tmp_path / "log"

@@ -322,6 +322,7 @@ def train_sharded(rank: int, folder: Path) -> None:
     distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_with_half_of_each_weight_step_as_one_with_all(tmp_path: Path) -> None:
     """With rows that do not divide by two, and a matrix of a single row."""
     spawn(train_sharded, (tmp_path,), nprocs=2)  # type: ignore[no-untyped-call]
