@@ -279,6 +279,8 @@ def _run(options: argparse.Namespace) -> int:
     if file is not None:
         write_atomically(file, (json.dumps(figures, indent=2) + "\n").encode())
         print(f"written to {file}")
+    else:
+        print("not written to a file, which --output names for a model of the Hub")
     return 0
 
 

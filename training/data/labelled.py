@@ -299,6 +299,8 @@ def _text(value: object) -> str | None:
     """Return a cell as text without surrounding spaces; None if it is empty."""
     if not isinstance(value, str | int | float):
         return None
+    if isinstance(value, float) and value.is_integer():  # pandas' integers of a column with gaps
+        value = int(value)
     return str(value).strip() or None
 
 

@@ -211,3 +211,10 @@ def test_rows_of_jsonl_may_have_a_pair_or_none(tmp_path: Path) -> None:
     rows = [{"text": "a", "label": 1}, {"text": "b", "text_pair": "c", "label": 0}]
     file = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
     assert [(e.text, e.pair) for e in read_labelled([file])[0]] == [("a", None), ("b", "c")]
+
+
+def test_whole_numbers_are_labels_without_a_fraction(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["a", "b"], "label": [1.0, 0.0]}), file)
+    examples, names = read_labelled([file], ["no", "yes"])
+    assert (names, [e.label for e in examples]) == (["no", "yes"], [1, 0])

@@ -144,6 +144,7 @@ def test_a_resumed_run_ends_with_the_same_weights(
         (["--labels", "a", "b"], "--labels goes with labelled texts"),
         (["--teacher", "/nowhere/else"], "teacher /nowhere/else cannot be loaded"),
         (["--text-classification", "none.txt"], "none.txt"),
+        (["--no-truncation"], "--no-truncation goes with labelled texts"),
     ],
 )
 def test_impossible_options_are_one_line(
