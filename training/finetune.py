@@ -317,9 +317,7 @@ def _taught_classification(
     if options.labels:
         raise RunError("--labels goes with labelled texts; with --teacher the labels are its own")
     if not options.truncation:
-        raise RunError(
-            "--no-truncation goes with labelled texts, not with --teacher"
-        )
+        raise RunError("--no-truncation goes with labelled texts, not with --teacher")
     texts = read_texts(options.text_classification, columns_of(options))
     labels = pseudo_label(texts, options.teacher, options.device, options.output, precision)
     examples = pseudo_labelled_examples(texts, labels, tokenizer, length=options.length)
