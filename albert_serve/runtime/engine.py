@@ -251,6 +251,8 @@ class Engine:
         return self._run_on_thread(encoder, inputs)
 
     def _run_on_thread(self, encoder: Encoder, inputs: Sequence[EncoderInput]) -> list[Logits]:
+        if not inputs:
+            return []
         batch = _pad(inputs, self.config.pad_id)
         hidden_BSH = _encode(encoder, batch)
         num_positions = int(hidden_BSH.shape()[1])

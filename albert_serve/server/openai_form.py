@@ -22,6 +22,7 @@ from albert_serve.api.embeddings import (
     Usage,
 )
 from albert_serve.api.schemas import MODEL_PATH, describe
+from albert_serve.api.wire import shorten
 from albert_serve.errors import InvalidInputError, NotFoundError
 from albert_serve.server.answering import Question
 from albert_serve.server.hosted_model import HostedModel
@@ -52,7 +53,7 @@ def read_embeddings(model: HostedModel, _task: str, body: Any) -> Question:
 def _check_model(model: HostedModel, name: str | None) -> None:
     if name is not None and name != model.name:
         raise NotFoundError(
-            f"the model that answers here is {model.name!r}, not {name[:100]!r}; another one of "
+            f"the model that answers here is {model.name!r}, not {shorten(name)}; another one of "
             f"the service answers under {MODEL_PATH.format(model='NAME')}, which a client of "
             "OpenAI's has as its base URL"
         )
