@@ -21,6 +21,7 @@ import bentoml
 from starlette.middleware.cors import CORSMiddleware
 
 from albert_serve.api.schemas import (
+    FeatureExtractionReply,
     FillMaskReply,
     InfoReply,
     QuestionAnsweringReply,
@@ -56,7 +57,7 @@ _metrics = cache(Metrics)  # those of a process, however many instances it has
 
 
 class Serving:
-    """ALBERT: fill-mask, text classification, question answering and sentence order."""
+    """ALBERT: fill-mask, classification, question answering, sentence order and embeddings."""
 
     def __init__(self) -> None:
         self._models = Models.load(Settings.from_environment(), _metrics())
@@ -97,6 +98,16 @@ class Serving:
         """Say whether one text follows another, or how well sentences follow each other."""
         reply: SentenceOrderReply = await answer(
             self._hosted, "sentence-order", inputs, parameters, ctx
+        )
+        return reply
+
+    @bentoml.api(route="/feature-extraction", input_spec=input_of("feature-extraction"))  # type: ignore[untyped-decorator]
+    async def feature_extraction(
+        self, inputs: Any, parameters: Any = None, ctx: bentoml.Context = _IN_PROCESS
+    ) -> FeatureExtractionReply:
+        """Return the embedding of one text or of several, or the vectors of their tokens."""
+        reply: FeatureExtractionReply = await answer(
+            self._hosted, "feature-extraction", inputs, parameters, ctx
         )
         return reply
 

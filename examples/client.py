@@ -1,4 +1,4 @@
-"""All four tasks from Python, against a service on port 3000 (`make serve`)."""
+"""All tasks from Python, against a service on port 3000 (`make serve`)."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ def main(url: str) -> None:
             "text_pair": "In 1923 she moved to Paris to study painting.",
         }
         print("sentence-order", albert.sentence_order(pair))
+        embedding = albert.feature_extraction("It rained, so we stayed in.", normalize=True)
+        print("feature-extraction", embedding[:3], "and", len(embedding) - 3, "more numbers")
 
 
 if __name__ == "__main__":

@@ -164,4 +164,45 @@ EXAMPLES: Final[dict[str, tuple[Example, ...]]] = {
             },
         ),
     ),
+    "feature-extraction": (
+        Example(summary="The embedding of a text", body={"inputs": "It rained, so we stayed in."}),
+        Example(
+            summary="Several, of length 1, for a search by their products",
+            body={
+                "inputs": ["It rained.", "The weather was bad.", "He studied physics."],
+                "parameters": {"pooling": "mean", "normalize": True, "truncation": "truncate"},
+            },
+        ),
+        Example(
+            summary="The vector of [CLS], of the end of a text that is too long",
+            body={
+                "inputs": ["It rained, so we stayed in."],
+                "parameters": {
+                    "pooling": "cls",
+                    "truncate": True,
+                    "truncation_direction": "left",
+                },
+            },
+        ),
+        Example(
+            summary="The vectors of the tokens",
+            body={"inputs": "It rained.", "parameters": {"pooling": "none"}},
+        ),
+        Example(
+            summary="As Hugging Face's clients send it",
+            body={"inputs": "It rained.", "normalize": True, "truncate": True},
+        ),
+    ),
 }
+
+EMBEDDINGS_EXAMPLES: Final = (
+    Example(summary="A text", body={"input": "It rained, so we stayed in."}),
+    Example(
+        summary="Several, as OpenAI's clients ask for them",
+        body={"input": ["It rained.", "He studied physics."], "encoding_format": "base64"},
+    ),
+    Example(
+        summary="What only this service takes",
+        body={"input": "It rained.", "pooling": "cls", "truncation": "truncate"},
+    ),
+)

@@ -11,18 +11,21 @@ from typing import Annotated, Final, Literal, Self, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from albert_serve.api.embeddings import Embedding, FeatureExtractionRequest, TokenFeatures
 from albert_serve.api.wire import (
     MANY,
     MAX_CHARS,
     ONE,
     OneOrMany,
     OrNull,
+    Parameters,
     Reply,
     Request,
     Text,
     contradiction,
     one_or_many,
 )
+from albert_serve.api.wire import Truncation as Truncation
 from albert_serve.api.wire import describe as describe  # part of the contract, too
 
 # Each hosted model also has a path of its own.
@@ -44,7 +47,6 @@ MAX_SENTENCES: Final = 256
 # Reordering reads all pairs in both orders.
 MAX_REORDERED: Final = 32
 
-Truncation: TypeAlias = Literal["error", "truncate"]
 ScoreFunction: TypeAlias = Literal["sigmoid", "softmax", "none"]
 ProblemType: TypeAlias = Literal[
     "regression", "single_label_classification", "multi_label_classification"
@@ -107,15 +109,6 @@ OrderItem: TypeAlias = Annotated[
     Annotated[TextPair, Tag(_PAIR)] | Annotated[Sentences, Tag(_SENTENCES)],
     Discriminator(_pair_or_sentences),
 ]
-
-
-class Parameters(Request):
-    """The parameters of every task."""
-
-    truncation: Truncation = Field(
-        "error",
-        description="What becomes of a text of more tokens than the model has positions.",
-    )
 
 
 class FillMaskParameters(Parameters):
@@ -226,7 +219,11 @@ class SentenceOrderRequest(Request):
 
 
 TaskRequest: TypeAlias = (
-    FillMaskRequest | TextClassificationRequest | QuestionAnsweringRequest | SentenceOrderRequest
+    FillMaskRequest
+    | TextClassificationRequest
+    | QuestionAnsweringRequest
+    | SentenceOrderRequest
+    | FeatureExtractionRequest
 )
 
 
@@ -315,6 +312,10 @@ TextClassificationReply: TypeAlias = list[list[LabelScore]]
 # Lists first: of several types BentoML's OpenAPI document has the first, which may be no reference.
 QuestionAnsweringReply: TypeAlias = list[QuestionAnsweringAnswer] | QuestionAnsweringAnswer
 SentenceOrderReply: TypeAlias = list[SentenceOrderAnswer] | SentenceOrderAnswer
+# Of a text and of several, each pooled or not.
+FeatureExtractionReply: TypeAlias = (
+    Embedding | list[Embedding] | TokenFeatures | list[TokenFeatures]
+)
 
 
 class TaskInfo(Reply):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from itertools import islice
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -67,6 +67,18 @@ class Request(BaseModel):
             if name not in required:
                 described["properties"][name] = _or_null(field)
         return schema
+
+
+Truncation: TypeAlias = Literal["error", "truncate"]
+
+
+class Parameters(Request):
+    """The parameters of every task."""
+
+    truncation: Truncation = Field(
+        "error",
+        description="What becomes of a text of more tokens than the model has positions.",
+    )
 
 
 class Reply(BaseModel):

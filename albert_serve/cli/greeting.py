@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from albert_serve.api.schemas import MODEL_PATH
 from albert_serve.bundle.manifest import Bundle
-from albert_serve.tasks import TASKS
+from albert_serve.tasks.load import task_names
 
 # An example request for each endpoint.
 _REQUESTS: Final[dict[str, dict[str, Any]]] = {
@@ -27,6 +27,7 @@ _REQUESTS: Final[dict[str, dict[str, Any]]] = {
             "text_pair": "After that, he moved to Berlin and worked as a teacher until 1970.",
         }
     },
+    "feature-extraction": {"inputs": "He moved to Berlin.", "parameters": {"normalize": True}},
 }
 
 
@@ -49,8 +50,7 @@ def greeting(
         headers += ' -H "Authorization: Bearer $ALBERT_API_KEY"'
     for name, bundle in bundles.items():
         prefix = "" if name == default else MODEL_PATH.format(model=name)
-        for task in bundle.manifest.tasks:
-            if task in TASKS:
-                body = shlex.quote(json.dumps(_REQUESTS[task]))
-                lines += [f"curl {url}{prefix}/{task} {headers} \\", f"  -d {body}"]
+        for task in task_names(bundle.manifest):
+            body = shlex.quote(json.dumps(_REQUESTS[task]))
+            lines += [f"curl {url}{prefix}/{task} {headers} \\", f"  -d {body}"]
     return "\n".join([*lines, ""])

@@ -21,6 +21,7 @@ _SCORE_EXAMPLES: Final = """\
 examples:
   albert-serve score --task text-classification reviews.jsonl scored.jsonl
   albert-serve score --task question-answering --parameters '{"top_k": 3}' in.jsonl.gz out.jsonl.gz
+  albert-serve score --task feature-extraction --parameters '{"normalize": true}' in.jsonl out.jsonl
 
 A row of the input is {"inputs": ..., "parameters": ...} as the endpoint takes it, or the fields of
 one item: {"text"}, {"text", "text_pair"}, {"question", "context"} or {"sentences"}. A row of the

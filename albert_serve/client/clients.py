@@ -16,6 +16,7 @@ from typing import Final, Self, Unpack, overload
 
 import httpx
 
+from albert_serve.api.embeddings import Embedding
 from albert_serve.api.schemas import (
     Coherence,
     FilledMasks,
@@ -32,6 +33,7 @@ from albert_serve.client.body import MAX_REPLY_BYTES, ReplyBody
 from albert_serve.client.deadlines import keep_deadlines, limited_to
 from albert_serve.client.requests import (
     Call,
+    FeatureExtractionOptions,
     FillMaskOptions,
     PairLike,
     PairT,
@@ -44,6 +46,7 @@ from albert_serve.client.requests import (
     TextClassificationOptions,
     TextLike,
     TextT,
+    TokenFeaturesOptions,
 )
 from albert_serve.client.transport import Exchange, Outcome, Received, Send, Server
 from albert_serve.errors import RequestError
@@ -247,6 +250,38 @@ class AlbertClient:
     ) -> Reordering | list[Reordering]:
         """Return the best order of the sentences of a text, or of each of several texts."""
         return self._send(requests.reorder(sentences, options))
+
+    @overload
+    def feature_extraction(
+        self, inputs: str, **options: Unpack[FeatureExtractionOptions]
+    ) -> Embedding: ...
+
+    @overload
+    def feature_extraction(
+        self, inputs: list[str], **options: Unpack[FeatureExtractionOptions]
+    ) -> list[Embedding]: ...
+
+    def feature_extraction(
+        self, inputs: str | list[str], **options: Unpack[FeatureExtractionOptions]
+    ) -> Embedding | list[Embedding]:
+        """Return the embedding of a text."""
+        return self._send(requests.feature_extraction(inputs, options))
+
+    @overload
+    def token_features(
+        self, inputs: str, **options: Unpack[TokenFeaturesOptions]
+    ) -> list[Embedding]: ...
+
+    @overload
+    def token_features(
+        self, inputs: list[str], **options: Unpack[TokenFeaturesOptions]
+    ) -> list[list[Embedding]]: ...
+
+    def token_features(
+        self, inputs: str | list[str], **options: Unpack[TokenFeaturesOptions]
+    ) -> list[Embedding] | list[list[Embedding]]:
+        """Return the vector of each token of a text, [CLS] and [SEP] among them."""
+        return self._send(requests.token_features(inputs, options))
 
     def info(self) -> InfoReply:
         """Return the description of the hosted model, and the service's limits."""
@@ -458,6 +493,38 @@ class AsyncAlbertClient:
     ) -> Reordering | list[Reordering]:
         """Return the best order of the sentences of a text, or of each of several texts."""
         return await self._send(requests.reorder(sentences, options))
+
+    @overload
+    async def feature_extraction(
+        self, inputs: str, **options: Unpack[FeatureExtractionOptions]
+    ) -> Embedding: ...
+
+    @overload
+    async def feature_extraction(
+        self, inputs: list[str], **options: Unpack[FeatureExtractionOptions]
+    ) -> list[Embedding]: ...
+
+    async def feature_extraction(
+        self, inputs: str | list[str], **options: Unpack[FeatureExtractionOptions]
+    ) -> Embedding | list[Embedding]:
+        """Return the embedding of a text."""
+        return await self._send(requests.feature_extraction(inputs, options))
+
+    @overload
+    async def token_features(
+        self, inputs: str, **options: Unpack[TokenFeaturesOptions]
+    ) -> list[Embedding]: ...
+
+    @overload
+    async def token_features(
+        self, inputs: list[str], **options: Unpack[TokenFeaturesOptions]
+    ) -> list[list[Embedding]]: ...
+
+    async def token_features(
+        self, inputs: str | list[str], **options: Unpack[TokenFeaturesOptions]
+    ) -> list[Embedding] | list[list[Embedding]]:
+        """Return the vector of each token of a text, [CLS] and [SEP] among them."""
+        return await self._send(requests.token_features(inputs, options))
 
     async def info(self) -> InfoReply:
         """Return the description of the hosted model, and the service's limits."""

@@ -11,6 +11,13 @@ from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from albert_serve.api.embeddings import (
+    Embedding,
+    FeatureExtractionRequest,
+    Pooled,
+    TokenFeatures,
+    TruncationDirection,
+)
 from albert_serve.api.schemas import (
     MAX_TOP_K,
     Coherence,
@@ -44,6 +51,7 @@ QuestionLike: TypeAlias = QuestionContext | Mapping[str, str]
 
 _ITEM_INDEX: Final = re.compile(r"^inputs\[(\d+)\]")
 
+_AnswerT = TypeVar("_AnswerT")
 # Type variables, because lists are invariant: `list[TextLike]` would not take a `list[str]`.
 TextT = TypeVar("TextT", bound=TextLike)
 PairT = TypeVar("PairT", bound=PairLike)
@@ -91,6 +99,21 @@ class SentenceOrderOptions(TypedDict, total=False):
     """The parameters of sentence order; see `schemas.SentenceOrderParameters`."""
 
     truncation: Truncation
+
+
+class TokenFeaturesOptions(TypedDict, total=False):
+    """The parameters of the vectors of tokens; see `embeddings.FeatureExtractionParameters`."""
+
+    normalize: bool
+    truncation: Truncation
+    truncate: bool
+    truncation_direction: TruncationDirection
+
+
+class FeatureExtractionOptions(TokenFeaturesOptions, total=False):
+    """The parameters of embeddings; see `embeddings.FeatureExtractionParameters`."""
+
+    pooling: Pooled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,7 +228,7 @@ def text_classification(
     return Call(method="POST", path=path, body=body, read=lambda content: _only(read(content)))
 
 
-def _only(answers: list[list[LabelScore]]) -> list[LabelScore]:
+def _only(answers: list[_AnswerT]) -> _AnswerT:
     """Return the one answer of a list; a ValueError if there are others or none."""
     [answer] = answers
     return answer
@@ -257,6 +280,35 @@ def reorder(
     parameters = {**options, "reorder": True}
     body = _body(SentenceOrderRequest, _as_sentences(sentences), parameters)
     return _post("/sentence-order", body, Reordering)
+
+
+def feature_extraction(
+    inputs: str | list[str], options: FeatureExtractionOptions
+) -> Call[Embedding | list[Embedding]]:
+    """Return a call of `/feature-extraction` for embeddings.
+
+    Raises:
+        InvalidInputError: the service would refuse the inputs or an option.
+    """
+    return _post("/feature-extraction", _body(FeatureExtractionRequest, inputs, options), Embedding)
+
+
+def token_features(
+    inputs: str | list[str], options: TokenFeaturesOptions
+) -> Call[list[Embedding] | list[list[Embedding]]]:
+    """Return a call of `/feature-extraction` for the vectors of tokens.
+
+    Raises:
+        InvalidInputError: the service would refuse the inputs or an option.
+    """
+    body = _body(FeatureExtractionRequest, inputs, {**options, "pooling": "none"})
+    call: Call[Any] = _post("/feature-extraction", body, TokenFeatures)
+    return replace(call, read=lambda content: _without_batch(call.read(content), inputs))
+
+
+def _without_batch(reply: Any, inputs: str | list[str]) -> Any:
+    """Return the tokens' vectors of each text, of which the reply has a list of one text."""
+    return [_only(one) for one in reply] if isinstance(inputs, list) else _only(reply)
 
 
 def info() -> Call[InfoReply]:

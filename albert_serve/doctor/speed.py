@@ -9,6 +9,7 @@ from typing import Final
 
 from tqdm import tqdm
 
+from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.config import AlbertConfig
 from albert_serve.doctor.timing import time_runs
@@ -52,7 +53,7 @@ def measure_speeds(
     """Measure single sequences of some lengths, and full batches.
 
     Args:
-        engine: of the bundle; where that has no tasks, nothing can be run.
+        engine: of the bundle; its lightest head is read, or the hidden states if it has none.
         bundle: the engine's bundle.
         fp32_gflops_per_s: what `Speed.share_of_peak` is a share of.
 
@@ -60,9 +61,8 @@ def measure_speeds(
         EngineError: the runtime failed.
     """
     tasks = bundle.manifest.tasks
-    if not tasks:
-        return []
-    lightest = min(tasks, key=lambda name: tasks[name].num_outputs)
+    heads: list[str] = sorted(tasks, key=lambda name: tasks[name].num_outputs)
+    lightest = (heads or [FEATURE_EXTRACTION])[0]
     return [
         _measure(engine, lightest, shape, fp32_gflops_per_s)
         for shape in tqdm(_shapes(engine), desc="speed", disable=None, leave=False)

@@ -1,9 +1,10 @@
 """The ONNX Runtime engine of a bundle: one encoder for all tasks, and a small head for each task.
 
 Every head reads the same hidden states, so one encoder call serves any mix of tasks, and a head
-computes the gathered positions only.
+computes the gathered positions only. Feature extraction has no head: it reads the hidden states.
 
-Shape legend: B sequences, S positions, H hidden size, R gathered rows, K outputs of a head.
+Shape legend: B sequences, S positions, N = B * S, H hidden size, R gathered rows, K outputs of a
+head.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import AlbertServeError, EngineError, InvalidInputError, NotFoundError
@@ -64,7 +66,7 @@ class Engine:
     Attributes:
         config: the sizes of the model.
         device: "cpu" or "cuda".
-        tasks: the names of the tasks whose heads the bundle holds.
+        tasks: the names of the tasks whose heads the bundle holds, and feature extraction.
         max_batch_tokens: the limit of tokens, padding included, of one encoder call; a longer
             single input runs alone.
         call_cost_tokens: the overhead of an encoder call, as tokens of compute.
@@ -83,7 +85,7 @@ class Engine:
     ) -> None:
         self.config = config
         self.device = device
-        self.tasks = tuple(heads)
+        self.tasks = (*heads, FEATURE_EXTRACTION)
         self.max_batch_tokens = best_batch_tokens(config, device)
         self.call_cost_tokens = _CALL_COST_TOKENS[device]
         self._encoder = encoder
@@ -249,7 +251,7 @@ class Engine:
         return self._run_on_thread(encoder, inputs)
 
     def _run_on_thread(self, encoder: Encoder, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        if not inputs:  # a trial run of a bundle without tasks
+        if not inputs:
             return []
         batch = _pad(inputs, self.config.pad_id)
         hidden_BSH = _encode(encoder, batch)
@@ -262,15 +264,23 @@ class Engine:
         for task in dict.fromkeys(item.task for item in inputs):
             members = [i for i, item in enumerate(inputs) if item.task == task]
             rows_R = np.concatenate([rows[i] + i * num_positions for i in members])
-            logits_RK = _finite(_apply(self._heads[task], hidden_BSH, rows_R, task), task)
+            logits_RK = _finite(self._read(task, hidden_BSH, rows_R), task)
             ends = np.cumsum([len(rows[i]) for i in members])
             for i, part in zip(members, np.split(logits_RK, ends[:-1]), strict=True):
-                logits[i] = part
+                logits[i] = _reduce(part, inputs[i])
         return logits
 
+    def _read(
+        self, task: str, hidden_BSH: ort.OrtValue, rows_R: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        if task != FEATURE_EXTRACTION:
+            return _apply(self._heads[task], hidden_BSH, rows_R, task)
+        hidden_NH: NDArray[np.float32] = hidden_BSH.numpy().reshape(-1, self.config.hidden_size)
+        return hidden_NH[rows_R]
+
     def _check(self, item: EncoderInput) -> None:
-        if item.task not in self._heads:
-            tasks = ", ".join(self.tasks) or "none"
+        if item.task not in self.tasks:
+            tasks = ", ".join(self.tasks)
             raise NotFoundError(f"this bundle has no task {item.task!r}; it has {tasks}")
         num_tokens = len(item.ids)
         if not 1 <= num_tokens <= self.config.max_positions:
@@ -350,6 +360,13 @@ def _finite(logits_RK: NDArray[np.float32], task: str) -> NDArray[np.float32]:
     if not np.isfinite(logits_RK).all():
         raise EngineError(f"the model gave numbers that are not finite for {task}")
     return logits_RK
+
+
+def _reduce(logits_RK: NDArray[np.float32], item: EncoderInput) -> NDArray[np.float32]:
+    if item.reduction == "none":
+        return logits_RK
+    mean_1K: NDArray[np.float32] = logits_RK.mean(axis=0, keepdims=True)
+    return mean_1K
 
 
 def _check_range(what: str, values: Sequence[int], end: int) -> None:

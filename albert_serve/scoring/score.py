@@ -54,6 +54,7 @@ _FIELDS: Final = {
     "text-classification": ("text", "text_pair"),
     "question-answering": ("question", "context"),
     "sentence-order": ("text", "text_pair", "sentences"),
+    "feature-extraction": ("text",),
 }
 
 
@@ -197,7 +198,7 @@ class _RowReader:
             *names, last = _FIELDS[self.task]
             expected = f"{', '.join(names)} or {last}" if names else last
             raise InvalidInputError(f"the row has neither inputs nor {expected}")
-        return item["text"] if self.task == "fill-mask" else item
+        return item["text"] if _FIELDS[self.task] == ("text",) else item
 
 
 def _checked(task: str, parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,9 +6,10 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pydantic_core
 from pydantic import ValidationError
@@ -39,8 +40,31 @@ _LARGE_BYTES: Final = 1 << 14
 _logger = logging.getLogger(__name__)
 
 
-async def answer_request(model: HostedModel, task: str, request: Request) -> Response:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """A request of a task in any wire format.
+
+    Attributes:
+        request: the same in Hugging Face's format.
+        write: returns the body of the reply, from the prepared items and the reply in Hugging
+            Face's format; it is called off the event loop.
+    """
+
+    request: TaskRequest
+    write: Callable[[Sequence[Prepared[Any]], Any], bytes]
+
+
+# Reads the JSON value of a body; raises an InvalidInputError if it is no request of the task.
+Reader: TypeAlias = Callable[[HostedModel, str, Any], Question]
+
+
+async def answer_request(
+    model: HostedModel, task: str, request: Request, *, read: Reader | None = None
+) -> Response:
     """Answer a request of a task, whose body is read here: no more of it than the limit.
+
+    Args:
+        read: reads the wire format; None for Hugging Face's.
 
     Raises:
         RequestError: the request cannot be answered.
@@ -55,7 +79,7 @@ async def answer_request(model: HostedModel, task: str, request: Request) -> Res
             request, max_bytes=settings.max_body_bytes, deadline_s=settings.deadline_s
         )
         # The body has no name here, so that its memory is free once it is parsed.
-        replying = _reply(model, task, await reading, ends_s, priority)
+        replying = _reply(model, task, read or _read, await reading, ends_s, priority)
         return await _until_disconnect(request, replying)
 
 
@@ -70,7 +94,7 @@ async def answer_call(model: HostedModel, task: str, inputs: Any, parameters: An
     ends_s = time.monotonic() + model.settings.deadline_s
     request = _validate(model, task, {"inputs": inputs, "parameters": parameters})
     with model.in_use():
-        _, reply = await model.answer(task, request, ends_s, "interactive", lambda value: value)
+        _, reply = await model.answer(task, request, ends_s, "interactive", lambda _, value: value)
     return reply
 
 
@@ -82,23 +106,30 @@ def reply_to_error(error: AlbertServeError, request: Request) -> Response:
 
 
 async def _reply(
-    model: HostedModel, task: str, body: bytes, ends_s: float, priority: Priority
+    model: HostedModel, task: str, read: Reader, body: bytes, ends_s: float, priority: Priority
 ) -> Response:
     if len(body) > _LARGE_BYTES:
-        request = await run_in_thread(_parse, model, task, body, ends_s=ends_s, is_large=True)
+        asked = await run_in_thread(_parse, model, task, read, body, ends_s=ends_s, is_large=True)
     else:
-        request = _parse(model, task, body)
+        asked = _parse(model, task, read, body)
     del body
-    prepared, reply = await model.answer(task, request, ends_s, priority, pydantic_core.to_json)
+    prepared, reply = await model.answer(task, asked.request, ends_s, priority, asked.write)
     return Response(reply, headers=_note_headers(prepared), media_type="application/json")
 
 
-def _parse(model: HostedModel, task: str, body: bytes) -> TaskRequest:
+def _parse(model: HostedModel, task: str, read: Reader, body: bytes) -> Question:
     settings = model.settings
     # No answerable request has more: an item is up to three values, or a list of sentences, of
     # which each is read with the next one; parameters have up to 1,000 targets.
     max_values = 4 * settings.max_items + settings.max_queue_tokens // 4 + 2 * MAX_TARGETS
-    return _validate(model, task, parse_json(body, max_values=max_values))
+    return read(model, task, parse_json(body, max_values=max_values))
+
+
+def _read(model: HostedModel, task: str, body: Any) -> Question:
+    return Question(
+        request=_validate(model, task, body),
+        write=lambda _, reply: pydantic_core.to_json(reply),
+    )
 
 
 def _validate(model: HostedModel, task: str, body: Any) -> TaskRequest:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from pydantic import BaseModel, TypeAdapter
 
 from albert_serve import __version__
-from albert_serve.api.examples import EXAMPLES
+from albert_serve.api.embeddings import (
+    EMBEDDINGS,
+    EMBEDDINGS_PATH,
+    EmbeddingsReply,
+    EmbeddingsRequest,
+)
+from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES, Example
 from albert_serve.api.schemas import (
     MODEL_PATH,
     MODELS_PATH,
     TRUNCATED_HEADER,
     WARNINGS_HEADER,
     ErrorReply,
+    FeatureExtractionReply,
     FillMaskReply,
     InfoReply,
     ModelsReply,
@@ -47,7 +55,7 @@ _PRIORITY: Final = {
 _REPLY_HEADERS: Final = {
     TRUNCATED_HEADER: {
         "description": "The number of tokens that were cut off, if any were; "
-        "parameters.truncation allows it.",
+        "parameters.truncation allows it (in /v1/embeddings: truncation).",
         "schema": {"type": "integer", "minimum": 1},
     },
     WARNINGS_HEADER: {
@@ -73,6 +81,8 @@ _REPLIES: Final[dict[str, TypeAdapter[Any]]] = {
     "text-classification": TypeAdapter(TextClassificationReply),
     "question-answering": TypeAdapter(QuestionAnsweringReply),
     "sentence-order": TypeAdapter(SentenceOrderReply),
+    "feature-extraction": TypeAdapter(FeatureExtractionReply),
+    EMBEDDINGS: TypeAdapter(EmbeddingsReply),
 }
 _ERRORS: Final[dict[str, str]] = {
     "400": "The body is not JSON.",
@@ -96,13 +106,18 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
     schemas: dict[str, Any] = {}
     paths = _model_paths(schemas)
     listed = {"get": _get("The models that are served.", ModelsReply, schemas)}
+    embeddings = {"post": _operation(EMBEDDINGS, EmbeddingsRequest, EMBEDDINGS_EXAMPLES, schemas)}
     by_name = {
         f"{MODEL_PATH}{path}": _by_name(operations, schemas)
-        for path, operations in {**paths, "": paths["/info"]}.items()
+        for path, operations in {
+            **paths,
+            "": paths["/info"],
+            f"/{EMBEDDINGS}": embeddings,
+        }.items()
     }
     # BentoML's clients call endpoints by POST only.
     info = {**paths["/info"], "post": paths["/info"]["get"]}
-    paths = {**paths, "/info": info, MODELS_PATH: listed, **by_name}
+    paths |= {"/info": info, MODELS_PATH: listed, EMBEDDINGS_PATH: embeddings, **by_name}
     return {
         **base,
         "openapi": _OPENAPI,
@@ -110,8 +125,8 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
         "info": {
             "title": "albert_serve",
             "version": __version__,
-            "description": "ALBERT: fill-mask, text classification, question answering and "
-            "sentence order, in Hugging Face's inference format.",
+            "description": "ALBERT: fill-mask, text classification, question answering, sentence "
+            "order and embeddings, in Hugging Face's format; embeddings in OpenAI's, too.",
         },
         "components": {"schemas": schemas, "securitySchemes": _SECURITY},
         "security": [{}, {"key": []}],
@@ -122,7 +137,10 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
 def _model_paths(schemas: dict[str, Any]) -> dict[str, Any]:
     """Return the paths of the default model, which have no model name."""
     return {
-        **{f"/{name}": {"post": _operation(name, schemas)} for name in TASKS},
+        **{
+            f"/{name}": {"post": _operation(name, endpoint.request, EXAMPLES[name], schemas)}
+            for name, endpoint in TASKS.items()
+        },
         "/info": {"get": _get("What is served, and its limits.", InfoReply, schemas)},
         "/health": {"get": _health(schemas)},
     }
@@ -144,9 +162,10 @@ def _by_name(operations: dict[str, Any], schemas: dict[str, Any]) -> dict[str, A
     return {**named, "parameters": [_MODEL]}
 
 
-def _operation(name: str, schemas: dict[str, Any]) -> dict[str, Any]:
+def _operation(
+    name: str, request: type[BaseModel], examples: Sequence[Example], schemas: dict[str, Any]
+) -> dict[str, Any]:
     reply = _collect(_REPLIES[name].json_schema(mode="serialization", ref_template=_REF), schemas)
-    request = TASKS[name].request
     return {
         "tags": [_TAG],
         "operationId": name.replace("-", "_"),
@@ -154,7 +173,7 @@ def _operation(name: str, schemas: dict[str, Any]) -> dict[str, Any]:
         "parameters": [_PRIORITY],
         "requestBody": {
             "required": True,
-            "content": _json(_reference(request, schemas), _examples(name)),
+            "content": _json(_reference(request, schemas), _named(name, examples)),
         },
         "responses": {
             "200": {
@@ -216,10 +235,10 @@ def _collect(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _examples(name: str) -> dict[str, Any]:
+def _named(name: str, examples: Sequence[Example]) -> dict[str, Any]:
     return {
         f"{name}-{number}": {"summary": example.summary, "value": example.body}
-        for number, example in enumerate(EXAMPLES[name], start=1)
+        for number, example in enumerate(examples, start=1)
     }
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from albert_serve.api.embeddings import EMBEDDINGS, EMBEDDINGS_PATH, FEATURE_EXTRACTION
 from albert_serve.api.schemas import MODEL_PATH, MODELS_PATH
 from albert_serve.settings import Surface
 from albert_serve.tasks import TASKS
@@ -21,10 +22,22 @@ _DOCS_FOLDER: Final = "/static_content/"
 # Open: the page holds no data and asks for the key itself, and a browser can send none for it.
 _PAGE_PATH: Final = "/"
 _PAGE_FOLDER: Final = "/web/"
-_TASK_PATHS: Final = frozenset(f"/{name}" for name in TASKS)
-_API_PATHS: Final = _TASK_PATHS | {"/info", MODELS_PATH}
-# The paths after a model's name.
-_MODEL_PATHS: Final = _TASK_PATHS | {"", "/info", "/health"}
+_TASK_PATHS: Final = {f"/{name}": name for name in TASKS}
+# The tasks of paths; None for a path of no task.
+_API_PATHS: Final[dict[str, str | None]] = {
+    **_TASK_PATHS,
+    EMBEDDINGS_PATH: FEATURE_EXTRACTION,
+    "/info": None,
+    MODELS_PATH: None,
+}
+# The same of paths after a model's name.
+_MODEL_PATHS: Final[dict[str, str | None]] = {
+    **_TASK_PATHS,
+    f"/{EMBEDDINGS}": FEATURE_EXTRACTION,
+    "": None,
+    "/info": None,
+    "/health": None,
+}
 _TARGET: Final = "albert_serve.target"
 
 
@@ -38,7 +51,7 @@ class Target:
         surface: None for health and the page, which are open. The health of a named model reveals
             that the model exists, so it belongs to the API, as do unknown paths.
         model: a name, whether or not there is such a model; None for the default model.
-        task: the endpoint's name, if it is one of a task.
+        task: its name, if the path is one of a task's endpoints.
     """
 
     path: str
@@ -59,8 +72,7 @@ def target_of(scope: Scope) -> Target:
 def parse(path: str) -> Target:
     """Return the target of a path."""
     if path in _API_PATHS:
-        task = path[1:] if path in _TASK_PATHS else None
-        return Target(path=path, label=path, surface="api", task=task)
+        return Target(path=path, label=path, surface="api", task=_API_PATHS[path])
     if path in HEALTH_PATHS or path == _PAGE_PATH:
         return Target(path=path, label=path, surface=None)
     if path.startswith(_PAGE_FOLDER):
@@ -71,11 +83,11 @@ def parse(path: str) -> Target:
         return Target(path=path, label=path, surface="docs")
     if path.startswith(_DOCS_FOLDER):
         return Target(path=path, label=_DOCS_FOLDER, surface="docs")
-    model, slash, task = path.removeprefix(f"{MODELS_PATH}/").partition("/")
-    if model and path.startswith(f"{MODELS_PATH}/") and slash + task in _MODEL_PATHS:
-        label = MODEL_PATH + slash + task
-        name = task if task in TASKS else None
-        return Target(path=path, label=label, surface="api", model=model, task=name)
+    model, slash, rest = path.removeprefix(f"{MODELS_PATH}/").partition("/")
+    after = slash + rest
+    if model and path.startswith(f"{MODELS_PATH}/") and after in _MODEL_PATHS:
+        label, task = MODEL_PATH + after, _MODEL_PATHS[after]
+        return Target(path=path, label=label, surface="api", model=model, task=task)
     return Target(path=path, label=OTHER, surface="api")
 
 

@@ -14,11 +14,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from albert_serve.api.embeddings import EMBEDDINGS, EMBEDDINGS_PATH, FEATURE_EXTRACTION
 from albert_serve.api.schemas import MODEL_PATH, MODELS_PATH, ModelsReply
 from albert_serve.errors import AlbertServeError, NotReadyError
 from albert_serve.server.answering import answer_request, reply_to_error
 from albert_serve.server.models.hosted_model import HostedModel
 from albert_serve.server.models.registry import Models
+from albert_serve.server.openai_form import read_embeddings
 from albert_serve.tasks import TASKS
 from albert_serve.web import page_routes
 
@@ -50,6 +52,10 @@ def make_app(openapi: Callable[[], dict[str, Any]]) -> Starlette:
     app = Starlette(
         routes=[
             *tasks,
+            *(
+                Route(path, _with_error_replies(_embeddings), methods=["POST"])
+                for path in (EMBEDDINGS_PATH, f"{MODEL_PATH}/{EMBEDDINGS}")
+            ),
             Route(MODELS_PATH, _with_error_replies(_list)),
             Route(MODEL_PATH, _with_error_replies(_info)),
             *(Route(f"{prefix}/info", _with_error_replies(_info)) for prefix in ("", MODEL_PATH)),
@@ -82,6 +88,11 @@ def _with_error_replies(handler: Handler) -> Handler:
 
 async def _task(name: str, request: Request) -> Response:
     return await answer_request(_model(request), name, request)
+
+
+async def _embeddings(request: Request) -> Response:
+    model = _model(request)
+    return await answer_request(model, FEATURE_EXTRACTION, request, read=read_embeddings)
 
 
 async def _list(request: Request) -> Response:

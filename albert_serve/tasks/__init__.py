@@ -6,6 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from albert_serve.api.embeddings import (
+    FEATURE_EXTRACTION,
+    FeatureExtractionParameters,
+    FeatureExtractionRequest,
+)
 from albert_serve.api.schemas import (
     MAX_MASKS,
     FillMaskParameters,
@@ -22,6 +27,7 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.errors import InvalidInputError, NotFoundError, TooMuchAtOnceError
 from albert_serve.tasks.base import EncoderInput, Logits, Prepared, Round, Task
+from albert_serve.tasks.feature_extraction import FeatureExtraction
 from albert_serve.tasks.fill_mask.task import FillMask
 from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tasks.rounds import Work
@@ -34,6 +40,7 @@ __all__ = [
     "AnyTask",
     "EncoderInput",
     "Endpoint",
+    "FeatureExtraction",
     "FillMask",
     "Logits",
     "Prepared",
@@ -68,6 +75,7 @@ class TaskSetup:
 
     tokenizer: AlbertTokenizer
     max_positions: int
+    hidden_size: int
     labels: Sequence[str] = ()
     problem_type: ProblemType | None = None
 
@@ -108,6 +116,14 @@ def _open_sentence_order(setup: TaskSetup) -> SentenceOrder:
     return SentenceOrder(tokenizer=setup.tokenizer, max_positions=setup.max_positions)
 
 
+def _open_feature_extraction(setup: TaskSetup) -> FeatureExtraction:
+    return FeatureExtraction(
+        tokenizer=setup.tokenizer,
+        max_positions=setup.max_positions,
+        hidden_size=setup.hidden_size,
+    )
+
+
 TASKS: Final[dict[str, Endpoint]] = {
     "fill-mask": Endpoint(
         request=FillMaskRequest,
@@ -128,6 +144,11 @@ TASKS: Final[dict[str, Endpoint]] = {
         request=SentenceOrderRequest,
         parameters=SentenceOrderParameters,
         open=_open_sentence_order,
+    ),
+    FEATURE_EXTRACTION: Endpoint(
+        request=FeatureExtractionRequest,
+        parameters=FeatureExtractionParameters,
+        open=_open_feature_extraction,
     ),
 }
 
@@ -199,8 +220,8 @@ class _Amount:
             )
         if self._num_held_bytes > MAX_HELD_BYTES:
             raise TooMuchAtOnceError(
-                f"the answers would take over {MAX_HELD_BYTES} bytes: send fewer inputs, or lower "
-                "top_k"
+                f"the answers would take over {MAX_HELD_BYTES} bytes: send fewer inputs, lower "
+                "top_k, or pool the tokens' vectors"
             )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,14 +28,18 @@ class EncoderInput:
     Attributes:
         ids: token ids, special tokens included.
         types: 0 for the first segment, 1 for the second; as long as `ids`.
-        task: the task whose head reads the rows.
+        task: the task whose head reads the rows; feature extraction has none, and its logits are
+            the hidden states themselves.
         rows: gathered positions, in the order of the logits; None for all.
+        reduction: "mean" replaces the logits of all rows by one row, their mean. The engine takes
+            it, so that the rows of a whole request need not be held.
     """
 
     ids: list[int]
     types: list[int]
     task: str
     rows: list[int] | None
+    reduction: Literal["none", "mean"] = "none"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from albert_serve.api.embeddings import TruncationDirection
 from albert_serve.api.schemas import Truncation
 from albert_serve.errors import TextTooLongError
 from albert_serve.tasks.base import EncoderInput
@@ -69,8 +70,12 @@ def fit_encodings(
     *,
     max_positions: int,
     truncation: Truncation,
+    direction: TruncationDirection = "right",
 ) -> Fitted:
     """Fit texts that are encoded already, without special tokens; see `fit`.
+
+    Args:
+        direction: the end at which a single text is cut.
 
     Raises:
         TextTooLongError: the texts do not fit, and `truncation` is "error".
@@ -84,7 +89,8 @@ def fit_encodings(
         length = f"{num_tokens} tokens with the special ones"
         raise TextTooLongError(_too_long(length, max_positions))
     if second is None:
-        cut = tokenizer.build(first.slice(0, len(first) - num_excess))
+        start = num_excess if direction == "left" else 0
+        cut = tokenizer.build(first.slice(start, start + len(first) - num_excess))
     else:
         kept = _longest_first(len(first), len(second), max_positions - num_special)
         cut = tokenizer.build(first.slice(0, kept[0]), second.slice(0, kept[1]))

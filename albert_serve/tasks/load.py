@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from albert_serve.bundle.manifest import Bundle, TaskEntry
+from dataclasses import replace
+
+from albert_serve.api.embeddings import FEATURE_EXTRACTION
+from albert_serve.bundle.manifest import Bundle, Manifest, TaskEntry
 from albert_serve.tasks import TASKS, AnyTask, TaskSetup, open_task
 from albert_serve.tokenizer import AlbertTokenizer
+
+
+def task_names(manifest: Manifest) -> list[str]:
+    """Return the names of a bundle's tasks that have an endpoint.
+
+    Feature extraction needs the encoder and no head, so every bundle has it and no manifest names
+    it.
+    """
+    return [*(name for name in manifest.tasks if name in TASKS), FEATURE_EXTRACTION]
 
 
 def load_setups(bundle: Bundle, tokenizer: AlbertTokenizer | None = None) -> dict[str, TaskSetup]:
@@ -17,16 +29,17 @@ def load_setups(bundle: Bundle, tokenizer: AlbertTokenizer | None = None) -> dic
         BundleError: the bundle's tokenizer cannot be read.
     """
     tokenizer = tokenizer or AlbertTokenizer.from_file(bundle.tokenizer_file)
-    return {
-        name: TaskSetup(
-            tokenizer=tokenizer,
-            max_positions=bundle.config.max_positions,
-            labels=_labels(entry),
-            problem_type=entry.problem_type,
-        )
-        for name, entry in bundle.manifest.tasks.items()
-        if name in TASKS
-    }
+    common = TaskSetup(
+        tokenizer=tokenizer,
+        max_positions=bundle.config.max_positions,
+        hidden_size=bundle.config.hidden_size,
+    )
+    setups = dict.fromkeys(task_names(bundle.manifest), common)
+    for name, entry in bundle.manifest.tasks.items():
+        if name in setups:
+            labels, problem_type = _labels(entry), entry.problem_type
+            setups[name] = replace(common, labels=labels, problem_type=problem_type)
+    return setups
 
 
 def load_tasks(bundle: Bundle, tokenizer: AlbertTokenizer | None = None) -> dict[str, AnyTask]:

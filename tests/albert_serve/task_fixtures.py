@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.tasks import EncoderInput, Logits, Prepared, TaskSetup, Work
 from albert_serve.tokenizer import AlbertTokenizer
 from training.model.albert import Batch
@@ -35,7 +36,11 @@ class TorchEngine:
         batch = Batch(ids=torch.tensor([item.ids]), types=torch.tensor([item.types]))
         hidden = self.model(batch)[0]
         rows = hidden if item.rows is None else hidden[item.rows]
-        logits: Logits = self.model.heads[item.task](rows).numpy().astype(np.float32)
+        if item.task != FEATURE_EXTRACTION:
+            rows = self.model.heads[item.task](rows)
+        if item.reduction == "mean":
+            rows = rows.mean(0, keepdim=True)
+        logits: Logits = rows.numpy().astype(np.float32)
         return logits
 
 
@@ -71,6 +76,7 @@ def task_setup(tokenizer: AlbertTokenizer, engine: TorchEngine) -> TaskSetup:
     return TaskSetup(
         tokenizer=tokenizer,
         max_positions=engine.model.config.max_positions,
+        hidden_size=engine.model.config.hidden_size,
         labels=["negative", "positive"],
     )
 

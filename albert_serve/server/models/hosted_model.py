@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -21,7 +21,7 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.batching.batcher import Batcher
 from albert_serve.batching.scheduler import Priority
-from albert_serve.bundle.manifest import Bundle
+from albert_serve.bundle.manifest import Bundle, Manifest
 from albert_serve.errors import TooMuchAtOnceError
 from albert_serve.server.threads import run_in_thread
 from albert_serve.settings import Settings
@@ -74,13 +74,13 @@ class HostedModel:
         request: TaskRequest,
         ends_s: float,
         priority: Priority,
-        encode: Callable[[Any], _ResultT],
+        encode: Callable[[Sequence[Prepared[Any]], Any], _ResultT],
     ) -> tuple[list[Prepared[Any]], _ResultT]:
         """Answer a valid request; return its prepared inputs, and the reply, encoded.
 
         Args:
             ends_s: the deadline, on `time.monotonic`'s clock.
-            encode: is called with the reply's value, off the event loop.
+            encode: is called with the prepared inputs and the reply's value, off the event loop.
 
         Raises:
             InvalidInputError: an item cannot be answered; for a list the message has its index.
@@ -97,7 +97,9 @@ class HostedModel:
         def take(logits: list[Logits]) -> _ResultT | None:
             """Return the reply if this was the last round, else None."""
             work.take(logits)
-            return None if work.inputs else encode(shape_reply(request, work.answers))
+            if work.inputs:
+                return None
+            return encode(prepared, shape_reply(request, work.answers))
 
         reply: _ResultT | None = None
         while reply is None:  # more than one round where inputs depend on earlier answers
@@ -122,11 +124,7 @@ class HostedModel:
             version=__version__,
             precision=manifest.precision,
             revision=manifest.revision,
-            tasks=[
-                TaskInfo(name=name, labels=entry.labels, problem_type=entry.problem_type)
-                for name, entry in manifest.tasks.items()
-                if name in self.tasks
-            ],
+            tasks=[_describe(name, manifest) for name in self.tasks],
             max_positions=self.bundle.config.max_positions,
             mask_token="[MASK]",  # noqa: S106  # not that kind of token
             max_items=self.settings.max_items,
@@ -134,20 +132,31 @@ class HostedModel:
             needs_key=self.settings.needs_key,
         )
 
-    def check_num_items(self, inputs: object) -> None:
+    def check_num_items(self, inputs: object, name: str = "inputs") -> None:
         """Refuse a list of too many inputs, before any of them is validated.
+
+        Args:
+            name: of the inputs, in the message.
 
         Raises:
             TooMuchAtOnceError: there are more than the setting allows.
         """
         if isinstance(inputs, list) and len(inputs) > self.settings.max_items:
             raise TooMuchAtOnceError(
-                f"inputs holds {len(inputs)} items; at most {self.settings.max_items} are "
+                f"{name} holds {len(inputs)} items; at most {self.settings.max_items} are "
                 "taken at once: split the list"
             )
 
     def _prepare(self, task: str, request: TaskRequest) -> list[Prepared[Any]]:
         return prepare_request(self.tasks[task], request, max_tokens=self.batcher.max_queue_tokens)
+
+
+def _describe(task: str, manifest: Manifest) -> TaskInfo:
+    """Return the description of a task, which may have no head and so no entry."""
+    for name, entry in manifest.tasks.items():
+        if name == task:
+            return TaskInfo(name=name, labels=entry.labels, problem_type=entry.problem_type)
+    return TaskInfo(name=task)
 
 
 def work_of(value: object, *, is_reordered: bool = False) -> int:

@@ -283,12 +283,6 @@ def check_models(settings: Settings) -> str:
     names = []
     for loaded in trial._load_each(catalogue):
         names.append(loaded.spec.name)
-        if not loaded.tasks:
-            _logger.warning(
-                "model %s has no task, and every request for one gets 404; finetune it for one, "
-                "and export the checkpoint again",
-                loaded.spec.name,
-            )
         del loaded
     return_free_memory()
     default = catalogue.default_among(names)

@@ -23,6 +23,7 @@ import pytest
 from pydantic import BaseModel
 
 from albert_serve.api import schemas, wire
+from albert_serve.api.embeddings import FeatureExtractionParameters
 from albert_serve.api.schemas import (
     Answer,
     Coherence,
@@ -145,6 +146,28 @@ def test_reorder(albert: Any) -> None:
     assert len(result.pairs) == 6
     [only] = albert.reorder([sentences])
     assert only.best_order == result.best_order
+
+
+def test_feature_extraction(albert: Any) -> None:
+    texts = ["It rained.", "We stayed in, and played cards."]
+    first, second = albert.feature_extraction(texts)
+    assert len(first) == len(second) == 64
+    assert albert.feature_extraction(texts[1]) == pytest.approx(second, abs=1e-5)
+    unit = albert.feature_extraction(texts[1], pooling="cls", normalize=True)
+    assert sum(number**2 for number in unit) == pytest.approx(1)
+    long = albert.feature_extraction("word " * 300, truncate=True, truncation_direction="left")
+    assert len(long) == 64
+
+
+def test_token_features(albert: Any) -> None:
+    text = "We stayed in."
+    tokens = albert.token_features(text)
+    means = [sum(column) / len(tokens) for column in zip(*tokens, strict=True)]
+    assert means == pytest.approx(albert.feature_extraction(text), abs=1e-5)
+    assert albert.feature_extraction(text, pooling="cls") == pytest.approx(tokens[0], abs=1e-5)
+    first, second = albert.token_features([text, "It rained."], normalize=True)
+    assert len(first) == len(tokens)
+    assert sum(number**2 for number in second[-1]) == pytest.approx(1)
 
 
 def test_fill_mask_jointly(albert: Any) -> None:
@@ -713,6 +736,8 @@ def test_the_twins_have_the_same_methods_in_the_same_order() -> None:
         (requests.TextClassificationOptions, schemas.TextClassificationParameters, set()),
         (requests.QuestionAnsweringOptions, schemas.QuestionAnsweringParameters, set()),
         (requests.SentenceOrderOptions, schemas.SentenceOrderParameters, {"reorder"}),
+        (requests.FeatureExtractionOptions, FeatureExtractionParameters, set()),
+        (requests.TokenFeaturesOptions, FeatureExtractionParameters, {"pooling"}),
     ],
 )
 def test_the_options_are_the_parameters_that_the_method_leaves_open(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers
 from huggingface_hub import AsyncInferenceClient, InferenceClient
@@ -51,6 +52,15 @@ def fill_mask(checkpoint_dir: Path) -> Any:
 @pytest.fixture(scope="module")
 def classify(checkpoint_dir: Path) -> Any:
     return transformers.pipeline("text-classification", model=str(checkpoint_dir), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def extract(checkpoint_dir: Path) -> Any:
+    """Vectors (1, S, H) of a text's tokens."""
+    pipeline = transformers.pipeline(
+        "feature-extraction", model=str(checkpoint_dir), device="cpu", return_tensors=True
+    )
+    return lambda text: pipeline(text).numpy()
 
 
 def options_of(method: Callable[..., Any]) -> set[str]:
@@ -168,6 +178,29 @@ def test_question_answering_tells_no_answer(call: Call) -> None:
     assert [(one.start, one.end) for one in result if one.answer == ""] == [(0, 0)]
 
 
+@pytest.mark.parametrize("normalize", [None, False, True])
+def test_feature_extraction(call: Call, extract: Any, normalize: bool | None) -> None:
+    """Of texts of several lengths, which the client makes one array of."""
+    texts = [TEXT, "It rained."]
+    result = call("feature-extraction", text=texts, normalize=normalize)
+    expected = np.stack([extract(text)[0].mean(0) for text in texts])
+    if normalize:
+        expected /= np.linalg.norm(expected, axis=-1, keepdims=True)
+    assert (result.dtype, result.shape) == (np.float32, (2, 64))
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-4)
+    one = call("feature-extraction", text=TEXT, normalize=normalize)
+    np.testing.assert_allclose(one, expected[0], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("direction", [None, "left", "right"])
+def test_feature_extraction_of_a_long_text(call: Call, direction: str | None) -> None:
+    text = f"First of all, {TEXT * 20}"
+    kept = call("feature-extraction", text=text, truncate=True, truncation_direction=direction)
+    right = call("feature-extraction", text=text, truncate=True, truncation_direction="right")
+    is_same = np.allclose(kept, right, atol=1e-5)
+    assert is_same == (direction != "left")
+
+
 @pytest.mark.parametrize("kind", [InferenceClient, AsyncInferenceClient])
 def test_every_option_of_the_clients_is_tried_here(kind: Any) -> None:
     """A new version of the client that has more of them has to be looked at."""
@@ -181,6 +214,12 @@ def test_every_option_of_the_clients_is_tried_here(kind: Any) -> None:
         "max_question_len",
         "max_seq_len",
         "top_k",
+    }
+    assert options_of(kind.feature_extraction) == {
+        "normalize",
+        "truncate",
+        "truncation_direction",
+        *("prompt_name", "dimensions", "encoding_format"),  # refused, see below
     }
 
 
@@ -201,6 +240,16 @@ def test_health_and_info_are_where_the_client_looks(described: InferenceClient) 
         ("fill-mask", {"text": "a [MASK]", "top_k": 0}, 422, "top_k must be greater"),
         ("text-classification", {"text": "word " * 300}, 422, "at most 128"),
         ("question-answering", {"question": "", "context": "a"}, 422, "question is empty"),
+        ("feature-extraction", {"text": "word " * 300}, 422, "at most 128"),
+        ("feature-extraction", {"text": "word " * 300, "truncate": False}, 422, "at most 128"),
+        (
+            "feature-extraction",
+            {"text": "a", "prompt_name": "query"},
+            422,
+            "prompt before the text",
+        ),
+        ("feature-extraction", {"text": "a", "dimensions": 8}, 422, "leave it out"),
+        ("feature-extraction", {"text": "a", "encoding_format": "float"}, 422, "/v1/embeddings"),
     ],
 )
 def test_the_client_shows_our_errors(

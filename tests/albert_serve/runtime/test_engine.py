@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,33 @@ def test_a_mixed_batch_equals_single_runs(engine: Engine, max_batch_tokens: int)
         np.testing.assert_allclose(logits, single, rtol=0, atol=1e-5)
 
 
+def test_hidden_states_are_read_in_the_batches_of_the_heads(
+    engine: Engine, model: AlbertForTasks
+) -> None:
+    features = [
+        replace(make_input("feature-extraction", length, rows=rows), reduction=reduction)
+        for length in (1, 31, 32, 100)
+        for rows, reduction in (
+            ([0], "none"),
+            (None, "none"),
+            (None, "mean"),
+            ([length - 1], "mean"),
+        )
+    ]
+    inputs = [item for pair in zip(features, mixed_inputs(), strict=False) for item in pair]
+    for item, result in zip(inputs, engine.run_batch(inputs), strict=True):
+        if item.task != "feature-extraction":
+            np.testing.assert_allclose(result, engine.run([item])[0], rtol=0, atol=1e-5)
+            continue
+        batch = Batch(ids=torch.tensor([item.ids]), types=torch.tensor([item.types]))
+        with torch.inference_mode():
+            hidden = model(batch)[0]
+        expected = hidden if item.rows is None else hidden[item.rows]
+        if item.reduction == "mean":
+            expected = expected.mean(0, keepdim=True)
+        np.testing.assert_allclose(result, expected.numpy(), rtol=0, atol=1e-4)
+
+
 def test_many_threads_get_what_one_gets(engine: Engine) -> None:
     inputs = mixed_inputs()[:40]
     singles = [engine.run([item])[0] for item in inputs]
@@ -115,7 +143,7 @@ def test_many_threads_get_what_one_gets(engine: Engine) -> None:
 def test_nothing_gives_nothing_and_warming_up_runs(engine: Engine) -> None:
     assert engine.run([]) == engine.run_batch([]) == []
     engine.warm_up()
-    assert set(engine.tasks) == set(TASKS)
+    assert set(engine.tasks) == {*TASKS, "feature-extraction"}
 
 
 @pytest.mark.parametrize(

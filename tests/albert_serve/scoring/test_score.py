@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from albert_serve.api.embeddings import FeatureExtractionParameters
 from albert_serve.api.schemas import FillMaskParameters, TextClassificationParameters
 from albert_serve.errors import EngineError, InvalidInputError, NotFoundError
 from albert_serve.scoring.score import score_file
@@ -89,12 +90,24 @@ def test_rows_keep_their_order_and_their_ids(
 def test_bare_fields_and_inputs_are_the_same(
     task: str, item: dict[str, str], fields: set[str], score: Score
 ) -> None:
-    inputs: Any = item["text"] if task == "fill-mask" else item
+    inputs: Any = item["text"] if list(item) == ["text"] else item
     bare, one, several = score(task, [item, {"inputs": inputs}, {"inputs": [inputs, inputs]}])
     assert bare == one
     assert several["output"] == [one["output"]] * 2
     best = one["output"][0] if isinstance(one["output"], list) else one["output"]
     assert set(best) >= fields
+
+
+def test_embeddings_are_scored(score: Score, answer: Answerer, task_setup: TaskSetup) -> None:
+    texts = ["It rained.", "We stayed in."]
+    rows: list[Any] = [{"id": 7, "text": texts[0]}, {"inputs": texts}, {"text": "run " * 300}]
+    one, several, refused = score("feature-extraction", rows, normalize=True)
+    task = open_task("feature-extraction", task_setup)
+    parameters = FeatureExtractionParameters(normalize=True)
+    expected = [answer(task.prepare(text, parameters)) for text in texts]
+    assert one == {"id": 7, "output": expected[0]}
+    assert several["output"] == expected
+    assert refused["error_type"] == "too_long"
 
 
 def test_sentences_are_scored_bare_or_as_inputs(score: Score) -> None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final, TypeAlias
 
-from albert_serve.api.examples import EXAMPLES
+from albert_serve.api.embeddings import EMBEDDINGS_PATH
+from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES, Example
 from albert_serve.server.bentoml.http import MAX_HEAD_BYTES
 from tests.albert_serve.server.fuzz_values import (
     HEADERS,
@@ -47,6 +48,10 @@ class Hostile:
     method: str = "POST"
 
 
+_EXAMPLES: Final[dict[str, tuple[Example, ...]]] = {
+    **{f"/{task}": examples for task, examples in EXAMPLES.items()},
+    EMBEDDINGS_PATH: EMBEDDINGS_EXAMPLES,
+}
 _COMMON_METHODS: Final = frozenset(
     {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"}
 )
@@ -123,11 +128,11 @@ def _value(random: Random) -> Any:
 
 def _document(random: Random) -> tuple[str, str]:
     """A path and the text of a body."""
-    task = random.choice([*EXAMPLES])
-    body: Any = random.choice(EXAMPLES[task]).body
+    path = random.choice([*_EXAMPLES])
+    body: Any = random.choice(_EXAMPLES[path]).body
     for _ in range(random.choice([0, 1, 1, 2, 3, 6])):
         body = _mutated(random, body)
-    return f"/{task}", dump(body)
+    return path, dump(body)
 
 
 def _request(

@@ -182,4 +182,4 @@ def plain(value: Any) -> Any:
     """What the generated models hold, as JSON."""
     if isinstance(value, list):
         return [plain(item) for item in value]
-    return value.to_dict()
+    return value if isinstance(value, float) else value.to_dict()

@@ -9,9 +9,11 @@ import httpx
 import pytest
 from pydantic import TypeAdapter
 
-from albert_serve.api.examples import EXAMPLES, Example
+from albert_serve.api.embeddings import EMBEDDINGS_PATH, EmbeddingsReply
+from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES, Example
 from albert_serve.api.schemas import (
     MODEL_PATH,
+    FeatureExtractionReply,
     FillMaskReply,
     QuestionAnsweringReply,
     SentenceOrderReply,
@@ -24,6 +26,7 @@ REPLIES: dict[str, TypeAdapter[Any]] = {
     "text-classification": TypeAdapter(TextClassificationReply),
     "question-answering": TypeAdapter(QuestionAnsweringReply),
     "sentence-order": TypeAdapter(SentenceOrderReply),
+    "feature-extraction": TypeAdapter(FeatureExtractionReply),
 }
 ALL = [
     pytest.param(task, example, id=f"{task}: {example.summary}")
@@ -52,6 +55,17 @@ def test_every_example_is_answered(task: str, example: Example, client: httpx.Cl
         assert len(reply.json()) == len(example.body["inputs"])
 
 
+@pytest.mark.parametrize("example", EMBEDDINGS_EXAMPLES, ids=lambda example: example.summary)
+def test_every_example_in_openais_format_is_answered(
+    example: Example, client: httpx.Client, document: dict[str, Any]
+) -> None:
+    reply = client.post(EMBEDDINGS_PATH, json=example.body)
+    assert reply.status_code == 200, reply.text
+    EmbeddingsReply.model_validate_json(reply.content)
+    shown = content(document["paths"][EMBEDDINGS_PATH]["post"]["requestBody"])["examples"]
+    assert example.body in [one["value"] for one in shown.values()]
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_every_task_shows_its_examples(task: str, document: dict[str, Any]) -> None:
     shown = content(document["paths"][f"/{task}"]["post"]["requestBody"])["examples"]
@@ -76,7 +90,7 @@ def test_every_operation_without_a_body_answers_as_it_is(
         assert client.get(path.format(model=name)).status_code == 200, path
     posts = {path for path, operations in document["paths"].items() if "post" in operations}
     tasks = {f"{prefix}/{task}" for task in TASKS for prefix in ("", MODEL_PATH)}
-    assert posts == tasks | {"/info"}
+    assert posts == tasks | {"/info", EMBEDDINGS_PATH, f"{MODEL_PATH}/embeddings"}
     assert client.post("/info").json() == client.get("/info").json()
 
 

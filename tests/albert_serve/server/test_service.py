@@ -20,6 +20,7 @@ from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
 from albert_serve.api.schemas import ErrorReply, InfoReply
+from albert_serve.tasks import TASKS
 from tests.albert_serve.support import (
     MAX_BODY_BYTES,
     MAX_ITEMS,
@@ -37,6 +38,7 @@ VALID: dict[str, Any] = {
     "text-classification": "An earned run.",
     "question-answering": {"question": "What is an earned run?", "context": CONTEXT},
     "sentence-order": {"text": "It rained.", "text_pair": "The game was called off."},
+    "feature-extraction": "It rained.",
 }
 
 
@@ -130,7 +132,9 @@ def test_openapi_lists_the_endpoints_and_every_reference_resolves(client: httpx.
     for task in VALID:
         operation = document["paths"][f"/{task}"]["post"]
         request = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-        assert {"inputs", "parameters"} == set(schemas[request.rpartition("/")[2]]["properties"])
+        fields = set(schemas[request.rpartition("/")[2]]["properties"])
+        beside = TASKS[task].parameters.model_fields if task == "feature-extraction" else ()
+        assert fields == {"inputs", "parameters", *beside}
         assert {"200", "400", "413", "415", "422", "429", "503", "504"} <= set(
             operation["responses"]
         )

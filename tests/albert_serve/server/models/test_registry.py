@@ -453,7 +453,7 @@ def test_a_worker_that_was_killed_comes_back_as_the_others_are(
         assert set(asked) == {"first"}
 
 
-def test_a_bundle_without_tasks_is_a_warning(
+def test_a_bundle_without_heads_is_served_for_its_embeddings(
     bundle_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "bare"
@@ -461,10 +461,18 @@ def test_a_bundle_without_tasks_is_a_warning(
     manifest = json.loads((folder / "manifest.json").read_text()) | {"tasks": {}}
     (folder / "manifest.json").unlink()
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert check_models(Settings.from_environment({"ALBERT_SERVE_BUNDLE": str(folder)})) == "bare"
-    (record,) = caplog.records
-    assert record.levelname == "WARNING"
-    assert "model bare has no task, and every request for one gets 404" in record.getMessage()
+    settings = Settings.from_environment({"ALBERT_SERVE_BUNDLE": str(folder)})
+    assert check_models(settings) == "bare"
+    assert not caplog.records
+
+    async def names() -> list[str]:
+        models = Models.load(settings, Metrics(CollectorRegistry()))
+        models.start()
+        served = [task.name for task in models.default.info().tasks]
+        await models.close()
+        return served
+
+    assert asyncio.run(names()) == ["feature-extraction"]
 
 
 def link_outside(folder: Path) -> None:

@@ -1,0 +1,182 @@
+"""The wire contract of embeddings, in Hugging Face's format (feature extraction) and OpenAI's.
+
+Hugging Face's clients send the parameters of this task beside `inputs`, not in `parameters`; both
+are taken here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, Self, TypeAlias
+
+from pydantic import Field, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from albert_serve.api.wire import (
+    OneOrMany,
+    OrNull,
+    Parameters,
+    Reply,
+    Request,
+    Text,
+    Truncation,
+    contradiction,
+)
+
+FEATURE_EXTRACTION: Final = "feature-extraction"
+# OpenAI's path; for a model by its name it is `/embeddings` after the model's path.
+EMBEDDINGS: Final = "embeddings"
+EMBEDDINGS_PATH: Final = f"/v1/{EMBEDDINGS}"
+
+Pooling: TypeAlias = Literal["mean", "cls", "none"]
+Pooled: TypeAlias = Literal["mean", "cls"]
+TruncationDirection: TypeAlias = Literal["right", "left"]
+EncodingFormat: TypeAlias = Literal["float", "base64"]
+
+# What Hugging Face's clients can send and no model here has a use for.
+_REFUSED: Final = {
+    "prompt_name": "the model has no prompts by name; write the prompt before the text",
+    "dimensions": "an embedding has all of the model's dimensions; leave it out",
+    "encoding_format": f"numbers are sent as JSON here; {EMBEDDINGS_PATH} has base64",
+}
+
+
+class FeatureExtractionParameters(Parameters):
+    """The parameters of feature extraction."""
+
+    pooling: Pooling = Field(
+        "mean",
+        description="The embedding of a text: the mean of its tokens' vectors, [CLS] and [SEP] "
+        'among them, or the vector of [CLS]; "none" for the vectors themselves.',
+    )
+    normalize: bool = Field(False, description="Scale each vector to a length of 1.")
+    truncate: bool | None = Field(
+        None, description='Hugging Face\'s name for truncation: true is "truncate".'
+    )
+    truncation_direction: TruncationDirection = Field(
+        "right", description="The end of the text at which tokens are cut off."
+    )
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        is_said = "truncation" in self.model_fields_set and self.truncate is not None
+        if is_said and self.truncate != (self.truncation == "truncate"):
+            raise contradiction("truncate and truncation contradict each other; send one of them")
+        return self
+
+    @property
+    def effective_truncation(self) -> Truncation:
+        """What `truncate` or `truncation` asks for."""
+        return "truncate" if self.truncate else self.truncation
+
+
+class FeatureExtractionRequest(Request):
+    """Return the embedding of one text or of several, or the vectors of their tokens."""
+
+    inputs: OneOrMany[Text]
+    parameters: OrNull[FeatureExtractionParameters] = FeatureExtractionParameters()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_parameters(cls, body: Any) -> Any:
+        """Move the parameters that stand beside `inputs` into `parameters`."""
+        if not isinstance(body, dict):
+            return body
+        sent = {name: value for name, value in body.items() if value is not None}
+        for name, reason in _REFUSED.items():
+            if name in sent:
+                raise contradiction(f"{name} cannot be chosen: {reason}")
+        beside = {
+            name: sent.pop(name)
+            for name in FeatureExtractionParameters.model_fields
+            if name in sent
+        }
+        inside = sent.get("parameters", {})
+        if not beside or not isinstance(inside, dict):
+            return sent
+        twice = [name for name in beside if inside.get(name) is not None]
+        if twice:
+            raise contradiction(f"{twice[0]} is given twice: in parameters and beside inputs")
+        return {**sent, "parameters": {**inside, **beside}}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Return the schema, with the parameters beside `inputs` as well."""
+        schema = super().__get_pydantic_json_schema__(core_schema, handler)
+        described = handler.resolve_ref_schema(schema)
+        described["properties"] |= FeatureExtractionParameters.model_json_schema()["properties"]
+        return schema
+
+
+Embedding: TypeAlias = list[float]
+# As a pipeline of `transformers` has it: a list of one list of the tokens' vectors.
+TokenFeatures: TypeAlias = list[list[list[float]]]
+FeatureExtractionAnswer: TypeAlias = Embedding | TokenFeatures
+
+
+class EmbeddingsRequest(Request):
+    """Return the embedding of one text or of several, in OpenAI's format, of length 1."""
+
+    input: OneOrMany[Text] = Field(description="A text or several; token ids are not taken.")
+    model: str | None = Field(
+        None, description="The name of the model that answers at this path, if it is given."
+    )
+    encoding_format: EncodingFormat = Field(
+        "float", description="base64: the float32 numbers, little-endian."
+    )
+    dimensions: int | None = Field(
+        None, ge=1, description="The model's own number of dimensions; no other is possible."
+    )
+    user: str | None = Field(None, description="Taken and not used.")
+    pooling: Pooled = Field("mean", description="As in feature extraction; not OpenAI's.")
+    truncation: Truncation = Field(
+        "error",
+        description="What becomes of a text of more tokens than the model has positions; not "
+        "OpenAI's.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_token_ids(cls, body: Any) -> Any:
+        texts = body.get("input") if isinstance(body, dict) else None
+        if isinstance(texts, list) and texts and isinstance(texts[0], int | list):
+            raise contradiction(
+                "input holds token ids, and those of another tokenizer mean something else here; "
+                "send texts (LangChain: check_embedding_ctx_length=False)"
+            )
+        return body
+
+    def as_feature_extraction(self) -> FeatureExtractionRequest:
+        """Return the same request in Hugging Face's format."""
+        return FeatureExtractionRequest(
+            inputs=self.input,
+            parameters=FeatureExtractionParameters(
+                pooling=self.pooling, normalize=True, truncation=self.truncation
+            ),
+        )
+
+
+class EmbeddingObject(Reply):
+    """The embedding of one text of a request."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int = Field(description="The place of the text in the request.")
+    embedding: Embedding | str = Field(description="Numbers, or base64 if that was asked for.")
+
+
+class Usage(Reply):
+    """The tokens that were read, [CLS] and [SEP] among them."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsReply(Reply):
+    """The embeddings of a request's texts, in their order."""
+
+    object: Literal["list"] = "list"
+    data: list[EmbeddingObject]
+    model: str
+    usage: Usage

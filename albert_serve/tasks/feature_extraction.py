@@ -1,0 +1,92 @@
+"""Feature extraction: the embedding of a text, or the vectors of its tokens.
+
+They are the encoder's last hidden states, so that every bundle has this task and none needs a head
+for it. The mean is over all tokens of the text with [CLS] and [SEP], as `sentence-transformers`
+takes it with an attention mask; the vectors of tokens are those of `transformers`' pipeline.
+
+Shape legend: R tokens, or one if they are pooled, H hidden size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from albert_serve.api.embeddings import (
+    FEATURE_EXTRACTION,
+    FeatureExtractionAnswer,
+    FeatureExtractionParameters,
+)
+from albert_serve.tasks.base import EncoderInput, Logits, Prepared
+from albert_serve.tasks.fitting import Fitted, encode, fit_encodings
+from albert_serve.tasks.probability import finite
+from albert_serve.tokenizer import AlbertTokenizer
+
+# An object, its place in a list, and its digits, which are copied once.
+_BYTES_PER_NUMBER: Final = 56
+# Past this the numbers say nothing more of hidden states in float32, and a reply has half the size.
+_NUM_DECIMALS: Final = 8
+# As torch's `normalize` has it, so that a vector of zeros stays one.
+_MIN_LENGTH: Final = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeatureExtraction:
+    """Returns the encoder's hidden states of texts, pooled or not."""
+
+    tokenizer: AlbertTokenizer
+    max_positions: int
+    hidden_size: int
+
+    def prepare(
+        self, item: str, parameters: FeatureExtractionParameters
+    ) -> Prepared[FeatureExtractionAnswer]:
+        """Encode one text.
+
+        Raises:
+            TextTooLongError: it does not fit and may not be truncated.
+        """
+        fitted = self._fit(item, parameters)
+        encoder_input = _input(fitted, parameters)
+        num_rows = len(encoder_input.ids) if parameters.pooling == "none" else 1
+        return Prepared(
+            inputs=[encoder_input],
+            finish=lambda logits: _finish(logits[0], parameters),
+            num_truncated=fitted.num_truncated,
+            num_held_bytes=num_rows * self.hidden_size * _BYTES_PER_NUMBER,
+        )
+
+    def _fit(self, text: str, parameters: FeatureExtractionParameters) -> Fitted:
+        truncation = parameters.effective_truncation
+        return fit_encodings(
+            self.tokenizer,
+            encode(self.tokenizer, text, self.max_positions, truncation),
+            None,
+            max_positions=self.max_positions,
+            truncation=truncation,
+            direction=parameters.truncation_direction,
+        )
+
+
+def _input(fitted: Fitted, parameters: FeatureExtractionParameters) -> EncoderInput:
+    if parameters.pooling == "cls":
+        return fitted.at_cls(FEATURE_EXTRACTION)
+    return EncoderInput(
+        ids=fitted.encoding.ids,
+        types=fitted.encoding.types,
+        task=FEATURE_EXTRACTION,
+        rows=None,
+        reduction="mean" if parameters.pooling == "mean" else "none",
+    )
+
+
+def _finish(hidden_RH: Logits, parameters: FeatureExtractionParameters) -> FeatureExtractionAnswer:
+    """Return the one row of a pooled text; else all rows, in the pipeline's list of one text."""
+    vectors_RH = finite(hidden_RH)
+    if parameters.normalize:
+        lengths_R1 = np.linalg.norm(vectors_RH, axis=-1, keepdims=True)
+        vectors_RH = vectors_RH / np.maximum(lengths_R1, _MIN_LENGTH)
+    numbers: list[list[float]] = np.round(vectors_RH, _NUM_DECIMALS).tolist()
+    return [numbers] if parameters.pooling == "none" else numbers[0]

@@ -1,0 +1,204 @@
+"""Embeddings over HTTP: OpenAI's format, both formats by a model's name, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from albert_serve.api.embeddings import EMBEDDINGS_PATH, EmbeddingsReply
+from tests.albert_serve.server.test_service import VALID, assert_close, assert_envelope, post
+from tests.albert_serve.support import MAX_ITEMS, Running
+
+TEXTS = ["It rained.", "An earned run is any run that was not enabled by a fielding error."]
+
+
+def embed(client: httpx.Client, path: str = EMBEDDINGS_PATH, **body: Any) -> httpx.Response:
+    return client.post(path, json=body)
+
+
+def vectors(client: httpx.Client, inputs: Any, **parameters: Any) -> Any:
+    reply = post(client, "feature-extraction", inputs, parameters)
+    assert reply.status_code == 200, reply.text
+    return np.array(reply.json())
+
+
+def test_openais_format(client: httpx.Client, tokenizer: Any) -> None:
+    reply = embed(client, input=TEXTS, model="tiny")
+    assert reply.status_code == 200
+    answered = reply.json()
+    EmbeddingsReply.model_validate(answered)
+    assert answered.keys() == {"object", "data", "model", "usage"}
+    assert (answered["object"], answered["model"]) == ("list", "tiny")
+    num_tokens = sum(len(tokenizer.encode(text)) for text in TEXTS)
+    assert answered["usage"] == {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    assert [one.keys() for one in answered["data"]] == [{"object", "index", "embedding"}] * 2
+    assert [(one["object"], one["index"]) for one in answered["data"]] == [
+        ("embedding", 0),
+        ("embedding", 1),
+    ]
+    expected = vectors(client, TEXTS, normalize=True)
+    np.testing.assert_allclose([one["embedding"] for one in answered["data"]], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("texts", ["It rained.", ["It rained."]], ids=["text", "list"])
+def test_one_text_is_answered_with_a_list_of_one(client: httpx.Client, texts: Any) -> None:
+    (only,) = embed(client, input=texts).json()["data"]
+    np.testing.assert_allclose(
+        only["embedding"], vectors(client, "It rained.", normalize=True), atol=1e-5
+    )
+
+
+def test_base64_is_float32(client: httpx.Client) -> None:
+    """OpenAI's own client asks for it unless told otherwise."""
+    plain = embed(client, input=TEXTS, encoding_format="float", user="someone").json()
+    coded = embed(client, input=TEXTS, encoding_format="base64").json()
+    for one, other in zip(plain["data"], coded["data"], strict=True):
+        decoded = np.frombuffer(base64.b64decode(other["embedding"]), np.float32)
+        np.testing.assert_allclose(decoded, one["embedding"], atol=1e-5)
+    assert plain["usage"] == coded["usage"]
+
+
+def test_options_that_openai_does_not_have(client: httpx.Client) -> None:
+    (only,) = embed(client, input="It rained.", pooling="cls", dimensions=64).json()["data"]
+    expected = vectors(client, "It rained.", pooling="cls", normalize=True)
+    np.testing.assert_allclose(only["embedding"], expected, atol=1e-5)
+    cut = embed(client, input="run " * 300, truncation="truncate")
+    assert int(cut.headers["X-Albert-Truncated-Tokens"]) > 100
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("openai"), reason="openai is not installed")
+@pytest.mark.parametrize("path", ["/v1", "/v1/models/tiny"])
+def test_openais_own_client(service: Running, client: httpx.Client, path: str) -> None:
+    openai: Any = importlib.import_module("openai")
+    with openai.OpenAI(base_url=f"{service.url}{path}", api_key="none", max_retries=0) as caller:
+        reply = caller.embeddings.create(model="tiny", input=TEXTS)
+        result = [one.embedding for one in reply.data]
+        np.testing.assert_allclose(result, vectors(client, TEXTS, normalize=True), atol=1e-5)
+        with pytest.raises(openai.NotFoundError, match="the model that answers here is 'tiny'"):
+            caller.embeddings.create(model="another", input=TEXTS)
+
+
+def test_both_formats_are_answered_by_a_models_name(client: httpx.Client) -> None:
+    expected = embed(client, input=TEXTS).json()
+    assert_close(embed(client, "/v1/models/tiny/embeddings", input=TEXTS).json(), expected)
+    by_name = client.post("/v1/models/tiny/feature-extraction", json={"inputs": TEXTS}).json()
+    assert_close(by_name, vectors(client, TEXTS).tolist())
+    missing = embed(client, "/v1/models/none/embeddings", input=TEXTS)
+    assert_envelope(missing, 404, "not_found")
+
+
+def test_parameters_are_taken_inside_and_beside(client: httpx.Client) -> None:
+    inside = {"inputs": TEXTS, "parameters": {"pooling": "cls", "normalize": True}}
+    beside = {"inputs": TEXTS, "pooling": "cls", "normalize": True, "prompt_name": None}
+    mixed = {"inputs": TEXTS, "pooling": "cls", "parameters": {"normalize": True}}
+    expected, *others = (
+        client.post("/feature-extraction", json=body).json() for body in (inside, beside, mixed)
+    )
+    for reply in others:
+        assert_close(reply, expected)
+
+
+def test_tokens_of_texts_are_answered_unpooled(client: httpx.Client, tokenizer: Any) -> None:
+    reply = post(client, "feature-extraction", TEXTS, {"pooling": "none"}).json()
+    for one, text in zip(reply, TEXTS, strict=True):
+        (tokens,) = one
+        assert len(tokens) == len(tokenizer.encode(text))
+        np.testing.assert_allclose(np.mean(tokens, axis=0), vectors(client, text), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "error_type", "message"),
+    [
+        ({}, 422, "invalid_input", "input is missing"),
+        ({"input": []}, 422, "invalid_input", "at least one item"),
+        ({"input": None}, 422, "invalid_input", "input is missing"),
+        ({"input": 3}, 422, "invalid_input", "must be a valid string, not 3"),
+        ({"input": [1, 2, 3]}, 422, "invalid_input", "input holds token ids"),
+        ({"input": [[1, 2], [3]]}, 422, "invalid_input", "input holds token ids"),
+        ({"input": ["a", 3]}, 422, "invalid_input", "input[1] must be a valid string"),
+        ({"input": ["a"] * (MAX_ITEMS + 1)}, 422, "too_much_at_once", "input holds 33 items"),
+        ({"input": "run " * 300}, 422, "too_long", "at most 128"),
+        ({"input": "a", "model": "ada"}, 404, "not_found", "here is 'tiny', not 'ada'"),
+        ({"input": "a", "model": 3}, 422, "invalid_input", "model must be a valid string"),
+        ({"input": "a", "dimensions": 32}, 422, "invalid_input", "have 64"),
+        ({"input": "a", "dimensions": 0}, 422, "invalid_input", "dimensions must be greater"),
+        ({"input": "a", "encoding_format": "hex"}, 422, "invalid_input", "'float' or 'base64'"),
+        ({"input": "a", "pooling": "none"}, 422, "invalid_input", "'mean' or 'cls'"),
+        ({"input": "a", "inputs": "b"}, 422, "invalid_input", "'inputs' is not known here"),
+        ([], 422, "invalid_input", "the body must be an object"),
+    ],
+)
+def test_what_openais_format_cannot_ask_is_refused_in_a_line(
+    client: httpx.Client, body: Any, status: int, error_type: str, message: str
+) -> None:
+    reply = client.post(EMBEDDINGS_PATH, json=body)
+    assert_envelope(reply, status, error_type)
+    assert message in reply.json()["error"]
+    assert "\n" not in reply.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"inputs": "a", "pooling": "max"}, "parameters.pooling must be 'mean', 'cls' or 'none'"),
+        ({"inputs": "a", "normalize": "yes"}, "parameters.normalize must be a valid boolean"),
+        ({"inputs": "a", "truncate": True, "truncation": "error"}, "contradict each other"),
+        ({"inputs": "a", "pooling": "cls", "parameters": {"pooling": "mean"}}, "given twice"),
+        ({"inputs": "a", "truncation_direction": "up"}, "must be 'right' or 'left'"),
+        ({"inputs": {"text": "a"}}, "inputs must be a valid string"),
+        ({"inputs": ["a", "run " * 300]}, "inputs[1]: the text is"),
+        ({"inputs": ["run " * 120] * 20, "pooling": "none", "x": 1}, "'x' is not known here"),
+    ],
+)
+def test_what_feature_extraction_cannot_answer_is_refused_in_a_line(
+    client: httpx.Client, body: Any, message: str
+) -> None:
+    reply = client.post("/feature-extraction", json=body)
+    assert reply.status_code == 422
+    assert message in reply.json()["error"]
+    assert "\n" not in reply.json()["error"]
+
+
+def test_other_methods_and_media_are_refused(client: httpx.Client) -> None:
+    assert_envelope(client.get(EMBEDDINGS_PATH), 405, "method_not_allowed")
+    plain = client.post(EMBEDDINGS_PATH, content=b'{"input": "a"}', headers={"content-type": "a/b"})
+    assert_envelope(plain, 415, "unsupported_media")
+    broken = client.post(
+        EMBEDDINGS_PATH, content=b'{"input":', headers={"content-type": "application/json"}
+    )
+    assert_envelope(broken, 400, "malformed")
+
+
+def test_embeddings_are_right_among_other_tasks(client: httpx.Client) -> None:
+    alone = {task: post(client, task, VALID[task]).json() for task in VALID}
+    expected = embed(client, input=TEXTS).json()
+
+    def ask(number: int) -> None:
+        if number % 2:
+            assert_close(embed(client, input=TEXTS).json(), expected)
+        else:
+            task = [*VALID][number // 2 % len(VALID)]
+            assert_close(post(client, task, VALID[task]).json(), alone[task])
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(ask, range(40)))
+
+
+def test_both_formats_are_counted_as_the_task(client: httpx.Client) -> None:
+    def count() -> float:
+        start = 'albert_serve_requests_total{model="tiny",task="feature-extraction"}'
+        (line,) = [one for one in client.get("/metrics").text.splitlines() if one.startswith(start)]
+        return float(line.rpartition(" ")[2])
+
+    before = count()
+    embed(client, input=TEXTS)
+    vectors(client, TEXTS)
+    assert count() == before + 2
+    paths = [line for line in client.get("/metrics").text.splitlines() if "request_total" in line]
+    assert any(f'endpoint="{EMBEDDINGS_PATH}"' in line for line in paths)
