@@ -123,7 +123,12 @@ class HostedModel:
             precision=manifest.precision,
             revision=manifest.revision,
             tasks=[
-                TaskInfo(name=name, labels=entry.labels, problem_type=entry.problem_type)
+                TaskInfo(
+                    name=name,
+                    labels=entry.labels,
+                    problem_type=entry.problem_type,
+                    null_score_diff_threshold=entry.null_score_diff_threshold,
+                )
                 for name, entry in manifest.tasks.items()
                 if name in self.tasks
             ],

@@ -23,6 +23,7 @@ def load_setups(bundle: Bundle, tokenizer: AlbertTokenizer | None = None) -> dic
             max_positions=bundle.config.max_positions,
             labels=_labels(entry),
             problem_type=entry.problem_type,
+            null_score_diff_threshold=entry.null_score_diff_threshold or 0.0,
         )
         for name, entry in bundle.manifest.tasks.items()
         if name in TASKS
