@@ -180,6 +180,7 @@ def test_an_answer_is_always_that_part_of_the_context(
     room=st.integers(1, 60),
     data=st.data(),
 )
+@settings(deadline=None)
 def test_windows_cover_all_and_every_token_has_its_best_window(
     num_tokens: int, room: int, data: st.DataObject
 ) -> None:
@@ -199,6 +200,7 @@ def test_windows_cover_all_and_every_token_has_its_best_window(
 
 
 @given(data=st.data(), num_tokens=st.integers(1, 80), room=st.integers(2, 20))
+@settings(deadline=None)
 def test_windows_of_agreeing_logits_change_nothing(
     data: st.DataObject, num_tokens: int, room: int
 ) -> None:

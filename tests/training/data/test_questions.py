@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.training.support import SQUAD, SQUAD_V2
@@ -114,6 +114,7 @@ def test_all_answers_without_a_place_are_listed_at_once(tmp_path: Path) -> None:
 
 
 @given(st.text("ab ", max_size=12), st.text("ab", min_size=1, max_size=2), st.integers(-3, 14))
+@settings(deadline=None)
 def test_a_located_answer_stands_in_its_context(context: str, answer: str, start: int) -> None:
     try:
         [located], _ = locate_answers([asked(context, answer, start)])

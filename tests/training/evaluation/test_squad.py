@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.data.questions import Question, read_squad
@@ -88,6 +88,7 @@ def test_the_best_threshold_is_that_of_the_script(side: int, name: str) -> None:
         max_size=12,
     )
 )
+@settings(deadline=None)
 def test_no_threshold_is_better_than_the_best(given_outcomes: list[Outcome]) -> None:
     def at(threshold: float) -> float:
         """The mean score of a model that answers nothing where the null score is over it."""
