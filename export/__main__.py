@@ -18,7 +18,7 @@ from export.write import Exported, Limits, export_bundle
 from training.conversion.source import REFERENCE_HELP
 from training.errors import TrainingError
 from training.evaluation.real_text import DEFAULT_TEXT, RealData
-from training.run.options import add_columns, columns_of
+from training.run.options import add_columns, columns_of, parse_finite
 from training.system.command_line import make_parser
 
 _EXAMPLES: Final = """\
@@ -60,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 forced=options.force,
             ),
             evaluation=evaluation,
+            null_score_diff_threshold=options.null_score_diff_threshold,
             overwrite=options.overwrite,
         )
     except (ExportError, TrainingError, AlbertServeError, OSError) as error:
@@ -179,6 +180,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     limits.add_argument("--force", action="store_true", help="let through what costs more")
     add("--evaluation", type=Path, metavar="FILE.json", help="results to put into the manifest")
+    add(
+        "--null-score-diff-threshold",
+        type=parse_finite,
+        metavar="LOGITS",
+        help="the service's default for questions: by how much the logit of no answer must be over "
+        "that of the best answer to win (question_answering_best_f1_threshold of the evaluation)",
+    )
     add("--overwrite", action="store_true", help="replace the bundle that is at BUNDLE_DIR")
     return parser
 

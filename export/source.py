@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -21,6 +22,7 @@ from albert_serve.bundle.weights import (
 )
 from albert_serve.config import AlbertConfig
 from export.errors import ExportError
+from training.evaluation.questions import BEST_F1_THRESHOLD
 from training.model.checkpoint import check_config, find_tasks, read_config
 
 # What transformers and training read beside the weights and `tokenizer.json`.
@@ -88,6 +90,36 @@ def read_source(folder: Path) -> Source:
         evaluation=read_json_object(folder / "evaluation.json"),
         training=read_json_object(folder / "training.json"),
     )
+
+
+def with_threshold(source: Source, threshold: float | None) -> Source:
+    """Return the source with the threshold of "no answer" of question answering.
+
+    Args:
+        threshold: None for the one of the best F1 in the evaluation, if it has one.
+
+    Raises:
+        ExportError: there is no head for questions, or the evaluation's is not a finite number.
+    """
+    entry = source.tasks.get("question-answering")
+    if threshold is None:
+        found = source.evaluation.get(BEST_F1_THRESHOLD)
+        if found is None or entry is None:
+            return source
+        if (
+            isinstance(found, bool)
+            or not isinstance(found, int | float)
+            or not math.isfinite(found)
+        ):
+            raise ExportError(f"{BEST_F1_THRESHOLD} of the evaluation is {found!r}, not a number")
+        threshold = float(found)
+    if entry is None:
+        raise ExportError(
+            "--null-score-diff-threshold is of question-answering; the checkpoint has "
+            f"{', '.join(source.tasks)}"
+        )
+    entry = entry.model_copy(update={"null_score_diff_threshold": threshold})
+    return replace(source, tasks={**source.tasks, "question-answering": entry})
 
 
 def read_json_object(file: Path) -> dict[str, Any]:

@@ -43,7 +43,7 @@ from export.graph import CUDA_FORM, Compute, Form
 from export.heads import build_head
 from export.precision import restore_weights, write_weights
 from export.quality import check_quality, measure_quality
-from export.source import HUGGING_FACE_FILES, Source, read_source
+from export.source import HUGGING_FACE_FILES, Source, read_source, with_threshold
 from export.verify import (
     MAX_CUDA_SHARE,
     check_cuda_parity,
@@ -104,6 +104,7 @@ def export_bundle(
     data: RealData | None = None,
     limits: Limits | None = None,
     evaluation: Mapping[str, Any] | None = None,
+    null_score_diff_threshold: float | None = None,
     overwrite: bool = False,
 ) -> Exported:
     """Write a checkpoint as a bundle, atomically.
@@ -118,6 +119,8 @@ def export_bundle(
         limits: what is refused.
         evaluation: results by name; they stand before those of the checkpoint's
             `evaluation.json`.
+        null_score_diff_threshold: of question answering, for the manifest; by default the best F1
+            threshold of the results.
         overwrite: whether a bundle that is at the target is replaced.
 
     Raises:
@@ -132,6 +135,8 @@ def export_bundle(
     _check_target(Path(checkpoint), target, overwrite)
     with open_checkpoint(checkpoint) as opened, _new_folder(target) as folder:
         source = read_source(opened.folder)
+        source = replace(source, evaluation={**source.evaluation, **(evaluation or {})})
+        source = with_threshold(source, null_score_diff_threshold)
         _write_tokenizer(source, folder)
         if precision == "fp32":
             _copy_hugging_face_files(source, folder)
@@ -158,7 +163,7 @@ def export_bundle(
             parity=parity,
             cuda_precision=cuda_precision,
             cuda_parity=cuda_parity,
-            evaluation={**source.evaluation, **(evaluation or {})},
+            evaluation=source.evaluation,
             provenance=_provenance(source, opened.name),
         )
         _write_manifest(manifest, folder)

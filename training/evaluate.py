@@ -20,25 +20,24 @@ from sklearn.metrics import precision_recall_fscore_support
 
 from albert_serve.files import write_atomically
 from albert_serve.tasks.base import EncoderInput
-from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import REFERENCE_HELP, open_checkpoint
 from training.data.examples import MIN_LENGTH, ExampleSettings, SentenceTask
 from training.data.feeds import labelled_examples
 from training.data.labelled import LabelledText, read_labelled
 from training.data.masking import NgramMasking, word_starts
-from training.data.questions import Question, read_squad
+from training.data.questions import read_squad
 from training.data.shards import Shards
 from training.errors import report_errors
-from training.evaluation.predictions import EvaluationError, Item, predict, question_items
-from training.evaluation.squad import evaluate_answers
+from training.evaluation.predictions import MAX_ANSWER_LENGTH, EvaluationError, Item, predict
+from training.evaluation.questions import answer_questions, question_figures, write_predictions
 from training.evaluation.torch_engine import TorchEngine
 from training.evaluation.validation import held_out, measure, unigram_entropy
 from training.losses import Objective, Tally, score
 from training.model.checkpoint import load_checkpoint, read_config
 from training.model.heads import AlbertForTasks, Task
 from training.prepare import prepare
-from training.run.options import add_columns, columns_of, default_device, parse_count
+from training.run.options import add_columns, columns_of, default_device, parse_count, parse_finite
 from training.system.command_line import make_parser
 
 _TOKENS_A_BATCH: Final = 8192
@@ -143,35 +142,6 @@ def evaluate_classification(
     }
 
 
-def evaluate_questions(
-    model: AlbertForTasks, tokenizer: AlbertTokenizer, questions: Sequence[Question]
-) -> dict[str, float]:
-    """Evaluate exact match and F1 in percent, by SQuAD's rules.
-
-    Raises:
-        EvaluationError: a question cannot be asked.
-    """
-    task = QuestionAnswering(tokenizer=tokenizer, max_positions=model.config.max_positions)
-    may_be_empty = any(question.start is None for question in questions)
-    items = []
-    for question, item in zip(
-        questions, question_items(task, questions, may_be_empty=may_be_empty), strict=True
-    ):
-        if item is None:
-            raise EvaluationError(f"question {question.id} is empty, or too long for the model")
-        items.append(item)
-    answers = _predict(model, items, "questions")
-    predictions = {
-        question.id: answer.text for question, answer in zip(questions, answers, strict=True)
-    }
-    exact, f1 = evaluate_answers(questions, predictions)
-    return {
-        "question_answering_exact_match": exact,
-        "question_answering_f1": f1,
-        "question_answering_questions": len(questions),
-    }
-
-
 def _predict(model: AlbertForTasks, items: Sequence[Item], title: str) -> list[Any]:
     engine = TorchEngine(model, max_batch_tokens=_TOKENS_A_BATCH)
     return predict(engine, items, max_tokens_at_once=_TOKENS_AT_ONCE, title=title)
@@ -207,13 +177,28 @@ def _evaluate(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         )
     if options.question_answering:
         _need(model, "question-answering")
-        questions = read_squad(options.question_answering)
-        figures |= evaluate_questions(model, tokenizer, questions)
+        figures |= _question_figures(options, model, tokenizer)
     return {
         name: figure
         for name, figure in figures.items()
         if not (isinstance(figure, float) and math.isnan(figure))
     }
+
+
+def _question_figures(
+    options: argparse.Namespace, model: AlbertForTasks, tokenizer: AlbertTokenizer
+) -> dict[str, float]:
+    questions = read_squad(options.question_answering)
+    answered = answer_questions(
+        model, tokenizer, questions, max_answer_length=options.max_answer_length
+    )
+    threshold = options.null_score_diff_threshold
+    if options.question_predictions is not None:
+        may_be_empty = any(not question.answers for question in questions)
+        write_predictions(
+            answered, options.question_predictions, threshold if may_be_empty else None
+        )
+    return question_figures(answered, threshold)
 
 
 def _held_out_figures(
@@ -307,6 +292,26 @@ def _parser() -> argparse.ArgumentParser:
         help="cut longer texts to the model's positions; otherwise they are an error",
     )
     add("--question-answering", nargs="+", type=Path, help="SQuAD files")
+    add(
+        "--max-answer-length",
+        type=parse_count,
+        default=MAX_ANSWER_LENGTH,
+        help="maximum tokens of an answer (%(default)s)",
+    )
+    add(
+        "--null-score-diff-threshold",
+        type=parse_finite,
+        default=0.0,
+        metavar="LOGITS",
+        help="where some questions have no answer: by how much the logit of no answer must be over "
+        "that of the best answer to win (%(default)s); the best value is among the figures",
+    )
+    add(
+        "--question-predictions",
+        type=Path,
+        metavar="FOLDER",
+        help="write predictions.json, nbest_predictions.json and null_odds.json, as run_squad does",
+    )
     add("--length", type=parse_count, default=128, help="tokens per row of held-out text (128)")
     add("--output", type=Path, help="output file (evaluation.json in the checkpoint's folder)")
     add("--device", type=torch.device, default=default_device())

@@ -36,7 +36,7 @@ from training.data.feeds import (
 from training.data.labelled import LabelledText, read_labelled, read_texts
 from training.data.masking import NgramMasking, word_starts
 from training.data.packing import Plan
-from training.data.questions import read_squad
+from training.data.questions import locate_answers, read_squad
 from training.data.windows import SpanExample, span_examples
 from training.errors import report_errors
 from training.evaluation.validation import Validation
@@ -332,11 +332,15 @@ def _taught_classification(
 def _question_examples(
     options: argparse.Namespace, tokenizer: AlbertTokenizer
 ) -> list[SpanExample]:
+    questions, num_repaired = locate_answers(read_squad(options.question_answering))
+    if num_repaired:
+        print(
+            f"{num_repaired:,} of {len(questions):,} answers did not stand at their answer_start; "
+            "the only place that fits was taken"
+        )
     return [
         example
-        for question in tqdm(
-            read_squad(options.question_answering), desc="tokenising questions", disable=None
-        )
+        for question in tqdm(questions, desc="tokenising questions", disable=None)
         for example in span_examples(question, tokenizer, length=options.length)
     ]
 

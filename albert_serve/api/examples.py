@@ -90,6 +90,7 @@ EXAMPLES: Final[dict[str, tuple[Example, ...]]] = {
                 "parameters": {
                     "top_k": 3,
                     "handle_impossible_answer": True,
+                    "null_score_diff_threshold": 1.5,
                     "max_answer_len": 8,
                     "align_to_words": True,
                 },

@@ -172,6 +172,12 @@ class QuestionAnsweringParameters(Parameters):
     handle_impossible_answer: bool = Field(
         False, description='Let "no answer" compete, as an empty answer.'
     )
+    null_score_diff_threshold: float | None = Field(
+        None,
+        allow_inf_nan=False,
+        description='"No answer" wins where its logit is over that of the best answer by more than '
+        "this. Left out, the model's own, tuned on questions without an answer, or 0.",
+    )
     align_to_words: bool = Field(True, description="Widen an answer to whole words.")
     compat: bool = Field(
         False,
@@ -266,7 +272,9 @@ class Answer(Reply):
     """A part of the context: `context[start:end] == answer`, in code points."""
 
     answer: str = Field(description='"" where "no answer" is the answer.')
-    score: float
+    score: float = Field(
+        description='Probability among the 20 best answers and "no answer"; not with compat.'
+    )
     start: int
     end: int
 
@@ -324,6 +332,9 @@ class TaskInfo(Reply):
     name: str
     labels: list[str] | None = None
     problem_type: ProblemType | None = None
+    null_score_diff_threshold: float | None = Field(
+        None, description="Of question answering: the default of the parameter."
+    )
 
 
 class InfoReply(Reply):

@@ -74,6 +74,8 @@ class TaskEntry(BaseModel):
         graph: the file of its head: rows (R, H) to logits (R, num_outputs).
         labels: names of the outputs, in order, if they have names.
         problem_type: Hugging Face's, of text classification.
+        null_score_diff_threshold: of question answering: how much the logit of "no answer" must be
+            over that of the best answer to win; tuned on questions of which some have no answer.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -82,6 +84,7 @@ class TaskEntry(BaseModel):
     num_outputs: int = Field(ge=1)
     labels: list[str] | None = None
     problem_type: ProblemType | None = None
+    null_score_diff_threshold: float | None = Field(None, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _check_labels(self) -> Self:

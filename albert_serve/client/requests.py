@@ -90,6 +90,7 @@ class QuestionAnsweringOptions(TypedDict, total=False):
     max_question_len: int
     max_seq_len: int
     handle_impossible_answer: bool
+    null_score_diff_threshold: float
     align_to_words: bool
     compat: bool
     truncation: Truncation

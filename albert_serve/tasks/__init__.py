@@ -71,6 +71,7 @@ class TaskSetup:
     Attributes:
         labels: names of the head's outputs, in order; for text classification.
         problem_type: Hugging Face's, for text classification; None decides by the labels.
+        null_score_diff_threshold: of question answering.
     """
 
     tokenizer: AlbertTokenizer
@@ -78,6 +79,7 @@ class TaskSetup:
     hidden_size: int
     labels: Sequence[str] = ()
     problem_type: ProblemType | None = None
+    null_score_diff_threshold: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +111,11 @@ def _open_text_classification(setup: TaskSetup) -> TextClassification:
 
 
 def _open_question_answering(setup: TaskSetup) -> QuestionAnswering:
-    return QuestionAnswering(tokenizer=setup.tokenizer, max_positions=setup.max_positions)
+    return QuestionAnswering(
+        tokenizer=setup.tokenizer,
+        max_positions=setup.max_positions,
+        null_score_diff_threshold=setup.null_score_diff_threshold,
+    )
 
 
 def _open_sentence_order(setup: TaskSetup) -> SentenceOrder:

@@ -37,8 +37,12 @@ def load_setups(bundle: Bundle, tokenizer: AlbertTokenizer | None = None) -> dic
     setups = dict.fromkeys(task_names(bundle.manifest), common)
     for name, entry in bundle.manifest.tasks.items():
         if name in setups:
-            labels, problem_type = _labels(entry), entry.problem_type
-            setups[name] = replace(common, labels=labels, problem_type=problem_type)
+            setups[name] = replace(
+                common,
+                labels=_labels(entry),
+                problem_type=entry.problem_type,
+                null_score_diff_threshold=entry.null_score_diff_threshold or 0.0,
+            )
     return setups
 
 

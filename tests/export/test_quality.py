@@ -26,7 +26,8 @@ from tests.export.conftest import WIKI
 from training.data.labelled import read_labelled
 from training.data.questions import read_squad
 from training.data.windows import span_examples
-from training.evaluate import evaluate_classification, evaluate_questions
+from training.evaluate import evaluate_classification
+from training.evaluation.questions import answer_questions, question_figures
 from training.evaluation.real_text import RealData
 from training.evaluation.samples import draw_samples
 from training.evaluation.torch_engine import TorchEngine
@@ -307,7 +308,7 @@ def test_a_bundle_in_fp32_costs_nothing(
     names = source.tasks["text-classification"].labels or []
     labelled_texts, _ = read_labelled([labelled], names)
     texts = evaluate_classification(model, tokenizer, labelled_texts, names)
-    asked = evaluate_questions(model, tokenizer, read_squad([SQUAD]))
+    asked = question_figures(answer_questions(model, tokenizer, read_squad([SQUAD])), 0.0)
     accuracy, f1 = texts["text_classification_accuracy"], asked["question_answering_f1"]
     assert quality["text-classification"].torch == pytest.approx(100 * accuracy)
     assert quality["question-answering"].torch == pytest.approx(f1)

@@ -18,13 +18,15 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from albert_serve.bundle.manifest import Bundle, Precision
 from albert_serve.errors import BundleCorruptError
 from albert_serve.runtime.engine import Engine
-from albert_serve.tasks import EncoderInput
+from albert_serve.tasks import EncoderInput, QuestionAnswering
+from albert_serve.tasks.load import load_tasks
 from albert_serve.tokenizer import AlbertTokenizer
 from export.__main__ import main
 from export.errors import ExportError
 from export.write import Limits, export_bundle
 from tests.export.exporting import ALL_TASKS, TINY, write_checkpoint, write_tokenizer
 from training.data.corpus import read_documents
+from training.evaluation.questions import BEST_F1_THRESHOLD as KEY
 from training.model.checkpoint import CheckpointError, load_checkpoint
 from training.vocab import build_tokenizer, train_vocab
 
@@ -198,6 +200,51 @@ def test_the_command_line(
     assert "which hold no weight" in output.out
     assert "question-answering" in output.out
     assert json.loads((target / "manifest.json").read_text())["evaluation"] == {"f1": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "option", "expected"),
+    [({}, [], None), ({KEY: -1.5}, [], -1.5), ({KEY: -1.5}, ["2"], 2.0), ({}, ["-3.5"], -3.5)],
+)
+def test_the_threshold_of_no_answer_is_the_services_default(
+    checkpoint: Path,
+    target: Path,
+    evaluation: dict[str, float],
+    option: list[str],
+    expected: float | None,
+) -> None:
+    """From the checkpoint's evaluation, or from the command line."""
+    (checkpoint / "evaluation.json").write_text(json.dumps(evaluation))
+    options = [f"--null-score-diff-threshold={value}" for value in option]
+    assert main([str(checkpoint), str(target), "--no-quality", *options]) == 0
+    bundle = Bundle.open(target)
+    assert bundle.manifest.tasks["question-answering"].null_score_diff_threshold == expected
+    assert bundle.manifest.tasks["fill-mask"].null_score_diff_threshold is None
+    task = load_tasks(bundle)["question-answering"]
+    assert isinstance(task, QuestionAnswering)
+    assert task.null_score_diff_threshold == (expected or 0.0)
+
+
+def test_a_threshold_of_no_question_head_is_refused(
+    checkpoint: Path, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_checkpoint(checkpoint, tasks=("fill-mask",))
+    (checkpoint / "evaluation.json").write_text(json.dumps({KEY: 1.0}))
+    options = [str(checkpoint), str(target), "--no-quality"]
+    assert main([*options, "--null-score-diff-threshold", "1"]) == 1
+    error = capsys.readouterr().err
+    assert "--null-score-diff-threshold is of question-answering; the checkpoint has fill" in error
+    assert main(options) == 0
+
+
+@pytest.mark.parametrize("value", ['"1"', "true", "NaN", "[]"])
+def test_a_threshold_that_is_no_number_is_refused(
+    checkpoint: Path, target: Path, capsys: pytest.CaptureFixture[str], value: str
+) -> None:
+    (checkpoint / "evaluation.json").write_text(f'{{"{KEY}": {value}}}')
+    assert main([str(checkpoint), str(target), "--no-quality"]) == 1
+    assert f"error: {KEY} of the evaluation is " in capsys.readouterr().err
+    assert folders(target) == []
 
 
 @pytest.mark.parametrize(

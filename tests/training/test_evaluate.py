@@ -15,8 +15,10 @@ import pytest
 import torch
 
 from albert_serve.tasks.base import EncoderInput
+from albert_serve.tasks.question_answering.spans import align
+from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
-from tests.training.support import SQUAD, TINY, our_model, randomize
+from tests.training.support import SQUAD, SQUAD_V2, TINY, our_model, randomize
 from training import pretrain
 from training.data.batch import pad
 from training.data.examples import ExampleSettings, SentenceTask
@@ -24,7 +26,10 @@ from training.data.labelled import read_labelled
 from training.data.masking import NgramMasking
 from training.data.questions import read_squad
 from training.data.shards import Shards
-from training.evaluate import evaluate_pretraining, evaluate_questions, main
+from training.evaluate import evaluate_pretraining, main
+from training.evaluation.predictions import question_items
+from training.evaluation.questions import answer_questions, question_figures
+from training.evaluation.squad import evaluate_answers
 from training.evaluation.torch_engine import TorchEngine
 from training.evaluation.validation import held_out
 from training.model.checkpoint import load_checkpoint, save_checkpoint
@@ -217,12 +222,86 @@ def test_unanswerable_questions_may_be_answered_with_nothing(
         type(q)(id=f"x{i}", question=q.question, context=q.context, answers=(), start=None)
         for i, q in enumerate(questions)
     ]
-    alone = evaluate_questions(model, tokenizer, impossible)
+    alone = question_figures(answer_questions(model, tokenizer, impossible), 0.0)
     assert alone["question_answering_exact_match"] == alone["question_answering_f1"] == exact
-    both = evaluate_questions(model, tokenizer, [*questions, *impossible])
+    both = question_figures(answer_questions(model, tokenizer, [*questions, *impossible]), 0.0)
     assert both["question_answering_questions"] == 8
     # Without words nothing is found in the others; with them, a word or two may be right.
     assert both["question_answering_f1"] == (50.0 if sign > 0 else pytest.approx(5, abs=5))
+
+
+def test_questions_without_an_answer_have_figures_and_a_threshold(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """The threshold that is best for F1 gives that F1, and the files hold what is scored."""
+    output, folder = tmp_path / "figures.json", tmp_path / "answers"
+    options = [str(checkpoint), "--question-answering", str(SQUAD_V2), "--output", str(output)]
+    assert main(options) == 0
+    figures = json.loads(output.read_text())
+    counts = [figures[f"question_answering_{part}questions"] for part in PARTS]
+    assert counts == [68, 32, 36]
+    for name in ("exact_match", "f1"):
+        whole, some, none = (figures[f"question_answering_{part}{name}"] for part in PARTS)
+        assert whole == pytest.approx((32 * some + 36 * none) / 68)
+        assert whole <= figures[f"question_answering_best_{name}"]
+        assert figures[f"question_answering_best_{name}"] >= 100 * 36 / 68
+    threshold = figures["question_answering_best_f1_threshold"]
+    more = [
+        *("--null-score-diff-threshold", str(threshold)),
+        *("--question-predictions", str(folder)),
+    ]
+    assert main([*options, *more]) == 0
+    tuned = json.loads(output.read_text())
+    assert tuned["question_answering_f1"] == pytest.approx(tuned["question_answering_best_f1"])
+    predictions, odds, n_best = (
+        json.loads((folder / f"{name}.json").read_text())
+        for name in ("predictions", "null_odds", "nbest_predictions")
+    )
+    questions = read_squad([SQUAD_V2])
+    assert evaluate_answers(questions, predictions).f1 == pytest.approx(
+        tuned["question_answering_f1"]
+    )
+    for question in questions:
+        listed = n_best[question.id]
+        assert 2 <= len(listed) <= 21
+        assert sum(each["probability"] for each in listed) == pytest.approx(1)
+        best = next(each["text"] for each in listed if each["text"])
+        assert predictions[question.id] == ("" if odds[question.id] > threshold else best)
+
+
+PARTS = ("", "has_answer_", "no_answer_")
+
+
+def test_answers_are_always_given_where_every_question_has_one(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "answers"
+    options = ["--question-answering", str(SQUAD), "--output", str(tmp_path / "figures.json")]
+    more = ["--null-score-diff-threshold", "-1000", "--question-predictions", str(folder)]
+    assert main([str(checkpoint), *options, *more]) == 0
+    assert not (folder / "null_odds.json").exists()
+    assert all(json.loads((folder / "predictions.json").read_text()).values())
+    assert json.loads((tmp_path / "figures.json").read_text()).keys() == {
+        "question_answering_exact_match",
+        "question_answering_f1",
+        "question_answering_questions",
+    }
+
+
+def test_answers_have_at_most_30_tokens(tokenizer: AlbertTokenizer) -> None:
+    """As in the official scripts: the higher logit of an end one token further is out of reach."""
+    task = QuestionAnswering(tokenizer=tokenizer, max_positions=512)
+    questions = read_squad([SQUAD])[:1]
+    [item] = question_items(task, questions, may_be_empty=False)
+    assert item is not None
+    [encoded] = item.inputs
+    logits = np.full((len(encoded.ids), 2), -50, np.float32)
+    first = encoded.types.index(1)
+    logits[first, 0], logits[first + 29, 1], logits[first + 30, 1] = 50, 50, 60
+    [answer] = item.read([logits])
+    context = questions[0].context
+    [(_, end)] = align([tokenizer.encode_plain(context).offsets[29]], context)
+    assert (answer.start, answer.end) == (0, end)
 
 
 @torch.no_grad()
@@ -265,6 +344,8 @@ def test_the_engine_keeps_the_order_of_ragged_inputs() -> None:
         (["--pretraining", "none.txt", "--length", "64"], "none.txt does not exist"),
         (["--pretraining", str(SQUAD), "--length", "65"], "--length 65: a sequence has from 8"),
         (["--text-classification", str(SQUAD)], "the format is unknown"),
+        (["--question-answering", str(SQUAD), str(SQUAD)], "33 ids stand for several questions"),
+        (["--question-answering", str(SQUAD), "--max-answer-length", "513"], "max_answer_len"),
     ],
 )
 def test_impossible_evaluations_are_refused(

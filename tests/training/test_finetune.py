@@ -9,12 +9,14 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.training.processes import before_step, die, run_in_process, run_world, spoil
 from tests.training.support import (
     SQUAD,
+    SQUAD_V2,
     TINY,
     checkpoint_state,
     our_model,
@@ -322,6 +324,55 @@ def test_a_checkpoint_without_a_tokenizer(tmp_path: Path, capsys: Capture) -> No
     options = ["--initialize-from", str(tmp_path / "start"), "--length", "16", "--steps", "1"]
     assert run([*options, "--question-answering", str(SQUAD)], tmp_path / "run") == 1
     assert "start/tokenizer.json cannot be read" in capsys.readouterr().err
+
+
+def v2_options(pretrained: Path, file: Path) -> list[str]:
+    options = ["--initialize-from", str(pretrained / "checkpoint"), "--length", "64"]
+    return [*options, "--steps", "1", "--device", "cpu", "--question-answering", str(file)]
+
+
+def test_offsets_are_repaired_before_training(
+    pretrained: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    assert run(v2_options(pretrained, SQUAD_V2), tmp_path / "right") == 0
+    assert "answer_start" not in capsys.readouterr().out
+    content = json.loads(SQUAD_V2.read_text(encoding="utf-8"))
+    answer_once(content)["answer_start"] = 100_000
+    file = tmp_path / "v2.json"
+    file.write_text(json.dumps(content))
+    assert run(v2_options(pretrained, file), tmp_path / "wrong") == 0
+    assert "1 of 68 answers did not stand at their answer_start" in capsys.readouterr().out
+    weights = [tmp_path / name / "checkpoint/model.safetensors" for name in ("right", "wrong")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def answer_once(content: dict[str, Any]) -> dict[str, Any]:
+    """The first answer of a question whose text its paragraph has once."""
+    return next(
+        entry["answers"][0]
+        for article in content["data"]
+        for paragraph in article["paragraphs"]
+        for entry in paragraph["qas"]
+        if entry["answers"] and paragraph["context"].count(entry["answers"][0]["text"]) == 1
+    )
+
+
+def test_all_answers_without_a_place_are_listed_before_training(
+    pretrained: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    content = json.loads(SQUAD_V2.read_text(encoding="utf-8"))
+    names = []
+    for entry in content["data"][0]["paragraphs"][0]["qas"]:
+        if entry["answers"]:
+            entry["answers"][0]["text"] = "nowhere"
+            names.append(entry["id"])
+    file = tmp_path / "v2.json"
+    file.write_text(json.dumps(content))
+    assert run(v2_options(pretrained, file), tmp_path / "run") == 1
+    error = capsys.readouterr().err
+    assert len(names) > 1
+    assert all(f"{file}, question {name}: the context has " in error for name in names)
+    assert not (tmp_path / "run" / "run.json").exists()
 
 
 def test_a_damaged_start(pretrained: Path, tmp_path: Path, capsys: Capture) -> None:

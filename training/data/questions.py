@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from training.data.corpus import CorpusError, read_lines
+
+_LISTED_ERRORS: Final = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,7 +20,9 @@ class Question:
 
     Attributes:
         answers: the correct answers; empty if the context has none.
-        start: character offset of the first answer in the context; None without an answer.
+        start: character offset of the first answer in the context, as the file has it; None
+            without an answer.
+        place: file and id, for messages.
     """
 
     id: str
@@ -25,10 +30,13 @@ class Question:
     context: str
     answers: tuple[str, ...]
     start: int | None
+    place: str = ""
 
 
 def read_squad(files: Sequence[Path]) -> list[Question]:
     """Read the questions of SQuAD files, v1.1 or v2.0 (JSON, optionally compressed).
+
+    A question has no answer if it is marked `is_impossible`, or if its `answers` are empty.
 
     Raises:
         CorpusError: a file cannot be read or is not in that format.
@@ -36,7 +44,7 @@ def read_squad(files: Sequence[Path]) -> list[Question]:
     questions: list[Question] = []
     for file in files:
         try:
-            questions += list(_questions(json.loads("".join(read_lines(file)))))
+            questions += list(_questions(json.loads("".join(read_lines(file))), file))
         except json.JSONDecodeError as error:
             raise CorpusError(f"{file} is not JSON: {error}; is it complete?") from error
         except (KeyError, TypeError, IndexError, AttributeError) as error:
@@ -46,15 +54,69 @@ def read_squad(files: Sequence[Path]) -> list[Question]:
     return questions
 
 
-def _questions(content: dict[str, Any]) -> Iterator[Question]:
+def _questions(content: dict[str, Any], file: Path) -> Iterator[Question]:
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
             for record in paragraph["qas"]:
-                answers = record["answers"]
+                answers = [] if record.get("is_impossible") is True else record["answers"]
                 yield Question(
                     id=record["id"],
                     question=record["question"].strip(),
                     context=paragraph["context"],
                     answers=tuple(answer["text"] for answer in answers),
                     start=answers[0]["answer_start"] if answers else None,
+                    place=f"{file}, question {record['id']}",
                 )
+
+
+def locate_answers(questions: Sequence[Question]) -> tuple[list[Question], int]:
+    """Check that each first answer stands at its offset, and repair offsets that are unambiguous.
+
+    An answer that stands elsewhere is taken from the only place where the context has it, or from
+    the only one that overlaps the place of its offset.
+
+    Returns:
+        The questions, and how many of them were repaired.
+
+    Raises:
+        CorpusError: other answers do not stand at their offsets; the message lists all such
+            questions, up to a limit.
+    """
+    located: list[Question] = []
+    errors: list[str] = []
+    for question in questions:
+        fitting = _located(question)
+        if isinstance(fitting, str):
+            errors.append(f"{question.place}: {fitting}")
+        else:
+            located.append(fitting)
+    if errors:
+        listed = errors[:_LISTED_ERRORS]
+        if len(errors) > len(listed):
+            listed.append(f"and {len(errors) - len(listed):,} more questions")
+        raise CorpusError("\n".join(listed))
+    num_repaired = sum(one is not other for one, other in zip(questions, located, strict=True))
+    return located, num_repaired
+
+
+def _located(question: Question) -> Question | str:
+    """Return the question with the place of its answer, or why there is none."""
+    if question.start is None:
+        return question
+    answer, start, context = question.answers[0], question.start, question.context
+    if not answer.strip():
+        return "the answer is empty; mark the question is_impossible, or leave it out"
+    if start >= 0 and context.startswith(answer, start):
+        return question
+    answer = answer.strip()
+    places = [match.start() for match in re.finditer(f"(?={re.escape(answer)})", context)]
+    if len(places) != 1:
+        near = [place for place in places if abs(place - start) < len(answer)]
+        if len(near) != 1:
+            there = context[start : start + len(answer)] if start >= 0 else ""
+            return (
+                f"the context has {there!r} at character {start}, not the answer {answer!r}, which "
+                f"stands at {len(places)} places; correct answer_start, or leave the question out"
+            )
+        places = near
+    return replace(question, answers=(answer, *question.answers[1:]), start=places[0])

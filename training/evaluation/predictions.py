@@ -6,23 +6,28 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pydantic import ValidationError
 from tqdm import tqdm
 
 from albert_serve.api.schemas import (
     Answer,
-    QuestionAnsweringAnswer,
     QuestionAnsweringParameters,
     QuestionContext,
+    describe,
 )
 from albert_serve.errors import InvalidInputError
-from albert_serve.tasks.base import EncoderInput, Logits, Prepared, Runner
+from albert_serve.tasks.base import EncoderInput, Logits, Runner
 from albert_serve.tasks.grouping import group_by_length
+from albert_serve.tasks.question_answering.decoder import SpanDecoder
 from albert_serve.tasks.question_answering.task import QuestionAnswering
 from training.data.questions import Question
 from training.errors import TrainingError
+
+# The limits of the original's run_squad, in tokens.
+MAX_ANSWER_LENGTH: Final = 30
+_MAX_QUESTION_LENGTH: Final = 64
 
 
 class EvaluationError(TrainingError):
@@ -81,31 +86,44 @@ class PredictedAnswer(NamedTuple):
     text: str
 
 
+def read_answer(decoder: SpanDecoder, logits: list[Logits]) -> list[PredictedAnswer]:
+    """Return the answer of the service."""
+    answer = decoder.finish(logits)
+    assert isinstance(answer, Answer)
+    return [PredictedAnswer(answer.start, answer.end, answer.answer)]
+
+
 def question_items(
-    task: QuestionAnswering, questions: Iterable[Question], *, may_be_empty: bool
+    task: QuestionAnswering,
+    questions: Iterable[Question],
+    *,
+    may_be_empty: bool,
+    max_answer_length: int = MAX_ANSWER_LENGTH,
+    read: Callable[[SpanDecoder, list[Logits]], list[Any]] = read_answer,
 ) -> Iterator[Item | None]:
     """Yield the item of each question; None where it cannot be asked.
 
     Args:
         may_be_empty: whether no answer is one.
+        max_answer_length: tokens of the longest answer.
+        read: the prediction from the logits of a question's windows.
+
+    Raises:
+        EvaluationError: the length is over that of a request.
     """
-    parameters = QuestionAnsweringParameters(
-        handle_impossible_answer=may_be_empty, truncation="truncate"
-    )
+    try:
+        parameters = QuestionAnsweringParameters(
+            handle_impossible_answer=may_be_empty,
+            max_answer_len=max_answer_length,
+            max_question_len=min(_MAX_QUESTION_LENGTH, task.max_positions // 2),
+        )
+    except ValidationError as error:
+        raise EvaluationError(describe(error)) from error
     for question in questions:
         try:
             item = QuestionContext(question=question.question, context=question.context)
-            prepared = task.prepare(item, parameters)
+            asked = task.ask(item, parameters)
         except (InvalidInputError, ValidationError):
             yield None
         else:
-            read = partial(_read_answer, prepared)
-            yield Item(inputs=prepared.inputs, read=read, rights=[question])
-
-
-def _read_answer(
-    prepared: Prepared[QuestionAnsweringAnswer], logits: list[Logits]
-) -> list[PredictedAnswer]:
-    answer = prepared.finish(logits)
-    assert isinstance(answer, Answer)
-    return [PredictedAnswer(answer.start, answer.end, answer.answer)]
+            yield Item(inputs=asked.inputs, read=partial(read, asked.decoder), rights=[question])

@@ -32,7 +32,7 @@ from training.data.questions import Question, read_squad
 from training.data.shards import Part
 from training.evaluation.predictions import EvaluationError, Item, PredictedAnswer, question_items
 from training.evaluation.real_text import RealData, RealText, read_real_text
-from training.evaluation.squad import evaluate_answers
+from training.evaluation.squad import mean_score, score_answer, version_of
 
 AGREEMENT: Final = "agreement"
 SEED: Final = 12345
@@ -308,7 +308,12 @@ def _draw_questions(drawing: Drawing) -> Sample:
 def _questions(
     drawing: Drawing, questions: Sequence[Question], may_be_empty: bool
 ) -> Iterator[Item]:
-    task = QuestionAnswering(tokenizer=drawing.tokenizer, max_positions=drawing.max_positions)
+    entry = drawing.tasks["question-answering"]
+    task = QuestionAnswering(
+        tokenizer=drawing.tokenizer,
+        max_positions=drawing.max_positions,
+        null_score_diff_threshold=entry.null_score_diff_threshold or 0.0,
+    )
     for item in question_items(task, shuffled(questions), may_be_empty=may_be_empty):
         if item is None:
             drawing.left_out["question-answering"] += 1
@@ -317,11 +322,9 @@ def _questions(
 
 
 def _mean_f1(answers: Sequence[PredictedAnswer], questions: Sequence[Question]) -> float:
-    figures = [
-        evaluate_answers([question], {question.id: answer.text})[1]
-        for answer, question in zip(answers, questions, strict=True)
-    ]
-    return sum(figures) / len(figures)
+    version = version_of(questions)
+    pairs = zip(answers, questions, strict=True)
+    return mean_score([score_answer(each, answer.text, version) for answer, each in pairs]).f1
 
 
 def _draw_choices(drawing: Drawing) -> Sample:

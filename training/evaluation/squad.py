@@ -1,38 +1,74 @@
-"""Exact match and F1 of answers, by the rules of SQuAD's official evaluation script."""
+"""Exact match and F1 of answers, by the rules of SQuAD's official evaluation scripts.
+
+Those of v1.1 and of v2.0 differ where an answer has no word (such as "."): in v1.1 it is an answer
+like any other, and has no F1; in v2.0 it is none, and two answers without words are equal.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from training.data.questions import Question
+
+Version: TypeAlias = Literal["1.1", "2.0"]
 
 _ARTICLES: Final = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 
 
-def evaluate_answers(
-    questions: Sequence[Question], predictions: Mapping[str, str]
-) -> tuple[float, float]:
+class Score(NamedTuple):
+    """Exact match and F1, of one question from 0 to 1, of several in percent."""
+
+    exact: float
+    f1: float
+
+
+def version_of(questions: Sequence[Question]) -> Version:
+    """Return the version of the script: v2.0 if any question has no answer."""
+    return "1.1" if all(question.answers for question in questions) else "2.0"
+
+
+def evaluate_answers(questions: Sequence[Question], predictions: Mapping[str, str]) -> Score:
     """Return exact match and F1 in percent, each the maximum over a question's answers.
 
-    Without an answer, an empty prediction is right. A missing prediction is wrong.
+    Without an answer, an empty prediction is right. A missing prediction is wrong; the script of
+    v2.0 would leave its question out.
     """
-    exact = f1 = 0.0
-    for question in questions:
-        predicted = predictions.get(question.id)
-        if predicted is not None:
-            answers = [a for a in question.answers if normalize(a)] or [""]
-            exact += max(normalize(predicted) == normalize(answer) for answer in answers)
-            f1 += max(token_f1(predicted, answer) for answer in answers)
-    return 100 * exact / len(questions), 100 * f1 / len(questions)
+    version = version_of(questions)
+    predicted = ((question, predictions.get(question.id)) for question in questions)
+    return mean_score(
+        [
+            Score(0, 0) if text is None else score_answer(question, text, version)
+            for question, text in predicted
+        ]
+    )
+
+
+def mean_score(scores: Sequence[Score]) -> Score:
+    """Return the mean of the scores of one or more questions, in percent."""
+    exact, f1 = (100 * sum(figures) / len(scores) for figures in zip(*scores, strict=True))
+    return Score(exact, f1)
+
+
+def score_answer(question: Question, predicted: str, version: Version) -> Score:
+    """Return exact match and F1 of one prediction."""
+    answers: Sequence[str] = question.answers
+    if version == "2.0":
+        answers = [answer for answer in answers if normalize(answer)] or [""]
+    exact = max(normalize(predicted) == normalize(answer) for answer in answers)
+    has_f1 = version == "2.0" or normalize(predicted)
+    return Score(exact, max(token_f1(predicted, answer) for answer in answers) if has_f1 else 0.0)
 
 
 def token_f1(predicted: str, answer: str) -> float:
-    """Return the F1 of the words of two texts; 1 if both are empty."""
+    """Return the F1 of the words of two texts; 1 if both have none."""
     words, right = normalize(predicted).split(), normalize(answer).split()
     if not words or not right:
         return float(words == right)
@@ -43,3 +79,39 @@ def token_f1(predicted: str, answer: str) -> float:
 def normalize(text: str) -> str:
     """Lower a text's case, and remove punctuation, articles and repeated white space."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a question scores by its answer, and whether there is one.
+
+    Attributes:
+        score: exact match or F1 of the answer, from 0 to 1.
+        is_empty: whether the answer is empty.
+        null_score: of "no answer"; it is chosen where this is over a threshold.
+        has_answer: whether "no answer" is wrong.
+    """
+
+    score: float
+    is_empty: bool
+    null_score: float
+    has_answer: bool
+
+
+def find_best_threshold(outcomes: Sequence[Outcome]) -> tuple[float, float]:
+    """Return the best mean score over all thresholds, in percent, and that threshold.
+
+    `find_best_thresh` of the official script of v2.0, but for two cases: of questions with equal
+    null scores, either all are answered or none; and if it is best to answer none, the threshold is
+    below all null scores, where the script has 0.
+    """
+    ordered = sorted(outcomes, key=lambda outcome: outcome.null_score)
+    total = best = float(sum(not outcome.has_answer for outcome in ordered))
+    threshold = ordered[0].null_score - 1
+    for outcome, after in pairwise([*ordered, None]):
+        assert outcome is not None
+        total += outcome.score if outcome.has_answer else -float(not outcome.is_empty)
+        is_last = after is None or after.null_score > outcome.null_score
+        if is_last and total > best and math.isfinite(outcome.null_score):
+            best, threshold = total, outcome.null_score
+    return 100 * best / len(ordered), threshold

@@ -178,6 +178,11 @@ def parse_part(text: str) -> float:
     return _parse_number(text, lambda number: 0 <= number <= 1, "from 0 to 1")
 
 
+def parse_finite(text: str) -> float:
+    """Parse a number; raises as `parse_count`."""
+    return _parse_number(text, math.isfinite, "that is finite")
+
+
 def _parse_whole(text: str, *, least: int) -> int:
     if not text.isdecimal() or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least}")

@@ -155,7 +155,12 @@ def _describe(task: str, manifest: Manifest) -> TaskInfo:
     """Return the description of a task, which may have no head and so no entry."""
     for name, entry in manifest.tasks.items():
         if name == task:
-            return TaskInfo(name=name, labels=entry.labels, problem_type=entry.problem_type)
+            return TaskInfo(
+                name=name,
+                labels=entry.labels,
+                problem_type=entry.problem_type,
+                null_score_diff_threshold=entry.null_score_diff_threshold,
+            )
     return TaskInfo(name=task)
 
 

@@ -5,8 +5,9 @@ Shape legend: N tokens of the document, C candidate spans.
 
 from __future__ import annotations
 
+import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,19 +15,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from albert_serve.tasks.base import Logits
-from albert_serve.tasks.probability import softmax
+from albert_serve.tasks.probability import finite
 
+# The spans over which scores are normalised; the size of the n-best list in the original code.
+NUM_BEST: Final = 20
 # The limit of candidates in memory: 512 for each of 100,000 tokens would take gigabytes.
 _MAX_HELD: Final = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
-    """A range of characters, end excluded, and the probability that it is the answer."""
+    """A range of characters, end excluded.
+
+    Attributes:
+        logit: start + end logit; of several spans of tokens with these characters, the logarithm
+            of the sum of their exponentials.
+    """
 
     start: int
     end: int
-    score: float
+    logit: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,88 +42,139 @@ class Spans:
     """The spans of a document.
 
     Attributes:
-        best: non-empty spans with different ranges, the most probable first.
-        no_answer: the probability that there is no answer.
+        best: non-empty spans with different ranges, the most probable first; at least `NUM_BEST`,
+            where there are so many.
+        no_answer: start + end logit of "no answer".
     """
 
     best: list[Span]
     no_answer: float
 
+    @property
+    def null_score(self) -> float:
+        """The logit of "no answer" minus that of the best span; infinite without a span."""
+        return self.no_answer - self.best[0].logit if self.best else math.inf
+
+    def scores(self, threshold: float) -> tuple[list[float], float]:
+        """Return the scores of the best spans, and of "no answer".
+
+        A softmax of the logits over the `NUM_BEST` best spans and "no answer", as the
+        "probability" of the n-best list in the original BERT and ALBERT code.
+
+        Args:
+            threshold: the null score over which "no answer" has the highest score.
+        """
+        logits = np.array([self.no_answer - threshold, *(span.logit for span in self.best)])
+        weights = np.exp(logits - logits.max())
+        no_answer, *scores = (weights / weights[: 1 + NUM_BEST].sum()).tolist()
+        return scores, no_answer
+
 
 def find_spans(
     logits: Logits, offsets: Sequence[tuple[int, int]], *, max_answer_len: int, top_k: int
 ) -> Spans:
-    """Score every span of at most `max_answer_len` tokens by P(start) * P(end).
-
-    Both are softmaxes over "no answer" and all N tokens, so that the scores of all spans and of
-    no answer sum to at most 1. Spans with the same characters are one span; its score is their sum.
+    """Find the spans of at most `max_answer_len` tokens with the highest start + end logits.
 
     Args:
         logits: (1 + N, 2), "no answer" first; start and end.
         offsets: the characters of each of the N tokens.
         max_answer_len: tokens of the longest span.
-        top_k: the number of spans to return.
+        top_k: the number of spans to return, if it is over `NUM_BEST`.
+
+    Raises:
+        EngineError: a logit is not finite.
     """
-    probabilities = softmax(logits.T)
+    wide = finite(logits)
+    top_k = max(top_k, NUM_BEST)
     bounds = np.array(offsets, dtype=np.int64).reshape(-1, 2)
+    tokens = _Tokens(starts=wide[1:, 0], ends=wide[1:, 1], bounds=bounds, longest=max_answer_len)
+    highest = tokens.highest_logit()
     # A range of characters is encoded as one number, so that equal ranges are equal numbers.
     width = int(bounds.max(initial=0)) + 1
     ranges, sums = np.zeros(0, dtype=np.int64), np.zeros(0)
     num_firsts = max(1, _MAX_HELD // min(max_answer_len, max(1, len(bounds))))
     for first in range(0, len(bounds), num_firsts):
         firsts = slice(first, first + num_firsts)
-        more, scores = _candidates(probabilities[:, 1:], bounds, firsts, max_answer_len, width)
-        ranges, sums = _summed(np.concatenate([ranges, more]), np.concatenate([sums, scores]))
+        more, span_logits = tokens.candidates(firsts, width)
+        weights = np.exp(span_logits - highest)
+        ranges, sums = _summed(np.concatenate([ranges, more]), np.concatenate([sums, weights]))
         if firsts.stop < len(bounds):
             # The next candidates may add to the sums of ranges from here on.
             complete = int(np.searchsorted(ranges, bounds[firsts.stop, 0] * width))
             ranges, sums = _kept(ranges, sums, complete, top_k)
     order = np.argsort(-sums, kind="stable")[:top_k]
+    with np.errstate(divide="ignore"):  # a weight of 0 has the logit -inf
+        found = highest + np.log(sums[order])
     best = [
-        Span(
-            start=int(ranges[i]) // width,
-            end=int(ranges[i]) % width,
-            score=min(1.0, float(sums[i])),  # rounding may raise a sum over 1
-        )
-        for i in order
+        Span(start=int(ranges[i]) // width, end=int(ranges[i]) % width, logit=logit)
+        for i, logit in zip(order, found.tolist(), strict=True)
     ]
-    return Spans(best=best, no_answer=float(probabilities[0, 0] * probabilities[1, 0]))
+    return Spans(best=best, no_answer=float(wide[0].sum()))
 
 
-def _candidates(
-    probabilities: NDArray[np.float64],
-    bounds: NDArray[np.int64],
-    firsts: slice,
-    max_answer_len: int,
-    width: int,
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the range, as one number, and the score of each non-empty span; (C,) each.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Tokens:
+    """The tokens of a document.
 
-    No span begins or ends with a token of white space alone.
-
-    Args:
-        firsts: the first tokens of the spans.
+    Attributes:
+        starts: (N,), the logits of an answer's start.
+        ends: (N,), those of its end.
+        bounds: (N, 2), the characters of each token.
+        longest: tokens of the longest span.
     """
-    num_tokens = len(bounds)
-    filled = bounds[:, 1] > bounds[:, 0]
-    ranges, scores = [], []
-    for extra in range(min(max_answer_len, num_tokens)):
-        num_firsts = max(0, min(firsts.stop, num_tokens - extra) - firsts.start)
-        first = slice(firsts.start, firsts.start + num_firsts)
-        last = slice(first.start + extra, first.stop + extra)
-        starts, ends = bounds[first, 0], bounds[last, 1]
-        held = (ends > starts) & filled[first] & filled[last]
-        ranges.append((starts * width + ends)[held])
-        scores.append((probabilities[0, first] * probabilities[1, last])[held])
-    return np.concatenate(ranges), np.concatenate(scores)
+
+    starts: NDArray[np.float64]
+    ends: NDArray[np.float64]
+    bounds: NDArray[np.int64]
+    longest: int
+
+    def highest_logit(self) -> float:
+        """Return the highest start + end logit of a span; -inf without any."""
+        pairs = self._pairs(slice(0, len(self.bounds)))
+        return max(
+            (
+                float((self.starts[first] + self.ends[last]).max(initial=-np.inf, where=held))
+                for first, last, held in pairs
+            ),
+            default=-np.inf,
+        )
+
+    def candidates(
+        self, firsts: slice, width: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the range, as one number, and the logit of each span; (C,) each.
+
+        Args:
+            firsts: the first tokens of the spans.
+            width: by which a range's start is multiplied.
+        """
+        ranges, logits = [], []
+        for first, last, held in self._pairs(firsts):
+            ranges.append((self.bounds[first, 0] * width + self.bounds[last, 1])[held])
+            logits.append((self.starts[first] + self.ends[last])[held])
+        return np.concatenate(ranges), np.concatenate(logits)
+
+    def _pairs(self, firsts: slice) -> Iterator[tuple[slice, slice, NDArray[np.bool_]]]:
+        """Yield the first and the last tokens of spans of each length, and which are spans.
+
+        A span is not empty, and does not begin or end with a token of white space alone.
+        """
+        num_tokens = len(self.bounds)
+        filled = self.bounds[:, 1] > self.bounds[:, 0]
+        for extra in range(min(self.longest, num_tokens)):
+            num_firsts = max(0, min(firsts.stop, num_tokens - extra) - firsts.start)
+            first = slice(firsts.start, firsts.start + num_firsts)
+            last = slice(first.start + extra, first.stop + extra)
+            is_long = self.bounds[last, 1] > self.bounds[first, 0]
+            yield first, last, is_long & filled[first] & filled[last]
 
 
 def _summed(
-    ranges: NDArray[np.int64], scores: NDArray[np.float64]
+    ranges: NDArray[np.int64], weights: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return each range once, in order, and the sum of its scores."""
+    """Return each range once, in order, and the sum of its weights."""
     different, which = np.unique(ranges, return_inverse=True)
-    sums = np.bincount(which, weights=scores, minlength=len(different))
+    sums = np.bincount(which, weights=weights, minlength=len(different))
     return different, sums.astype(np.float64)
 
 

@@ -2,19 +2,18 @@
 
 A context of any length is read in overlapping windows, `[CLS] question [SEP] window [SEP]`, whose
 logits are merged to those of one document before normalisation (`windows.py`). So scores are
-comparable across a long context and never exceed 1. `transformers` 4.57.6 scored each window by
-itself and added up equal texts from different places; `compat` selects its answers (`compat.py`).
+comparable across a long context and never exceed 1 (`spans.py`). `transformers` 4.57.6 scored each
+window by itself and added up equal texts from different places; `compat` selects its answers
+(`compat.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from albert_serve.api.schemas import (
-    Answer,
     QuestionAnsweringAnswer,
     QuestionAnsweringParameters,
     QuestionContext,
@@ -22,7 +21,7 @@ from albert_serve.api.schemas import (
 from albert_serve.errors import InvalidInputError, TextTooLongError
 from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared
 from albert_serve.tasks.question_answering.compat import CompatDecoder, RawTokens, num_candidates
-from albert_serve.tasks.question_answering.spans import align, find_spans, strip
+from albert_serve.tasks.question_answering.decoder import SpanDecoder
 from albert_serve.tasks.question_answering.windows import Windows, lay_windows, num_windows
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 
@@ -37,11 +36,30 @@ _MAX_SPANS: Final = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AskedQuestion:
+    """A question ready for the engine.
+
+    Attributes:
+        inputs: one for each window.
+        num_truncated: tokens of the question that were cut off.
+    """
+
+    inputs: list[EncoderInput]
+    decoder: SpanDecoder
+    num_truncated: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class QuestionAnswering:
-    """Finds answers in contexts of any length."""
+    """Finds answers in contexts of any length.
+
+    Attributes:
+        null_score_diff_threshold: the default of the parameter.
+    """
 
     tokenizer: AlbertTokenizer
     max_positions: int
+    null_score_diff_threshold: float = 0.0
 
     def prepare(
         self, item: QuestionContext, parameters: QuestionAnsweringParameters
@@ -55,6 +73,26 @@ class QuestionAnswering:
             InvalidInputError: the question or the context is empty, or the lengths contradict
                 each other or the model, or need too many windows.
             TextTooLongError: the question leaves no room for the context.
+        """
+        asked = self.ask(item, parameters)
+        decoder = asked.decoder
+        finish: Callable[[list[Logits]], QuestionAnsweringAnswer] = decoder.finish
+        if parameters.compat:
+            finish = self._compat_decoder(item, parameters, decoder.windows, asked.inputs).finish
+        num_laid = len(asked.inputs)
+        return Prepared(
+            inputs=asked.inputs,
+            finish=finish,
+            num_truncated=asked.num_truncated,
+            warnings=_warnings(parameters),
+            num_held_bytes=_num_held_bytes(parameters, decoder.context, num_laid),
+        )
+
+    def ask(self, item: QuestionContext, parameters: QuestionAnsweringParameters) -> AskedQuestion:
+        """Encode one question with its context, and return the decoder of its logits.
+
+        Raises:
+            InvalidInputError, TextTooLongError: see `prepare`.
         """
         question, context = self._encode(item)
         max_seq_len = self._max_seq_len(parameters)
@@ -71,17 +109,16 @@ class QuestionAnswering:
         _check_spans(len(context), parameters.max_answer_len)
         windows = lay_windows(len(context), room, overlap, num_before=len(kept) + 2)
         inputs = [self._input(kept, context.slice(*bounds)) for bounds in windows.ranges]
-        finish: Callable[[list[Logits]], QuestionAnsweringAnswer]
-        if parameters.compat:
-            finish = self._compat_decoder(item, parameters, windows, inputs).finish
-        else:
-            finish = partial(_finish, windows, context, item.context, parameters)
-        return Prepared(
-            inputs=inputs,
-            finish=finish,
-            num_truncated=len(question) - len(kept),
-            warnings=_warnings(parameters),
-            num_held_bytes=_num_held_bytes(parameters, context, len(windows.ranges)),
+        threshold = parameters.null_score_diff_threshold
+        decoder = SpanDecoder(
+            windows=windows,
+            context=context,
+            text=item.context,
+            parameters=parameters,
+            threshold=self.null_score_diff_threshold if threshold is None else threshold,
+        )
+        return AskedQuestion(
+            inputs=inputs, decoder=decoder, num_truncated=len(question) - len(kept)
         )
 
     def _compat_decoder(
@@ -136,9 +173,12 @@ def _num_kept(num_question: int, parameters: QuestionAnsweringParameters, max_se
 
 
 def _warnings(parameters: QuestionAnsweringParameters) -> list[str]:
-    if parameters.compat and parameters.max_question_len is not None:
-        return ["with compat, max_question_len has no effect, as it had none there"]
-    return []
+    ignored = [
+        name
+        for name in ("max_question_len", "null_score_diff_threshold")
+        if parameters.compat and getattr(parameters, name) is not None
+    ]
+    return [f"with compat, {name} has no effect, as it had none there" for name in ignored]
 
 
 def _overlap(parameters: QuestionAnsweringParameters, max_seq_len: int, room: int) -> int:
@@ -188,29 +228,3 @@ def _num_held_bytes(
     if parameters.compat:
         num_answers = num_laid * num_candidates(parameters)
     return num_answers * (ENTRY_BYTES + longest)
-
-
-def _finish(
-    windows: Windows,
-    context: Encoding,
-    text: str,
-    parameters: QuestionAnsweringParameters,
-    logits: list[Logits],
-) -> QuestionAnsweringAnswer:
-    offsets = strip(context.offsets, text)
-    if parameters.align_to_words:
-        offsets = align(offsets, text)
-    spans = find_spans(
-        windows.stitch(logits),
-        offsets,
-        max_answer_len=parameters.max_answer_len,
-        top_k=parameters.top_k,
-    )
-    answers = [
-        Answer(answer=text[span.start : span.end], score=span.score, start=span.start, end=span.end)
-        for span in spans.best
-    ]
-    if parameters.handle_impossible_answer or not answers:
-        answers.append(Answer(answer="", score=spans.no_answer, start=0, end=0))
-    answers.sort(key=lambda answer: -answer.score)
-    return answers[: parameters.top_k] if parameters.top_k > 1 else answers[0]

@@ -146,6 +146,15 @@ def test_classification_takes_texts_and_objects_mixed() -> None:
         ),
         pytest.param(
             "question-answering",
+            {
+                "inputs": {"question": "q", "context": "c"},
+                "parameters": {"null_score_diff_threshold": float("inf")},
+            },
+            "parameters.null_score_diff_threshold must be a finite number, not inf",
+            id="not finite",
+        ),
+        pytest.param(
+            "question-answering",
             {"inputs": {"question": "q"}},
             "inputs.context is missing",
             id="missing inside",

@@ -102,6 +102,7 @@ NAMES: Final = [
     "max_question_len",
     "max_seq_len",
     "handle_impossible_answer",
+    "null_score_diff_threshold",
     "align_to_words",
     "compat",
     "reorder",

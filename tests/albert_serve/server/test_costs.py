@@ -117,7 +117,7 @@ def test_spans_found_in_parts_are_those_found_at_once(
         assert [(one.start, one.end) for one in parts.best] == [
             (one.start, one.end) for one in whole.best
         ]
-        assert [one.score for one in parts.best] == pytest.approx([one.score for one in whole.best])
+        assert [one.logit for one in parts.best] == pytest.approx([one.logit for one in whole.best])
 
 
 def test_characters_that_stand_for_many_are_counted_as_many(tokenizer: AlbertTokenizer) -> None:

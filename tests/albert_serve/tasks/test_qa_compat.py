@@ -121,15 +121,18 @@ def test_without_compat_scores_stay_below_one(
     assert sum(one.score for one in result) <= 1.0
 
 
-def test_max_question_len_has_no_effect_and_gives_a_warning(
+def test_parameters_without_effect_give_a_warning(
     compat: tuple[QuestionAnswering, TorchEngine],
 ) -> None:
     task, _ = compat
-    parameters = QuestionAnsweringParameters(compat=True, max_question_len=2)
+    parameters = QuestionAnsweringParameters(
+        compat=True, max_question_len=2, null_score_diff_threshold=3.0
+    )
     prepared = task.prepare(ask("plain", "short"), parameters)
     assert prepared.num_truncated == 0
     assert prepared.warnings == [
-        "with compat, max_question_len has no effect, as it had none there"
+        "with compat, max_question_len has no effect, as it had none there",
+        "with compat, null_score_diff_threshold has no effect, as it had none there",
     ]
     whole = task.prepare(ask("plain", "short"), QuestionAnsweringParameters(compat=True))
     assert prepared.inputs == whole.inputs

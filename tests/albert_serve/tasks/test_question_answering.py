@@ -1,9 +1,10 @@
-"""Question answering: against a brute-force reading of `transformers` 4.57's algorithm on one
+"""Question answering: against a brute force over all spans with `transformers`' logits of one
 window, and the properties that hold over many windows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,9 @@ def ask(context: str, question: str = QUESTION) -> QuestionContext:
 def brute_force(
     oracle: tuple[Any, Any], question: str, context: str, max_answer_len: int
 ) -> tuple[dict[tuple[int, int], float], float]:
-    """The score of every range of characters, and that of no answer.
+    """The weight of every range of characters, and that of no answer: exponentials of logits.
 
-    As `select_starts_ends` and `decode_spans` have it: softmaxes over [CLS] and the context. A
-    "▁" alone has the characters of the next token, so that a range may be several spans.
+    A "▁" alone has the characters of the next token, so that a range may be several spans.
     """
     model, tokenizer = oracle
     encoded = tokenizer(
@@ -73,7 +73,6 @@ def brute_force(
     context_tokens = [i for i, segment in enumerate(encoded.sequence_ids(0)) if segment == 1]
     start = torch.exp(logits.start_logits[0].double())
     end = torch.exp(logits.end_logits[0].double())
-    start, end = start / start[[0, *context_tokens]].sum(), end / end[[0, *context_tokens]].sum()
     ranges: dict[tuple[int, int], float] = {}
     for i in context_tokens:
         for j in context_tokens:
@@ -81,6 +80,14 @@ def brute_force(
                 place = (offsets[i][0], offsets[j][1])
                 ranges[place] = ranges.get(place, 0.0) + float(start[i] * end[j])
     return ranges, float(start[0] * end[0])
+
+
+def normalized(
+    ranges: dict[tuple[int, int], float], no_answer: float
+) -> tuple[dict[tuple[int, int], float], float]:
+    """The scores of these weights, normalised over the 20 best ranges and no answer."""
+    total = sum(sorted(ranges.values(), reverse=True)[:20]) + no_answer
+    return {place: weight / total for place, weight in ranges.items()}, no_answer / total
 
 
 @pytest.mark.parametrize("max_answer_len", [1, 7, 15])
@@ -91,7 +98,7 @@ def test_one_window_equals_the_brute_force(
         align_to_words=False, top_k=1000, max_answer_len=max_answer_len
     )
     result = answer(task.prepare(ask(CONTEXT), parameters))
-    expected, _ = brute_force(oracle, QUESTION, CONTEXT, max_answer_len)
+    expected, _ = normalized(*brute_force(oracle, QUESTION, CONTEXT, max_answer_len))
     best = sorted(expected, key=lambda place: -expected[place])[: len(result)]
     assert [(one.start, one.end) for one in result] == best
     assert len(result) == min(1000, len(expected))
@@ -103,8 +110,9 @@ def test_one_window_equals_the_brute_force(
 def test_no_answer_equals_the_brute_force(
     task: QuestionAnswering, answer: Answerer, oracle: tuple[Any, Any]
 ) -> None:
-    [none] = [one for one in answer(task.prepare(ask(CONTEXT), MANY)) if one.answer == ""]
-    _, expected = brute_force(oracle, QUESTION, CONTEXT, 15)
+    parameters = MANY.model_copy(update={"align_to_words": False})
+    [none] = [one for one in answer(task.prepare(ask(CONTEXT), parameters)) if one.answer == ""]
+    _, expected = normalized(*brute_force(oracle, QUESTION, CONTEXT, 15))
     assert (none.start, none.end) == (0, 0)
     assert none.score == pytest.approx(expected, abs=1e-6)
 
@@ -114,13 +122,15 @@ def test_words_gather_the_scores_of_their_tokens(
 ) -> None:
     result = answer(task.prepare(ask(CONTEXT), QuestionAnsweringParameters(top_k=1000)))
     expected: dict[tuple[int, int], float] = {}
-    for (start, end), score in brute_force(oracle, QUESTION, CONTEXT, 15)[0].items():
+    tokens, no_answer = brute_force(oracle, QUESTION, CONTEXT, 15)
+    for (start, end), weight in tokens.items():
         while start > 0 and CONTEXT[start - 1 : start + 1].isalnum():
             start -= 1
         while end < len(CONTEXT) and CONTEXT[end - 1 : end + 1].isalnum():
             end += 1
-        expected[start, end] = expected.get((start, end), 0.0) + score
-    assert {(one.start, one.end): pytest.approx(one.score, abs=1e-6) for one in result} == expected
+        expected[start, end] = expected.get((start, end), 0.0) + weight
+    scores, _ = normalized(expected, no_answer)
+    assert {(one.start, one.end): pytest.approx(one.score, abs=1e-6) for one in result} == scores
 
 
 def test_top_k_decides_the_shape(task: QuestionAnswering, answer: Answerer) -> None:
@@ -160,7 +170,7 @@ def test_an_answer_is_always_that_part_of_the_context(
         assert context[one.start : one.end] == one.answer
         assert one.answer == one.answer.strip()
         assert 0.0 <= one.score <= 1.0
-    assert sum(one.score for one in result) <= 1.0 + 1e-9
+    assert best_scores(result) == pytest.approx(1)
     assert len({(one.start, one.end) for one in result}) == len(result)
     assert sorted(result, key=lambda one: -one.score) == result
 
@@ -170,6 +180,7 @@ def test_an_answer_is_always_that_part_of_the_context(
     room=st.integers(1, 60),
     data=st.data(),
 )
+@settings(deadline=None)
 def test_windows_cover_all_and_every_token_has_its_best_window(
     num_tokens: int, room: int, data: st.DataObject
 ) -> None:
@@ -189,6 +200,7 @@ def test_windows_cover_all_and_every_token_has_its_best_window(
 
 
 @given(data=st.data(), num_tokens=st.integers(1, 80), room=st.integers(2, 20))
+@settings(deadline=None)
 def test_windows_of_agreeing_logits_change_nothing(
     data: st.DataObject, num_tokens: int, room: int
 ) -> None:
@@ -217,7 +229,69 @@ def test_one_token_in_two_windows_is_found_once(task: QuestionAnswering, answer:
     assert all(len(item.ids) <= 48 for item in prepared.inputs)
     result = answer(prepared)
     assert len({(one.start, one.end) for one in result}) == len(result)
-    assert sum(one.score for one in result) <= 1.0
+    assert best_scores(result) == pytest.approx(1)
+
+
+def best_scores(result: Sequence[Answer]) -> float:
+    """The scores of the 20 best answers and of no answer together."""
+    answers = [one.score for one in result if one.answer]
+    return sum(answers[:20]) + sum(one.score for one in result if not one.answer)
+
+
+def two_tokens(no_answer: float) -> Logits:
+    """Logits of a context of two tokens: the first one's span has 4, all others less."""
+    return np.array([[no_answer / 2] * 2, [2, 2], [-8, -8]], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("no_answer", "threshold", "is_empty"),
+    [(3, 0.0, False), (5, 0.0, True), (5, 2.0, False), (3, -2.0, True), (4.5, 0.5, False)],
+)
+def test_no_answer_wins_where_its_logit_is_over_the_threshold(
+    no_answer: float, threshold: float, is_empty: bool, task: QuestionAnswering
+) -> None:
+    """The threshold of the request, or the model's own; answers and no answer add up to 1."""
+    own = replace(task, null_score_diff_threshold=threshold)
+    default = {"handle_impossible_answer": True, "top_k": 5}
+    given = {**default, "null_score_diff_threshold": threshold}
+    for one, options in ((own, default), (task, given)):
+        prepared = one.prepare(ask("a b", "c"), QuestionAnsweringParameters(**options))
+        [encoded] = prepared.inputs
+        logits = np.full((len(encoded.ids), 2), -50, np.float32)
+        first = encoded.types.index(1)
+        logits[[0, first, first + 1]] = two_tokens(no_answer)
+        result = prepared.finish([logits])
+        assert isinstance(result, list)
+        assert (result[0].answer == "") is is_empty
+        assert sum(each.score for each in result) == pytest.approx(1)
+
+
+def test_the_threshold_moves_the_scores_of_answers(task: QuestionAnswering) -> None:
+    """Also where no answer is not among the answers: 0.5 is where both are as likely."""
+    spans = find_spans(two_tokens(no_answer=6), [(0, 1), (2, 3)], max_answer_len=9, top_k=1)
+    assert spans.null_score == pytest.approx(2)
+    [best, *_], no_answer = spans.scores(0)
+    assert best / no_answer == pytest.approx(np.exp(-2))
+    [best, *_], no_answer = spans.scores(2)
+    assert best == pytest.approx(no_answer) == pytest.approx(0.5, abs=1e-3)
+
+
+def test_scores_do_not_depend_on_how_many_are_asked_for(
+    task: QuestionAnswering, answer: Answerer
+) -> None:
+    few, many = (
+        answer(task.prepare(ask(CONTEXT), QuestionAnsweringParameters(top_k=top_k)))
+        for top_k in (3, 500)
+    )
+    assert [(one.start, one.end) for one in many[:3]] == [(one.start, one.end) for one in few]
+    assert [one.score for one in many[:3]] == pytest.approx([one.score for one in few])
+
+
+def test_logits_far_apart_do_not_overflow() -> None:
+    logits = np.array([[3e38, 3e38], [-3e38, -3e38], [0, 0]], np.float32)
+    spans = find_spans(logits, [(0, 1), (2, 3)], max_answer_len=2, top_k=1)
+    assert spans.scores(-1e308) == ([0, 0, 0], 1)
+    assert find_spans(-logits, [(0, 1), (2, 3)], max_answer_len=2, top_k=1).scores(0)[1] == 0
 
 
 def run_by_text(inputs: Sequence[EncoderInput], token_id: int) -> list[Logits]:
@@ -306,7 +380,10 @@ def test_words(text: str, start: int, end: int, expected: str) -> None:
 
 def test_empty_spans_are_no_answers() -> None:
     shares: NDArray[np.float32] = np.zeros((3, 2), np.float32)
-    assert find_spans(shares, [(0, 0), (0, 0)], max_answer_len=2, top_k=5).best == []
+    spans = find_spans(shares, [(0, 0), (0, 0)], max_answer_len=2, top_k=5)
+    assert spans.best == []
+    assert spans.null_score == np.inf
+    assert spans.scores(0.0) == ([], 1.0)
 
 
 def test_no_answer_ends_with_white_space() -> None:

@@ -1,4 +1,4 @@
-"""Questions of SQuAD files stand in their contexts, and bad files are named."""
+"""Questions of SQuAD files stand in their contexts or are repaired, and bad files are named."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.training.support import SQUAD
+from tests.training.support import SQUAD, SQUAD_V2
 from training.data.corpus import CorpusError
-from training.data.questions import read_squad
+from training.data.questions import Question, locate_answers, read_squad
 
 
 def write(file: Path, content: str) -> Path:
@@ -42,6 +44,87 @@ def test_a_question_without_an_answer(tmp_path: Path) -> None:
     assert (question.question, question.answers, question.start) == ("Why?", (), None)
 
 
+def test_an_impossible_question_has_no_answer_whatever_is_plausible(tmp_path: Path) -> None:
+    plausible = [{"text": "A", "answer_start": 0}]
+    entry = {"id": "x", "question": "Why?", "answers": plausible, "is_impossible": True}
+    (question,) = read_squad([write(tmp_path / "a.json", squad(entry))])
+    assert (question.answers, question.start) == ((), None)
+
+
+def test_the_questions_of_v2_0(tmp_path: Path) -> None:
+    questions = read_squad([SQUAD_V2])
+    assert (len(questions), sum(not question.answers for question in questions)) == (68, 36)
+    assert locate_answers(questions) == (questions, 0)
+
+
+def asked(context: str, answer: str, start: int) -> Question:
+    return Question(
+        id="q", question="?", context=context, answers=(answer, "b"), start=start, place="f, q"
+    )
+
+
+@pytest.mark.parametrize(
+    ("context", "answer", "start", "expected"),
+    [
+        pytest.param("a cat sat", "cat", 2, 2, id="right"),
+        pytest.param("a cat sat", "cat", 0, 2, id="the only place"),
+        pytest.param("a cat sat", "cat", -5, 2, id="before the text"),
+        pytest.param("a cat sat", "cat", 99, 2, id="behind the text"),
+        pytest.param("a cat sat", " cat\n", 0, 2, id="white space around it"),
+        pytest.param("a cat or a cat or a cat", "cat", 12, 11, id="the only place that overlaps"),
+        pytest.param("aaa", "aa", 1, 1, id="right, of two that overlap"),
+    ],
+)
+def test_offsets_are_repaired_where_one_place_fits(
+    context: str, answer: str, start: int, expected: int
+) -> None:
+    question = asked(context, answer, start)
+    [located], num_repaired = locate_answers([question])
+    assert (located.start, located.answers) == (expected, (answer.strip(), "b"))
+    assert num_repaired == (located != question)
+
+
+@pytest.mark.parametrize(
+    ("context", "answer", "start", "message"),
+    [
+        ("a cat", "dog", 2, "has 'cat' at character 2, not the answer 'dog', .* at 0 places"),
+        ("a cat or a cat", "cat", 7, "not the answer 'cat', which stands at 2 places; correct"),
+        ("cat cat", "cat", -9, "has '' at character -9, .* at 2 places"),
+        ("a cat", " ", 1, "the answer is empty; mark the question is_impossible"),
+    ],
+)
+def test_answers_without_a_place_are_refused(
+    context: str, answer: str, start: int, message: str
+) -> None:
+    with pytest.raises(CorpusError, match=f"^f, q: .*{message}"):
+        locate_answers([asked(context, answer, start)])
+
+
+def test_all_answers_without_a_place_are_listed_at_once(tmp_path: Path) -> None:
+    entries = [
+        {"id": f"x{n}", "question": "?", "answers": [{"text": "c", "answer_start": 0}]}
+        for n in range(30)
+    ]
+    file = write(tmp_path / "a.json", squad(*entries))
+    with pytest.raises(CorpusError) as error:
+        locate_answers(read_squad([file]))
+    *lines, last = str(error.value).splitlines()
+    assert [line.split(":")[0] for line in lines] == [f"{file}, question x{n}" for n in range(20)]
+    assert last == "and 10 more questions"
+
+
+@given(st.text("ab ", max_size=12), st.text("ab", min_size=1, max_size=2), st.integers(-3, 14))
+@settings(deadline=None)
+def test_a_located_answer_stands_in_its_context(context: str, answer: str, start: int) -> None:
+    try:
+        [located], _ = locate_answers([asked(context, answer, start)])
+    except CorpusError:
+        assert sum(context.startswith(answer, place) for place in range(len(context))) != 1
+        return
+    assert located.start is not None
+    assert context[located.start : located.start + len(answer)] == answer
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -51,6 +134,8 @@ def test_a_question_without_an_answer(tmp_path: Path) -> None:
         ('{"data": [{"paragraphs": [1]}]}', "not in SQuAD's format"),
         (squad({"id": "x", "question": "Why?"}), "KeyError\\('answers'\\)"),
         (squad({"id": "x", "question": 5, "answers": []}), "not in SQuAD's format"),
+        (squad({"id": "x", "question": "Why?", "answers": [{"text": "A"}]}), "'answer_start'"),
+        (squad({"id": "x", "question": "Why?", "answers": "A"}), "not in SQuAD's format"),
         ('{"data": []}', "no questions in"),
     ],
 )

@@ -1,11 +1,134 @@
-"""Exact match and F1 as the official script gives them."""
+"""Exact match, F1 and thresholds as the official scripts give them."""
 
 from __future__ import annotations
 
-import pytest
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
-from training.data.questions import Question
-from training.evaluation.squad import evaluate_answers, normalize, token_f1
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.data.questions import Question, read_squad
+from training.evaluation.squad import (
+    Outcome,
+    evaluate_answers,
+    find_best_threshold,
+    mean_score,
+    normalize,
+    score_answer,
+    token_f1,
+)
+
+DATA = Path(__file__).resolve().parents[2] / "data/squad_dev"
+OFFICIAL = json.loads((DATA / "figures.json").read_text())
+
+
+def read(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((DATA / name).read_text(encoding="utf-8"))
+    return content
+
+
+def outcomes(side: int) -> list[Outcome]:
+    """What the recorded predictions of v2.0 score, by exact match (0) or F1 (1)."""
+    predictions, null_scores = read("predictions-v2.0.json"), read("na_prob-v2.0.json")
+    return [
+        Outcome(
+            score=score_answer(question, predictions[question.id], "2.0")[side],
+            is_empty=not predictions[question.id],
+            null_score=null_scores[question.id],
+            has_answer=bool(question.answers),
+        )
+        for question in read_squad([DATA / "dev-v2.0.json"])
+    ]
+
+
+def test_figures_are_those_of_the_script_of_v1_1() -> None:
+    questions = read_squad([DATA / "dev-v1.1.json"])
+    score = evaluate_answers(questions, read("predictions-v1.1.json"))
+    expected = OFFICIAL["1.1"]
+    assert len(questions) == expected["total"]
+    assert score == pytest.approx((expected["exact_match"], expected["f1"]))
+
+
+@pytest.mark.parametrize("part", ["", "HasAns_", "NoAns_"])
+def test_figures_are_those_of_the_script_of_v2_0(part: str) -> None:
+    predictions = read("predictions-v2.0.json")
+    chosen = [
+        question
+        for question in read_squad([DATA / "dev-v2.0.json"])
+        if not part or bool(question.answers) is (part == "HasAns_")
+    ]
+    score = mean_score([score_answer(each, predictions[each.id], "2.0") for each in chosen])
+    assert len(chosen) == OFFICIAL["2.0"][f"{part}total"]
+    expected = OFFICIAL["2.0"]
+    assert score == pytest.approx((expected[f"{part}exact"], expected[f"{part}f1"]))
+
+
+@pytest.mark.parametrize(("side", "name"), [(0, "exact"), (1, "f1")])
+def test_the_best_threshold_is_that_of_the_script(side: int, name: str) -> None:
+    expected = OFFICIAL["2.0"]
+    best, threshold = find_best_threshold(outcomes(side))
+    assert best == pytest.approx(expected[f"best_{name}"])
+    assert threshold == expected[f"best_{name}_thresh"]
+
+
+@given(
+    st.lists(
+        st.builds(
+            Outcome,
+            score=st.sampled_from([0.0, 0.5, 1.0]),
+            is_empty=st.booleans(),
+            null_score=st.integers(-3, 3).map(float),
+            has_answer=st.booleans(),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+@settings(deadline=None)
+def test_no_threshold_is_better_than_the_best(given_outcomes: list[Outcome]) -> None:
+    def at(threshold: float) -> float:
+        """The mean score of a model that answers nothing where the null score is over it."""
+        scores = [
+            float(not one.has_answer)
+            if one.null_score > threshold
+            else (one.score if one.has_answer else float(one.is_empty))
+            for one in given_outcomes
+        ]
+        return 100 * sum(scores) / len(scores)
+
+    best, threshold = find_best_threshold(given_outcomes)
+    assert at(threshold) == pytest.approx(best)
+    assert max(at(place / 2) for place in range(-9, 9)) == pytest.approx(best)
+
+
+def test_a_model_that_knows_nothing_answers_nothing() -> None:
+    """Where most questions have no answer, and all null scores are below 0."""
+    unknowing = [
+        Outcome(score=0.0, is_empty=False, null_score=-5.0 - place, has_answer=place == 0)
+        for place in range(4)
+    ]
+    best, threshold = find_best_threshold(unknowing)
+    assert best == 75
+    assert threshold < -8
+
+
+def test_answers_without_words_differ_between_the_versions() -> None:
+    """v2.0 does not count them as answers; v1.1 gives them no F1."""
+    dot = question("a", ".", "the strike")
+    assert evaluate_answers([dot], {"a": ""}) == (100, 0)
+    assert evaluate_answers([dot, question("b")], {"a": "", "b": ""}) == (50, 50)
+    assert evaluate_answers([dot, question("b")], {"a": "strike", "b": ""}) == (100, 100)
+
+
+def test_more_words_have_a_lower_f1() -> None:
+    """Precision falls with each word that the answer has not."""
+    predictions = ["cat", "black cat", "big black cat"]
+    f1s = [score_answer(question("a", "cat"), text, "1.1").f1 for text in predictions]
+    assert all(more < fewer for fewer, more in pairwise(f1s))
 
 
 def question(name: str, *answers: str) -> Question:

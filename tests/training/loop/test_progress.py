@@ -145,6 +145,7 @@ def test_options_that_are_well_written(
         (options.parse_count, ["", "0", "-1", "1.5", "x"], "no whole number from 1"),
         (options.parse_seed, ["-1", "x"], "no whole number from 0"),
         (options.parse_positive, ["0", "-1", "nan", "inf", "x"], "no number above 0"),
+        (options.parse_finite, ["nan", "-inf", "x"], "no number that is finite"),
         (options.parse_part, ["-0.1", "1.1", "nan", "x"], "no number from 0 to 1"),
     ],
 )

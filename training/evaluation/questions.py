@@ -1,0 +1,213 @@
+"""Evaluation of question answering: exact match, F1, and the threshold of "no answer"."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from albert_serve.files import write_atomically
+from albert_serve.tasks.base import Logits
+from albert_serve.tasks.question_answering.decoder import SpanDecoder
+from albert_serve.tasks.question_answering.spans import NUM_BEST
+from albert_serve.tasks.question_answering.task import QuestionAnswering
+from albert_serve.tokenizer import AlbertTokenizer
+from training.data.questions import Question
+from training.evaluation.predictions import (
+    MAX_ANSWER_LENGTH,
+    EvaluationError,
+    Item,
+    predict,
+    question_items,
+)
+from training.evaluation.squad import (
+    Outcome,
+    Score,
+    find_best_threshold,
+    mean_score,
+    score_answer,
+    version_of,
+)
+from training.evaluation.torch_engine import TorchEngine
+from training.model.heads import AlbertForTasks
+
+BEST_F1_THRESHOLD: Final = "question_answering_best_f1_threshold"
+
+_TOKENS_A_BATCH: Final = 8192
+_TOKENS_AT_ONCE: Final = 8 * _TOKENS_A_BATCH
+_SHOWN_IDS: Final = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnsweredQuestion:
+    """A model's answers to a question.
+
+    Attributes:
+        n_best: the best answers with their probabilities, the best first; "no answer" is not among
+            them.
+        no_answer: the probability of "no answer".
+        null_score: the logit of "no answer" minus that of the best answer.
+    """
+
+    question: Question
+    n_best: list[tuple[str, float]]
+    no_answer: float
+    null_score: float
+
+    @property
+    def best(self) -> str:
+        """The best answer that is not "no answer"."""
+        return self.n_best[0][0] if self.n_best else ""
+
+
+def answer_questions(
+    model: AlbertForTasks,
+    tokenizer: AlbertTokenizer,
+    questions: Sequence[Question],
+    *,
+    max_answer_length: int = MAX_ANSWER_LENGTH,
+) -> list[AnsweredQuestion]:
+    """Answer questions as the service does.
+
+    Args:
+        max_answer_length: tokens of the longest answer.
+
+    Raises:
+        EvaluationError: a question cannot be asked, or several have the same id.
+    """
+    _check_ids(questions)
+    task = QuestionAnswering(tokenizer=tokenizer, max_positions=model.config.max_positions)
+    laid = question_items(
+        task, questions, may_be_empty=True, max_answer_length=max_answer_length, read=_read
+    )
+    items: list[Item] = []
+    for question, item in zip(questions, laid, strict=True):
+        if item is None:
+            raise EvaluationError(f"question {question.id} is empty, or too long for the model")
+        items.append(item)
+    engine = TorchEngine(model, max_batch_tokens=_TOKENS_A_BATCH)
+    answers = predict(engine, items, max_tokens_at_once=_TOKENS_AT_ONCE, title="questions")
+    return [
+        AnsweredQuestion(question=question, n_best=n_best, no_answer=none, null_score=null_score)
+        for question, (n_best, none, null_score) in zip(questions, answers, strict=True)
+    ]
+
+
+def _check_ids(questions: Sequence[Question]) -> None:
+    counts = Counter(question.id for question in questions)
+    repeated = [name for name, count in counts.items() if count > 1]
+    if repeated:
+        shown = ", ".join(repeated[:_SHOWN_IDS])
+        raise EvaluationError(
+            f"{len(repeated):,} ids stand for several questions: {shown}; each needs its own"
+        )
+
+
+def _read(
+    decoder: SpanDecoder, logits: list[Logits]
+) -> list[tuple[list[tuple[str, float]], float, float]]:
+    spans = decoder.find(logits)
+    scores, no_answer = spans.scores(decoder.threshold)
+    n_best = [
+        (decoder.text[span.start : span.end], score)
+        for span, score in zip(spans.best[:NUM_BEST], scores, strict=False)
+    ]
+    return [(n_best, no_answer, spans.null_score)]
+
+
+def question_figures(answered: Sequence[AnsweredQuestion], threshold: float) -> dict[str, float]:
+    """Return exact match and F1 in percent, by the rules of SQuAD's official scripts.
+
+    Where some questions have no answer, the rules are those of v2.0, "no answer" may be chosen, and
+    there are the figures of the questions with and without an answer, and of the best thresholds.
+
+    Args:
+        threshold: the null score over which the answer is "no answer".
+    """
+    version = version_of([each.question for each in answered])
+    if version == "1.1":
+        scores = [score_answer(each.question, each.best, version) for each in answered]
+        return _named("", scores)
+    scores = [score_answer(each.question, predicted(each, threshold), version) for each in answered]
+    figures = _named("", scores)
+    for name, has_answer in (("has_answer_", True), ("no_answer_", False)):
+        some = [
+            score
+            for each, score in zip(answered, scores, strict=True)
+            if bool(each.question.answers) is has_answer
+        ]
+        figures |= _named(name, some) if some else {}
+    return figures | _best_figures(answered)
+
+
+def _named(part: str, scores: Sequence[Score]) -> dict[str, float]:
+    mean = mean_score(scores)
+    return {
+        f"question_answering_{part}exact_match": mean.exact,
+        f"question_answering_{part}f1": mean.f1,
+        f"question_answering_{part}questions": len(scores),
+    }
+
+
+def _best_figures(answered: Sequence[AnsweredQuestion]) -> dict[str, float]:
+    figures = {}
+    raw = [score_answer(each.question, each.best, "2.0") for each in answered]
+    for name, side in (("exact_match", 0), ("f1", 1)):
+        best, threshold = find_best_threshold(
+            [
+                Outcome(
+                    score=score[side],
+                    is_empty=not each.best,
+                    null_score=each.null_score,
+                    has_answer=bool(each.question.answers),
+                )
+                for each, score in zip(answered, raw, strict=True)
+            ]
+        )
+        figures[f"question_answering_best_{name}"] = best
+        figures[f"question_answering_best_{name}_threshold"] = threshold
+    return figures
+
+
+def predicted(answered: AnsweredQuestion, threshold: float) -> str:
+    """Return the answer, empty if the null score is over the threshold."""
+    return "" if answered.null_score > threshold else answered.best
+
+
+def write_predictions(
+    answered: Sequence[AnsweredQuestion], folder: Path, threshold: float | None
+) -> None:
+    """Write `predictions.json`, which SQuAD's official scripts read, and `nbest_predictions.json`.
+
+    Args:
+        threshold: the null score over which the answer is empty; None if it never is. With one,
+            `null_odds.json` has the null scores.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    contents: dict[str, dict[str, Any]] = {
+        "predictions.json": {
+            each.question.id: each.best if threshold is None else predicted(each, threshold)
+            for each in answered
+        },
+        "nbest_predictions.json": {
+            each.question.id: [
+                {"text": text, "probability": probability} for text, probability in _ranked(each)
+            ]
+            for each in answered
+        },
+    }
+    if threshold is not None:
+        contents["null_odds.json"] = {each.question.id: each.null_score for each in answered}
+    for name, content in contents.items():
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        write_atomically(folder / name, text.encode())
+
+
+def _ranked(answered: AnsweredQuestion) -> list[tuple[str, float]]:
+    return sorted([*answered.n_best, ("", answered.no_answer)], key=lambda each: -each[1])
