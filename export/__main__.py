@@ -13,6 +13,7 @@ from albert_serve.bundle.manifest import ComputePrecision, Part, Precision, Qual
 from albert_serve.bundle.weights import TaskName
 from albert_serve.errors import AlbertServeError
 from export.errors import ExportError
+from export.examples import read_examples
 from export.source import read_json_object
 from export.write import Exported, Limits, export_bundle
 from training.conversion.source import REFERENCE_HELP
@@ -60,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 forced=options.force,
             ),
             evaluation=evaluation,
+            examples=read_examples(options.examples) if options.examples else None,
             overwrite=options.overwrite,
         )
     except (ExportError, TrainingError, AlbertServeError, OSError) as error:
@@ -179,6 +181,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     limits.add_argument("--force", action="store_true", help="let through what costs more")
     add("--evaluation", type=Path, metavar="FILE.json", help="results to put into the manifest")
+    add(
+        "--examples",
+        type=Path,
+        metavar="FILE.json",
+        help="examples for the service's page: for each task a list of inputs, as in "
+        "albert_serve/web/examples.json",
+    )
     add("--overwrite", action="store_true", help="replace the bundle that is at BUNDLE_DIR")
     return parser
 

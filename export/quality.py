@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from albert_serve.bundle.manifest import Quality
+from albert_serve.bundle.manifest import AGREEMENT, Quality
 from albert_serve.bundle.weights import TaskName
 from albert_serve.tasks.base import Runner
 from albert_serve.tokenizer import AlbertTokenizer
@@ -15,7 +15,7 @@ from export.source import Source
 from training.errors import TrainingError
 from training.evaluation.predictions import predict
 from training.evaluation.real_text import RealData
-from training.evaluation.samples import AGREEMENT, Sample, draw_samples
+from training.evaluation.samples import Sample, draw_samples
 
 # Without labels it is not known what a disagreement costs, but that it is one point at most.
 _LEAST_AGREEMENT: Final = 90.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from albert_serve.bundle.manifest import (
     Part,
     Precision,
     Quality,
+    TaskExample,
     file_entry,
 )
 from albert_serve.bundle.weights import TaskName, read_header
@@ -38,6 +39,7 @@ from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
 from export.encoder import build_encoder
 from export.errors import ExportError
+from export.examples import check_tasks
 from export.graph import CUDA_FORM, Compute, Form
 from export.heads import build_head
 from export.precision import restore_weights, write_weights
@@ -103,6 +105,7 @@ def export_bundle(
     data: RealData | None = None,
     limits: Limits | None = None,
     evaluation: Mapping[str, Any] | None = None,
+    examples: Mapping[str, Sequence[TaskExample]] | None = None,
     overwrite: bool = False,
 ) -> Exported:
     """Write a checkpoint as a bundle, atomically.
@@ -117,6 +120,7 @@ def export_bundle(
         limits: what is refused.
         evaluation: results by name; they stand before those of the checkpoint's
             `evaluation.json`.
+        examples: inputs that the service's page shows, by task.
         overwrite: whether a bundle that is at the target is replaced.
 
     Raises:
@@ -131,6 +135,8 @@ def export_bundle(
     _check_target(Path(checkpoint), target, overwrite)
     with open_checkpoint(checkpoint) as opened, _partial_folder(target) as folder:
         source = read_source(opened.folder)
+        shown = examples or {}
+        check_tasks(shown, source.tasks)
         _write_tokenizer(source, folder)
         if precision == "fp32":
             _copy_hugging_face_files(source, folder)
@@ -159,6 +165,7 @@ def export_bundle(
             cuda_parity=cuda_parity,
             evaluation={**source.evaluation, **(evaluation or {})},
             provenance=_provenance(source, opened.name),
+            examples={task: list(shown[task]) for task in source.tasks if task in shown},
         )
         _write_manifest(manifest, folder)
         if data is not None:

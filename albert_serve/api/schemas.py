@@ -2,14 +2,15 @@
 
 A request is `{"inputs": ..., "parameters": {...}}`; `inputs` is one item or a list of them. A
 parameter that is left out, or null, has its default. Replies have Hugging Face's shapes exactly;
-what they have no room for travels in the two headers named here.
+what they have no room for travels in the headers named here.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
 
 from albert_serve.api.wire import (
     MANY,
@@ -32,6 +33,9 @@ MODEL_PATH: Final = f"{MODELS_PATH}/{{model}}"
 WARNINGS_HEADER: Final = "X-Albert-Warnings"
 # The number of tokens that were cut off, if the request allowed it.
 TRUNCATED_HEADER: Final = "X-Albert-Truncated-Tokens"
+# Where each text was cut: {"inputs[3].text": 512} as JSON in ASCII, of the first so many texts.
+TRUNCATED_AT_HEADER: Final = "X-Albert-Truncated-At"
+MAX_CUTS_SHOWN: Final = 64
 
 MAX_TOP_K: Final = 1000
 MAX_TARGETS: Final = 1000
@@ -45,6 +49,8 @@ MAX_SENTENCES: Final = 256
 MAX_REORDERED: Final = 32
 
 Truncation: TypeAlias = Literal["error", "truncate"]
+# As a request has it: true and false as in transformers, and the older names of both.
+AnyTruncation: TypeAlias = bool | Truncation
 ScoreFunction: TypeAlias = Literal["sigmoid", "softmax", "none"]
 ProblemType: TypeAlias = Literal[
     "regression", "single_label_classification", "multi_label_classification"
@@ -109,12 +115,25 @@ OrderItem: TypeAlias = Annotated[
 ]
 
 
+def _read_truncation(value: object) -> Truncation:
+    if value is True or value == "truncate":
+        return "truncate"
+    if value is False or value == "error":
+        return "error"
+    raise PydanticCustomError("bool_type", "Input should be true or false")
+
+
 class Parameters(Request):
     """The parameters of every task."""
 
-    truncation: Truncation = Field(
+    truncation: Annotated[
+        Truncation, BeforeValidator(_read_truncation), WithJsonSchema({"type": "boolean"})
+    ] = Field(
         "error",
-        description="What becomes of a text of more tokens than the model has positions.",
+        json_schema_extra={"default": False},
+        description="Whether a text of more tokens than the model has positions is cut at its end, "
+        "as in transformers; false refuses it. The reply's headers "
+        f"{TRUNCATED_HEADER} and {TRUNCATED_AT_HEADER} say what was cut.",
     )
 
 
@@ -317,12 +336,29 @@ QuestionAnsweringReply: TypeAlias = list[QuestionAnsweringAnswer] | QuestionAnsw
 SentenceOrderReply: TypeAlias = list[SentenceOrderAnswer] | SentenceOrderAnswer
 
 
+class TaskQuality(Reply):
+    """How well the model answers a task, on the labelled data of its manifest."""
+
+    metric: str = Field(description='"accuracy" or "F1".')
+    percent: float
+    count: int = Field(description="Answers that it was measured on.")
+
+
+class InputExample(Reply):
+    """An input that shows what the model is for."""
+
+    inputs: Any = Field(description="One item, as the endpoint takes it.")
+    label: str | None = Field(None, description="A few words for it.")
+
+
 class TaskInfo(Reply):
     """One task that the service answers."""
 
     name: str
     labels: list[str] | None = None
     problem_type: ProblemType | None = None
+    quality: TaskQuality | None = Field(None, description="Left out, it is not known.")
+    examples: list[InputExample] | None = Field(None, description="Of the model's manifest.")
 
 
 class InfoReply(Reply):

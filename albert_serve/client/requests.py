@@ -13,6 +13,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from albert_serve.api.schemas import (
     MAX_TOP_K,
+    AnyTruncation,
     Coherence,
     FilledMasks,
     FillMaskAnswer,
@@ -30,7 +31,6 @@ from albert_serve.api.schemas import (
     TextClassificationRequest,
     TextInput,
     TextPair,
-    Truncation,
     describe,
 )
 from albert_serve.api.wire import MAX_ITEMS
@@ -55,14 +55,14 @@ class FillMaskOptions(TypedDict, total=False):
 
     top_k: int
     targets: str | list[str]
-    truncation: Truncation
+    truncation: AnyTruncation
 
 
 class ScoreTargetsOptions(TypedDict, total=False):
     """The parameters of target scoring; see `schemas.FillMaskParameters`."""
 
     top_k: int
-    truncation: Truncation
+    truncation: AnyTruncation
 
 
 class TextClassificationOptions(TypedDict, total=False):
@@ -70,7 +70,7 @@ class TextClassificationOptions(TypedDict, total=False):
 
     function_to_apply: ScoreFunction
     top_k: int
-    truncation: Truncation
+    truncation: AnyTruncation
 
 
 class QuestionAnsweringOptions(TypedDict, total=False):
@@ -84,13 +84,13 @@ class QuestionAnsweringOptions(TypedDict, total=False):
     handle_impossible_answer: bool
     align_to_words: bool
     compat: bool
-    truncation: Truncation
+    truncation: AnyTruncation
 
 
 class SentenceOrderOptions(TypedDict, total=False):
     """The parameters of sentence order; see `schemas.SentenceOrderParameters`."""
 
-    truncation: Truncation
+    truncation: AnyTruncation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

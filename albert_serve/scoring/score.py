@@ -2,10 +2,10 @@
 
 A row is `{"inputs": ..., "parameters": {...}}` as the endpoint takes it, or the fields of one item:
 `{"text"}`, `{"text", "text_pair"}`, `{"question", "context"}`, `{"sentences"}`; an `"id"` is copied
-to the result, other columns are ignored. A result is `{"id", "output"}`, with `"warnings"` and
-`"truncated_tokens"` if there are any, or `{"id", "error", "error_type"}`: a bad row never stops the
-job. Files ending in `.gz` or `.xz` are compressed. A regular file as output has a temporary name
-until it is complete; a pipe or a device is written to at once.
+to the result, other columns are ignored. A result is `{"id", "output"}`, with `"warnings"`,
+`"truncated_tokens"` and `"truncated_at"` if there are any, or `{"id", "error", "error_type"}`: a
+bad row never stops the job. Files ending in `.gz` or `.xz` are compressed. A regular file as output
+has a temporary name until it is complete; a pipe or a device is written to at once.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from albert_serve.tasks import (
     TaskSetup,
     open_task,
     prepare_request,
+    read_cuts,
 )
 from albert_serve.tasks.base import Runner
 from albert_serve.tasks.grouping import group_by_length
@@ -139,6 +140,7 @@ class _Row:
     items: list[Prepared[Any]] = field(default_factory=list)
     is_list: bool = False
     answers: dict[int, Any] = field(default_factory=dict)
+    cuts: dict[str, int] = field(default_factory=dict)
     error: AlbertServeError | None = None
 
     def to_json(self) -> str:
@@ -154,7 +156,11 @@ class _Row:
     def _notes(self) -> dict[str, Any]:
         warnings = [warning for item in self.items for warning in item.warnings]
         num_truncated = sum(item.num_truncated for item in self.items)
-        notes = {"warnings": warnings, "truncated_tokens": num_truncated}
+        notes = {
+            "warnings": warnings,
+            "truncated_tokens": num_truncated,
+            "truncated_at": self.cuts,
+        }
         return {name: value for name, value in notes.items() if value}
 
 
@@ -174,6 +180,7 @@ class _RowReader:
             request = self._request(fields)
             row.is_list = isinstance(request.inputs, list)
             row.items = prepare_request(self.opened, request)
+            row.cuts = read_cuts(request, row.items)
         except AlbertServeError as error:
             row.error = error
         return row

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Coroutine, Sequence
 from http import HTTPStatus
+from itertools import islice
 from typing import Any, Final
 
 import pydantic_core
@@ -16,7 +17,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from albert_serve.api.schemas import (
+    MAX_CUTS_SHOWN,
     MAX_TARGETS,
+    TRUNCATED_AT_HEADER,
     TRUNCATED_HEADER,
     WARNINGS_HEADER,
     TaskRequest,
@@ -30,7 +33,7 @@ from albert_serve.server.bodies import parse_json, read_body
 from albert_serve.server.error_replies import error_response, id_header, request_id_of
 from albert_serve.server.hosted_model import HostedModel
 from albert_serve.server.threads import run_in_thread
-from albert_serve.tasks import TASKS, Prepared
+from albert_serve.tasks import TASKS, Prepared, read_cuts
 
 # nginx's status for a client that disconnected; only the log shows it.
 _CLIENT_GONE: Final = 499
@@ -90,7 +93,7 @@ async def _reply(
         request = _parse(model, task, body)
     del body
     prepared, reply = await model.answer(task, request, ends_s, priority, pydantic_core.to_json)
-    return Response(reply, headers=_note_headers(prepared), media_type="application/json")
+    return Response(reply, headers=_note_headers(request, prepared), media_type="application/json")
 
 
 def _parse(model: HostedModel, task: str, body: bytes) -> TaskRequest:
@@ -127,12 +130,16 @@ def _priority(request: Request) -> Priority:
     return priority
 
 
-def _note_headers(prepared: Sequence[Prepared[Any]]) -> dict[str, str]:
+def _note_headers(request: TaskRequest, prepared: Sequence[Prepared[Any]]) -> dict[str, str]:
     """Return headers for warnings and truncation, which the reply's format cannot express."""
     warnings = list(dict.fromkeys(text for item in prepared for text in item.warnings))
     num_truncated = sum(item.num_truncated for item in prepared)
     notes = {WARNINGS_HEADER: json.dumps(warnings)} if warnings else {}
-    return {**notes, TRUNCATED_HEADER: str(num_truncated)} if num_truncated else notes
+    if num_truncated:
+        # Limited, because proxies limit the headers of a reply.
+        cuts = dict(islice(read_cuts(request, prepared).items(), MAX_CUTS_SHOWN))
+        notes |= {TRUNCATED_HEADER: str(num_truncated), TRUNCATED_AT_HEADER: json.dumps(cuts)}
+    return notes
 
 
 async def _until_disconnect(request: Request, work: Coroutine[Any, Any, Response]) -> Response:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
@@ -14,14 +14,18 @@ from pydantic import BaseModel
 from albert_serve import __version__
 from albert_serve.api.schemas import (
     InfoReply,
+    InputExample,
     SentenceOrderRequest,
     Sentences,
     TaskInfo,
+    TaskQuality,
     TaskRequest,
 )
 from albert_serve.batching.batcher import Batcher
 from albert_serve.batching.scheduler import Priority
-from albert_serve.bundle.manifest import Bundle
+from albert_serve.bundle.figures import read_figure
+from albert_serve.bundle.manifest import Bundle, Manifest
+from albert_serve.bundle.weights import TaskName
 from albert_serve.errors import TooMuchAtOnceError
 from albert_serve.server.threads import run_in_thread
 from albert_serve.settings import Settings
@@ -122,11 +126,7 @@ class HostedModel:
             version=__version__,
             precision=manifest.precision,
             revision=manifest.revision,
-            tasks=[
-                TaskInfo(name=name, labels=entry.labels, problem_type=entry.problem_type)
-                for name, entry in manifest.tasks.items()
-                if name in self.tasks
-            ],
+            tasks=[_task_info(manifest, name) for name in manifest.tasks if name in self.tasks],
             max_positions=self.bundle.config.max_positions,
             mask_token="[MASK]",  # noqa: S106  # not that kind of token
             max_items=self.settings.max_items,
@@ -148,6 +148,18 @@ class HostedModel:
 
     def _prepare(self, task: str, request: TaskRequest) -> list[Prepared[Any]]:
         return prepare_request(self.tasks[task], request, max_tokens=self.batcher.max_queue_tokens)
+
+
+def _task_info(manifest: Manifest, name: TaskName) -> TaskInfo:
+    entry, figure = manifest.tasks[name], read_figure(manifest, name)
+    examples = manifest.examples.get(name, [])
+    return TaskInfo(
+        name=name,
+        labels=entry.labels,
+        problem_type=entry.problem_type,
+        quality=None if figure is None else TaskQuality(**asdict(figure)),
+        examples=[InputExample(**example.model_dump()) for example in examples] or None,
+    )
 
 
 def work_of(value: object, *, is_reordered: bool = False) -> int:

@@ -9,8 +9,10 @@ from pydantic import BaseModel, TypeAdapter
 from albert_serve import __version__
 from albert_serve.api.examples import EXAMPLES
 from albert_serve.api.schemas import (
+    MAX_CUTS_SHOWN,
     MODEL_PATH,
     MODELS_PATH,
+    TRUNCATED_AT_HEADER,
     TRUNCATED_HEADER,
     WARNINGS_HEADER,
     ErrorReply,
@@ -49,6 +51,12 @@ _REPLY_HEADERS: Final = {
         "description": "The number of tokens that were cut off, if any were; "
         "parameters.truncation allows it.",
         "schema": {"type": "integer", "minimum": 1},
+    },
+    TRUNCATED_AT_HEADER: {
+        "description": "The offset, in code points, of the first character that was left out of "
+        f"each of the first {MAX_CUTS_SHOWN} texts that were cut: a JSON object such as "
+        '{"inputs[3].text_pair": 512}.',
+        "schema": {"type": "string"},
     },
     WARNINGS_HEADER: {
         "description": "What the caller should know of the answer: a JSON array of strings.",

@@ -21,6 +21,7 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.errors import InvalidInputError, TextTooLongError
 from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared
+from albert_serve.tasks.fitting import cut_at
 from albert_serve.tasks.question_answering.compat import CompatDecoder, RawTokens, num_candidates
 from albert_serve.tasks.question_answering.spans import align, find_spans, strip
 from albert_serve.tasks.question_answering.windows import Windows, lay_windows, num_windows
@@ -49,7 +50,7 @@ class QuestionAnswering:
         """Encode one question with its context; one input a window.
 
         A question is cut only if the caller allows it: to `max_question_len`, or with `truncation`
-        "truncate" to half of the sequence.
+        to half of the sequence.
 
         Raises:
             InvalidInputError: the question or the context is empty, or the lengths contradict
@@ -64,11 +65,12 @@ class QuestionAnswering:
             raise TextTooLongError(
                 f"the question is {len(kept)} tokens, which leaves no room for the context in a "
                 f"sequence of {max_seq_len}, {_NUM_SPECIAL} of them special; shorten the question, "
-                "set max_question_len, or raise max_seq_len"
+                "cut it by the parameter truncation or max_question_len, or raise max_seq_len"
             )
         overlap = _overlap(parameters, max_seq_len, room) if len(context) > room else 0
         _check_work(len(context), room, max_seq_len, overlap)
         _check_spans(len(context), parameters.max_answer_len)
+        cut = cut_at(question, len(kept))
         windows = lay_windows(len(context), room, overlap, num_before=len(kept) + 2)
         inputs = [self._input(kept, context.slice(*bounds)) for bounds in windows.ranges]
         finish: Callable[[list[Logits]], QuestionAnsweringAnswer]
@@ -80,6 +82,7 @@ class QuestionAnswering:
             inputs=inputs,
             finish=finish,
             num_truncated=len(question) - len(kept),
+            cuts={} if cut is None else {".question": cut},
             warnings=_warnings(parameters),
             num_held_bytes=_num_held_bytes(parameters, context, len(windows.ranges)),
         )
