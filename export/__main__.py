@@ -19,7 +19,7 @@ from export.write import Exported, Limits, export_bundle
 from training.conversion.source import REFERENCE_HELP
 from training.errors import TrainingError
 from training.evaluation.real_text import DEFAULT_TEXT, RealData
-from training.run.options import add_columns, columns_of
+from training.run.options import add_columns, columns_of, parse_duration
 from training.system.command_line import make_parser
 
 _EXAMPLES: Final = """\
@@ -54,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             kept_fp32=options.keep_fp32,
             cuda_precision=options.cuda_precision,
             data=_real_data(options),
+            quality_budget_s=options.quality_budget,
             limits=Limits(
                 max_difference=options.max_difference,
                 max_cuda_difference=options.max_cuda_difference,
@@ -158,6 +159,14 @@ def _parser() -> argparse.ArgumentParser:
     add_columns(data)
     add_data("--question-answering", default=[], help="SQuAD's JSON")
     data.add_argument("--no-quality", action="store_true", help="do not measure it")
+    data.add_argument(
+        "--quality-budget",
+        type=parse_duration,
+        default="10m",
+        metavar="TIME",
+        help="time for measuring it, such as 90s or 5m, after which less of the data is used "
+        "(%(default)s)",
+    )
     limits = parser.add_argument_group("limits")
     limits.add_argument(
         "--max-cost",

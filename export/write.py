@@ -15,7 +15,6 @@ import onnx
 import onnxruntime
 import torch
 from tokenizers import Tokenizer
-from tqdm import tqdm
 
 import albert_serve
 from albert_serve.bundle.manifest import (
@@ -35,6 +34,7 @@ from albert_serve.bundle.manifest import (
     file_entry,
 )
 from albert_serve.bundle.weights import TaskName, read_header
+from albert_serve.progress import progress
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
 from export.encoder import build_encoder
@@ -103,6 +103,7 @@ def export_bundle(
     kept_fp32: Collection[Part] = (),
     cuda_precision: Compute = "fp16",
     data: RealData | None = None,
+    quality_budget_s: float | None = None,
     limits: Limits | None = None,
     evaluation: Mapping[str, Any] | None = None,
     examples: Mapping[str, Sequence[TaskExample]] | None = None,
@@ -117,6 +118,7 @@ def export_bundle(
         kept_fp32: parts whose matrices stay fp32.
         cuda_precision: the type that the encoder computes in on CUDA.
         data: real text, on which each task is compared with torch; None: it is not.
+        quality_budget_s: the time for that; None for no limit.
         limits: what is refused.
         evaluation: results by name; they stand before those of the checkpoint's
             `evaluation.json`.
@@ -169,7 +171,7 @@ def export_bundle(
         )
         _write_manifest(manifest, folder)
         if data is not None:
-            quality = _measure_quality(source, folder, model, data)
+            quality = _measure_quality(source, folder, model, data, quality_budget_s)
             if not limits.forced:
                 check_quality(quality, limits.max_cost)
             _write_manifest(manifest.model_copy(update={"quality": quality}), folder)
@@ -256,11 +258,13 @@ def _write_manifest(manifest: Manifest, folder: Path) -> None:
 
 
 def _measure_quality(
-    source: Source, folder: Path, model: AlbertForTasks, data: RealData
+    source: Source, folder: Path, model: AlbertForTasks, data: RealData, budget_s: float | None
 ) -> dict[TaskName, Quality]:
     engine = Engine.open(Bundle.open(folder, verify="size"), RuntimeOptions(device="cpu"))
     reference = TorchEngine(model, max_batch_tokens=_TORCH_BATCH_TOKENS)
-    return measure_quality(source, folder / TOKENIZER_FILE, reference, engine, data)
+    return measure_quality(
+        source, folder / TOKENIZER_FILE, reference, engine, data, budget_s=budget_s
+    )
 
 
 def _write_tokenizer(source: Source, folder: Path) -> None:
@@ -296,8 +300,8 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 def _describe_files(folder: Path) -> dict[str, FileEntry]:
     files = sorted(folder.iterdir())
-    bar = tqdm(files, desc="hashing", disable=None, delay=3, leave=False)
-    return {file.name: file_entry(file) for file in bar}
+    counted = progress(files, title="hashing", unit="files")
+    return {file.name: file_entry(file) for file in counted}
 
 
 def _provenance(source: Source, checkpoint: str) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
-from tqdm import tqdm
 
 from albert_serve.api.schemas import TaskRequest, describe
 from albert_serve.errors import (
@@ -30,6 +29,7 @@ from albert_serve.errors import (
     InvalidInputError,
     MalformedRequestError,
 )
+from albert_serve.progress import progress_bar
 from albert_serve.scoring.jsonl import MAX_LINE_BYTES, read_lines, write_lines
 from albert_serve.tasks import (
     TASKS,
@@ -113,7 +113,7 @@ def score_file(
     started_s = time.monotonic()
     num_rows = num_errors = 0
     first_error: str | None = None
-    with write_lines(output) as stream, tqdm(unit=" rows", desc=task, disable=None) as bar:
+    with write_lines(output) as stream, progress_bar(title=task, unit="rows") as bar:
         rows = (reader.read(number, line) for number, line in read_lines(source))
         while window := list(islice(rows, num_window_rows)):
             _answer(engine, window)
