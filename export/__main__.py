@@ -13,12 +13,13 @@ from albert_serve.bundle.manifest import ComputePrecision, Part, Precision, Qual
 from albert_serve.bundle.weights import TaskName
 from albert_serve.errors import AlbertServeError
 from export.errors import ExportError
+from export.examples import read_examples
 from export.source import read_json_object
 from export.write import Exported, Limits, export_bundle
 from training.conversion.source import REFERENCE_HELP
 from training.errors import TrainingError
 from training.evaluation.real_text import DEFAULT_TEXT, RealData
-from training.run.options import add_columns, columns_of, parse_finite
+from training.run.options import add_columns, columns_of, parse_duration, parse_finite
 from training.system.command_line import make_parser
 
 _EXAMPLES: Final = """\
@@ -53,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             kept_fp32=options.keep_fp32,
             cuda_precision=options.cuda_precision,
             data=_real_data(options),
+            quality_budget_s=options.quality_budget,
             limits=Limits(
                 max_difference=options.max_difference,
                 max_cuda_difference=options.max_cuda_difference,
@@ -61,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ),
             evaluation=evaluation,
             null_score_diff_threshold=options.null_score_diff_threshold,
+            examples=read_examples(options.examples) if options.examples else None,
             overwrite=options.overwrite,
         )
     except (ExportError, TrainingError, AlbertServeError, OSError) as error:
@@ -157,6 +160,14 @@ def _parser() -> argparse.ArgumentParser:
     add_columns(data)
     add_data("--question-answering", default=[], help="SQuAD's JSON")
     data.add_argument("--no-quality", action="store_true", help="do not measure it")
+    data.add_argument(
+        "--quality-budget",
+        type=parse_duration,
+        default="10m",
+        metavar="TIME",
+        help="time for measuring it, such as 90s or 5m, after which less of the data is used "
+        "(%(default)s)",
+    )
     limits = parser.add_argument_group("limits")
     limits.add_argument(
         "--max-cost",
@@ -186,6 +197,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="LOGITS",
         help="the service's default for questions: by how much the logit of no answer must be over "
         "that of the best answer to win (question_answering_best_f1_threshold of the evaluation)",
+    )
+    add(
+        "--examples",
+        type=Path,
+        metavar="FILE.json",
+        help="examples for the service's page: for each task a list of inputs, as in "
+        "albert_serve/web/examples.json",
     )
     add("--overwrite", action="store_true", help="replace the bundle that is at BUNDLE_DIR")
     return parser

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
-from tqdm import tqdm
 
 from albert_serve.bundle.manifest import Part, Precision
 from albert_serve.bundle.weights import SCALE_SUFFIX
+from albert_serve.progress import progress
 from export.errors import ExportError
 from export.source import Source, read_weight
 
@@ -44,9 +44,9 @@ def write_weights(source: Source, file: Path, precision: Precision, kept: Collec
         ExportError: a weight is too large for fp16.
         OSError: the file cannot be written.
     """
-    bar = tqdm(source.names, desc=f"to {precision}", disable=None, delay=3, leave=False)
+    names = progress(source.names, title=f"to {precision}", unit="weights")
     tensors = {
-        stored: array for name in bar for stored, array in _convert(source, name, precision, kept)
+        stored: array for name in names for stored, array in _convert(source, name, precision, kept)
     }
     try:
         save_file(tensors, file, metadata={"format": "pt"})

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from albert_serve.bundle.manifest import Quality
+from tqdm import tqdm
+
+from albert_serve.bundle.manifest import AGREEMENT, Quality
 from albert_serve.bundle.weights import TaskName
+from albert_serve.progress import progress_bar
 from albert_serve.tasks.base import Runner
 from albert_serve.tokenizer import AlbertTokenizer
 from export.errors import ExportError
 from export.source import Source
 from training.errors import TrainingError
-from training.evaluation.predictions import predict
+from training.evaluation.predictions import Item, predict_part
 from training.evaluation.real_text import RealData
-from training.evaluation.samples import AGREEMENT, Sample, draw_samples
+from training.evaluation.samples import Sample, draw_samples
 
 # Without labels it is not known what a disagreement costs, but that it is one point at most.
 _LEAST_AGREEMENT: Final = 90.0
 # Enough for batches of like lengths, few enough for the logits to fit into memory.
 _MOST_TOKENS_AT_ONCE: Final = 4096
 _BATCHES_AT_ONCE: Final = 8
+# A sample is measured in so many parts, after each of which the time is looked at.
+_NUM_PARTS: Final = 8
 _ROUNDING: Final = 1e-9
 _LABELS_FROM: Final[dict[TaskName, str]] = {
     "text-classification": "--text-classification",
@@ -30,7 +38,14 @@ _LABELS_FROM: Final[dict[TaskName, str]] = {
 
 
 def measure_quality(
-    source: Source, tokenizer_file: Path, reference: Runner, engine: Runner, data: RealData
+    source: Source,
+    tokenizer_file: Path,
+    reference: Runner,
+    engine: Runner,
+    data: RealData,
+    *,
+    budget_s: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> dict[TaskName, Quality]:
     """Run torch and a bundle on the same samples, and score both, for each task.
 
@@ -48,6 +63,9 @@ def measure_quality(
         reference: runs the checkpoint in torch, in fp32.
         engine: runs the bundle.
         data: the larger the model, the less of it is used; `Quality.count` tells how much.
+        budget_s: the time for all tasks; after it, they are measured on the part of their samples
+            that was done by then, at least an eighth of each. None for no limit.
+        clock: in seconds.
 
     Raises:
         ExportError: a file cannot be read, or has nothing for a task, or there is data for a task
@@ -60,7 +78,21 @@ def measure_quality(
         samples = draw_samples(source.config, source.tasks, tokenizer, data)
     except TrainingError as error:
         raise ExportError(str(error)) from error
-    return {task: _measure(task, sample, reference, engine) for task, sample in samples.items()}
+    num_tokens = 2 * sum(item.num_tokens for each in samples.values() for item in each.items)
+    at_most = "" if budget_s is None else f", within about {budget_s:.0f} s (--quality-budget)"
+    print(
+        f"measuring {', '.join(samples)} on real text, in torch and from the bundle: "
+        f"{num_tokens:,} tokens{at_most}; --no-quality skips it",
+        file=sys.stderr,
+    )
+    quality: dict[TaskName, Quality] = {}
+    ends_s = None if budget_s is None else clock() + budget_s
+    with progress_bar(title="quality", total=num_tokens, unit="tokens", unit_scale=True) as bar:
+        meter = _Meter(reference=reference, engine=engine, bar=bar, clock=clock)
+        for number, (task, sample) in enumerate(samples.items()):
+            share = None if ends_s is None else (ends_s - clock()) / (len(samples) - number)
+            quality[task] = meter.measure(task, sample, share)
+    return quality
 
 
 def check_quality(quality: Mapping[TaskName, Quality], max_cost: float) -> None:
@@ -102,18 +134,50 @@ def _describe_loss(task: TaskName, quality: Quality, max_cost: float) -> str | N
     )
 
 
-def _measure(task: TaskName, sample: Sample, reference: Runner, engine: Runner) -> Quality:
-    size = min(_MOST_TOKENS_AT_ONCE, _BATCHES_AT_ONCE * engine.max_batch_tokens)
-    expected, got = (
-        predict(runner, sample.items, max_tokens_at_once=size, title=f"{task} {place}")
-        for runner, place in ((reference, "in torch"), (engine, "from the bundle"))
-    )
-    known = [right for item in sample.items for right in item.rights or ()]
-    rights = expected if sample.metric == AGREEMENT else known
-    return Quality(
-        metric=sample.metric,
-        torch=sample.mark(expected, rights),
-        bundle=sample.mark(got, rights),
-        count=len(got),
-        data=sample.files,
-    )
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Meter:
+    """Runs the samples of tasks in torch and from the bundle."""
+
+    reference: Runner
+    engine: Runner
+    bar: tqdm[Any]
+    clock: Callable[[], float]
+
+    def measure(self, task: TaskName, sample: Sample, budget_s: float | None) -> Quality:
+        """Measure a task on its sample, or on the part of it that is done within the budget."""
+        self.bar.set_description(task)
+        ends_s = None if budget_s is None else self.clock() + budget_s
+        expected: list[Any] = []
+        got: list[Any] = []
+        known: list[Any] = []
+        num_parts = min(_NUM_PARTS, len(sample.items))
+        for number in range(num_parts):
+            if number and ends_s is not None and self.clock() >= ends_s:
+                self._skip(task, sample, number, num_parts)
+                break
+            items = sample.items[number::num_parts]
+            expected += self._predict(self.reference, items)
+            got += self._predict(self.engine, items)
+            known += [right for item in items for right in item.rights or ()]
+        rights = expected if sample.metric == AGREEMENT else known
+        return Quality(
+            metric=sample.metric,
+            torch=sample.mark(expected, rights),
+            bundle=sample.mark(got, rights),
+            count=len(got),
+            data=sample.files,
+        )
+
+    def _predict(self, runner: Runner, items: Sequence[Item]) -> list[Any]:
+        size = min(_MOST_TOKENS_AT_ONCE, _BATCHES_AT_ONCE * self.engine.max_batch_tokens)
+        return predict_part(runner, items, max_tokens_at_once=size, bar=self.bar)
+
+    def _skip(self, task: TaskName, sample: Sample, number: int, num_parts: int) -> None:
+        """Say that the rest of a sample is left out."""
+        rest = [item for part in range(number, num_parts) for item in sample.items[part::num_parts]]
+        self.bar.update(2 * sum(item.num_tokens for item in rest))
+        self.bar.write(
+            f"{task} is measured on {number} of {num_parts} parts of its sample: the time of "
+            "--quality-budget is over",
+            file=sys.stderr,
+        )

@@ -19,7 +19,6 @@ import onnxruntime
 import torch
 from numpy.typing import NDArray
 from onnx import TensorProto
-from tqdm import tqdm
 
 from albert_serve.bundle.manifest import (
     CUDA_ENCODER_FILE,
@@ -30,6 +29,7 @@ from albert_serve.bundle.manifest import (
 from albert_serve.bundle.weights import StoredTensor, TaskName
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import AlbertServeError
+from albert_serve.progress import progress
 from albert_serve.runtime.encoders import CpuEncoder, PaddedBatch
 from albert_serve.runtime.ort import encoder_options, head_options, open_session
 from albert_serve.settings import RuntimeOptions
@@ -124,7 +124,7 @@ def _measure(
         encoder = CpuEncoder(session=open_session(encoder_file, encoder_options(RuntimeOptions())))
         heads = {task: open_session(file, head_options()) for task, file in head_files.items()}
         batches = list(random_batches(model.config))
-        for batch in tqdm(batches, desc="comparing with torch", disable=None, delay=3, leave=False):
+        for batch in progress(batches, title="comparing with torch", unit="batches"):
             hidden_BSH = encoder.run(batch).numpy()
             for name, found in _differences(model, heads, batch, hidden_BSH):
                 worst[name] = worst[name].and_(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,6 @@ import onnx
 import onnxruntime
 import torch
 from tokenizers import Tokenizer
-from tqdm import tqdm
 
 import albert_serve
 from albert_serve.bundle.manifest import (
@@ -31,14 +30,17 @@ from albert_serve.bundle.manifest import (
     Part,
     Precision,
     Quality,
+    TaskExample,
     file_entry,
 )
 from albert_serve.bundle.weights import TaskName, read_header
 from albert_serve.files import partial_folder
+from albert_serve.progress import progress
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
 from export.encoder import build_encoder
 from export.errors import ExportError
+from export.examples import check_tasks
 from export.graph import CUDA_FORM, Compute, Form
 from export.heads import build_head
 from export.precision import restore_weights, write_weights
@@ -102,9 +104,11 @@ def export_bundle(
     kept_fp32: Collection[Part] = (),
     cuda_precision: Compute = "fp16",
     data: RealData | None = None,
+    quality_budget_s: float | None = None,
     limits: Limits | None = None,
     evaluation: Mapping[str, Any] | None = None,
     null_score_diff_threshold: float | None = None,
+    examples: Mapping[str, Sequence[TaskExample]] | None = None,
     overwrite: bool = False,
 ) -> Exported:
     """Write a checkpoint as a bundle, atomically.
@@ -116,11 +120,13 @@ def export_bundle(
         kept_fp32: parts whose matrices stay fp32.
         cuda_precision: the type that the encoder computes in on CUDA.
         data: real text, on which each task is compared with torch; None: it is not.
+        quality_budget_s: the time for that; None for no limit.
         limits: what is refused.
         evaluation: results by name; they stand before those of the checkpoint's
             `evaluation.json`.
         null_score_diff_threshold: of question answering, for the manifest; by default the best F1
             threshold of the results.
+        examples: inputs that the service's page shows, by task.
         overwrite: whether a bundle that is at the target is replaced.
 
     Raises:
@@ -137,6 +143,8 @@ def export_bundle(
         source = read_source(opened.folder)
         source = replace(source, evaluation={**source.evaluation, **(evaluation or {})})
         source = with_threshold(source, null_score_diff_threshold)
+        shown = examples or {}
+        check_tasks(shown, source.tasks)
         _write_tokenizer(source, folder)
         if precision == "fp32":
             _copy_hugging_face_files(source, folder)
@@ -165,10 +173,11 @@ def export_bundle(
             cuda_parity=cuda_parity,
             evaluation=source.evaluation,
             provenance=_provenance(source, opened.name),
+            examples={task: list(shown[task]) for task in source.tasks if task in shown},
         )
         _write_manifest(manifest, folder)
         if data is not None:
-            quality = _measure_quality(source, folder, model, data)
+            quality = _measure_quality(source, folder, model, data, quality_budget_s)
             if not limits.forced:
                 check_quality(quality, limits.max_cost)
             _write_manifest(manifest.model_copy(update={"quality": quality}), folder)
@@ -249,11 +258,13 @@ def _write_manifest(manifest: Manifest, folder: Path) -> None:
 
 
 def _measure_quality(
-    source: Source, folder: Path, model: AlbertForTasks, data: RealData
+    source: Source, folder: Path, model: AlbertForTasks, data: RealData, budget_s: float | None
 ) -> dict[TaskName, Quality]:
     engine = Engine.open(Bundle.open(folder, verify="size"), RuntimeOptions(device="cpu"))
     reference = TorchEngine(model, max_batch_tokens=_TORCH_BATCH_TOKENS)
-    return measure_quality(source, folder / TOKENIZER_FILE, reference, engine, data)
+    return measure_quality(
+        source, folder / TOKENIZER_FILE, reference, engine, data, budget_s=budget_s
+    )
 
 
 def _write_tokenizer(source: Source, folder: Path) -> None:
@@ -289,8 +300,8 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 def _describe_files(folder: Path) -> dict[str, FileEntry]:
     files = sorted(folder.iterdir())
-    bar = tqdm(files, desc="hashing", disable=None, delay=3, leave=False)
-    return {file.name: file_entry(file) for file in bar}
+    counted = progress(files, title="hashing", unit="files")
+    return {file.name: file_entry(file) for file in counted}
 
 
 def _provenance(source: Source, checkpoint: str) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from tqdm import tqdm
 
 from albert_serve.config import AlbertConfig
+from albert_serve.progress import progress
 from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import REFERENCE_HELP, open_initial
 from training.data.batch import TokenisedExample
@@ -340,7 +340,7 @@ def _question_examples(
         )
     return [
         example
-        for question in tqdm(questions, desc="tokenising questions", disable=None)
+        for question in progress(questions, title="tokenising questions", unit="questions")
         for example in span_examples(question, tokenizer, length=options.length)
     ]
 

@@ -20,9 +20,9 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
-from tqdm import tqdm
 
 from albert_serve.files import sha256_of
+from albert_serve.progress import progress_bar
 from albert_serve.settings import num_usable_cpus
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.corpus import CorpusError, Place, find_files, read_from
@@ -161,13 +161,12 @@ class _Bar:
     def __init__(self, files: Sequence[Path], done: Manifest) -> None:
         self._num_documents = sum(part.num_documents for part in done.parts)
         self._num_tokens = done.num_tokens
-        self._bar = tqdm(
-            desc="tokenising",
+        self._bar = progress_bar(
+            title="tokenising",
             total=sum(file.stat().st_size for file in files),
             initial=_end(done).num_bytes,
             unit="B",
             unit_scale=True,
-            disable=None,
         )
 
     def __enter__(self) -> _Bar:

@@ -26,8 +26,8 @@ from tokenizers import (
     pre_tokenizers,
     processors,
 )
-from tqdm import tqdm
 
+from albert_serve.progress import progress
 from albert_serve.tokenizer import SPECIAL_TOKENS
 from training.data.corpus import find_files, read_documents, split_sentences
 from training.errors import TrainingError, report_errors
@@ -65,7 +65,7 @@ def train_vocab(
         for document in documents
         for sentence in split_sentences(document)
     )
-    counted = tqdm(sentences, unit=" sentences", desc="reading", disable=None)
+    counted = progress(sentences, title="reading", unit="sentences", is_step=False)
     rng = random.Random(seed)
     model = _train_model(_draw(counted, num_sentences, rng), vocab_size)
     output.mkdir(parents=True, exist_ok=True)

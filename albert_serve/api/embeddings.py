@@ -20,6 +20,7 @@ from albert_serve.api.wire import (
     Request,
     Text,
     Truncation,
+    TruncationField,
     contradiction,
 )
 
@@ -50,9 +51,7 @@ class FeatureExtractionParameters(Parameters):
         'among them, or the vector of [CLS]; "none" for the vectors themselves.',
     )
     normalize: bool = Field(False, description="Scale each vector to a length of 1.")
-    truncate: bool | None = Field(
-        None, description='Hugging Face\'s name for truncation: true is "truncate".'
-    )
+    truncate: bool | None = Field(None, description="Hugging Face's name for truncation.")
     truncation_direction: TruncationDirection = Field(
         "right", description="The end of the text at which tokens are cut off."
     )
@@ -131,10 +130,11 @@ class EmbeddingsRequest(Request):
     )
     user: str | None = Field(None, description="Taken and not used.")
     pooling: Pooled = Field("mean", description="As in feature extraction; not OpenAI's.")
-    truncation: Truncation = Field(
+    truncation: TruncationField = Field(
         "error",
-        description="What becomes of a text of more tokens than the model has positions; not "
-        "OpenAI's.",
+        json_schema_extra={"default": False},
+        description="Whether a text of more tokens than the model has positions is cut at its end; "
+        "not OpenAI's.",
     )
 
     @model_validator(mode="before")

@@ -29,7 +29,7 @@ EXAMPLES: Final[dict[str, tuple[Example, ...]]] = {
             summary="Several texts, and the tokens to choose from",
             body={
                 "inputs": ["The capital of France is [MASK].", "It is the [MASK] of the country."],
-                "parameters": {"targets": ["paris", "capital", "london"], "truncation": "error"},
+                "parameters": {"targets": ["paris", "capital", "london"], "truncation": False},
             },
         ),
         Example(
@@ -67,7 +67,7 @@ EXAMPLES: Final[dict[str, tuple[Example, ...]]] = {
             summary="A pair of texts, cut where they are too long",
             body={
                 "inputs": {"text": "A dog runs.", "text_pair": "An animal moves."},
-                "parameters": {"truncation": "truncate"},
+                "parameters": {"truncation": True},
             },
         ),
         Example(
@@ -104,7 +104,7 @@ EXAMPLES: Final[dict[str, tuple[Example, ...]]] = {
                     "max_seq_len": 64,
                     "doc_stride": 16,
                     "max_question_len": 16,
-                    "truncation": "truncate",
+                    "truncation": True,
                 },
             },
         ),
@@ -139,7 +139,7 @@ EXAMPLES: Final[dict[str, tuple[Example, ...]]] = {
                         "After that, he moved to Berlin.",
                     ]
                 },
-                "parameters": {"truncation": "truncate"},
+                "parameters": {"truncation": True},
             },
         ),
         Example(
@@ -171,7 +171,7 @@ EXAMPLES: Final[dict[str, tuple[Example, ...]]] = {
             summary="Several, of length 1, for a search by their products",
             body={
                 "inputs": ["It rained.", "The weather was bad.", "He studied physics."],
-                "parameters": {"pooling": "mean", "normalize": True, "truncation": "truncate"},
+                "parameters": {"pooling": "mean", "normalize": True, "truncation": True},
             },
         ),
         Example(
@@ -204,6 +204,6 @@ EMBEDDINGS_EXAMPLES: Final = (
     ),
     Example(
         summary="What only this service takes",
-        body={"input": "It rained.", "pooling": "cls", "truncation": "truncate"},
+        body={"input": "It rained.", "pooling": "cls", "truncation": True},
     ),
 )

@@ -2,12 +2,12 @@
 
 A request is `{"inputs": ..., "parameters": {...}}`; `inputs` is one item or a list of them. A
 parameter that is left out, or null, has its default. Replies have Hugging Face's shapes exactly;
-what they have no room for travels in the two headers named here.
+what they have no room for travels in the headers named here.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -25,6 +25,9 @@ from albert_serve.api.wire import (
     contradiction,
     one_or_many,
 )
+from albert_serve.api.wire import TRUNCATED_AT_HEADER as TRUNCATED_AT_HEADER
+from albert_serve.api.wire import TRUNCATED_HEADER as TRUNCATED_HEADER
+from albert_serve.api.wire import AnyTruncation as AnyTruncation
 from albert_serve.api.wire import Truncation as Truncation
 from albert_serve.api.wire import describe as describe  # part of the contract, too
 
@@ -33,8 +36,8 @@ MODELS_PATH: Final = "/v1/models"
 MODEL_PATH: Final = f"{MODELS_PATH}/{{model}}"
 # Warnings for the caller, as a JSON array in ASCII.
 WARNINGS_HEADER: Final = "X-Albert-Warnings"
-# The number of tokens that were cut off, if the request allowed it.
-TRUNCATED_HEADER: Final = "X-Albert-Truncated-Tokens"
+# The texts of a reply whose cuts are told in its header.
+MAX_CUTS_SHOWN: Final = 64
 
 MAX_TOP_K: Final = 1000
 MAX_TARGETS: Final = 1000
@@ -326,6 +329,21 @@ FeatureExtractionReply: TypeAlias = (
 )
 
 
+class TaskQuality(Reply):
+    """How well the model answers a task, on the labelled data of its manifest."""
+
+    metric: str = Field(description='"accuracy" or "F1".')
+    percent: float
+    count: int = Field(description="Answers that it was measured on.")
+
+
+class InputExample(Reply):
+    """An input that shows what the model is for."""
+
+    inputs: Any = Field(description="One item, as the endpoint takes it.")
+    label: str | None = Field(None, description="A few words for it.")
+
+
 class TaskInfo(Reply):
     """One task that the service answers."""
 
@@ -335,6 +353,8 @@ class TaskInfo(Reply):
     null_score_diff_threshold: float | None = Field(
         None, description="Of question answering: the default of the parameter."
     )
+    quality: TaskQuality | None = Field(None, description="Left out, it is not known.")
+    examples: list[InputExample] | None = Field(None, description="Of the model's manifest.")
 
 
 class InfoReply(Reply):

@@ -15,6 +15,7 @@ from pydantic import (
     GetJsonSchemaHandler,
     Tag,
     ValidationError,
+    WithJsonSchema,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
@@ -24,6 +25,10 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 MAX_ITEMS: Final = 65_536
 # The limit of one text, above any that a model reads, so that no text is tokenised in vain.
 MAX_CHARS: Final = 1_000_000
+# The number of tokens that were cut off, if the request allowed it.
+TRUNCATED_HEADER: Final = "X-Albert-Truncated-Tokens"
+# Where each text was cut: {"inputs[3].text": 512} as JSON in ASCII, of the first so many texts.
+TRUNCATED_AT_HEADER: Final = "X-Albert-Truncated-At"
 
 _MAX_ERRORS_SHOWN: Final = 3
 _MAX_SHOWN_CHARS: Final = 60
@@ -70,14 +75,32 @@ class Request(BaseModel):
 
 
 Truncation: TypeAlias = Literal["error", "truncate"]
+# As a request has it: true and false as in transformers, and the older names of both.
+AnyTruncation: TypeAlias = bool | Truncation
+
+
+def _read_truncation(value: object) -> Truncation:
+    if value is True or value == "truncate":
+        return "truncate"
+    if value is False or value == "error":
+        return "error"
+    raise PydanticCustomError("bool_type", "Input should be true or false")
+
+
+TruncationField: TypeAlias = Annotated[
+    Truncation, BeforeValidator(_read_truncation), WithJsonSchema({"type": "boolean"})
+]
 
 
 class Parameters(Request):
     """The parameters of every task."""
 
-    truncation: Truncation = Field(
+    truncation: TruncationField = Field(
         "error",
-        description="What becomes of a text of more tokens than the model has positions.",
+        json_schema_extra={"default": False},
+        description="Whether a text of more tokens than the model has positions is cut at its end, "
+        "as in transformers; false refuses it. The reply's headers "
+        f"{TRUNCATED_HEADER} and {TRUNCATED_AT_HEADER} say what was cut.",
     )
 
 

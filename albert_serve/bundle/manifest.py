@@ -19,6 +19,7 @@ from pydantic import (
     Field,
     JsonValue,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
@@ -31,6 +32,10 @@ from albert_serve.files import read_small_file, sha256_of
 FORMAT_VERSION: Final = 2
 READABLE_VERSIONS: Final = (2,)
 
+# The metric of a task without labels: the share of answers that are equal to torch's.
+AGREEMENT: Final = "agreement"
+MAX_EXAMPLES: Final = 20
+_MAX_EXAMPLE_CHARS: Final = 10_000
 _MAX_MANIFEST_BYTES: Final = 16 << 20
 _MAX_SHOWN_FAULTS: Final = 3
 _MAX_SHOWN_DEPTH: Final = 6
@@ -119,6 +124,27 @@ class Quality(BaseModel):
         return self.torch - self.bundle
 
 
+class TaskExample(BaseModel):
+    """An input of a task that shows what the model is for.
+
+    Attributes:
+        inputs: one item, as the task's endpoint takes it.
+        label: a few words for it.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    inputs: JsonValue
+    label: str | None = Field(None, min_length=1, max_length=100)
+
+    @field_validator("inputs")
+    @classmethod
+    def _check_size(cls, inputs: JsonValue) -> JsonValue:
+        if len(json.dumps(inputs)) > _MAX_EXAMPLE_CHARS:
+            raise ValueError(f"an example has at most {_MAX_EXAMPLE_CHARS} characters")
+        return inputs
+
+
 class Manifest(BaseModel):
     """The content of `manifest.json`.
 
@@ -133,6 +159,7 @@ class Manifest(BaseModel):
         quality: by task.
         evaluation: results on held-out data, by name.
         provenance: how the weights were trained and the bundle was written.
+        examples: inputs that the page at `/` shows, by task.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -149,6 +176,9 @@ class Manifest(BaseModel):
     quality: dict[TaskName, Quality] = Field(default_factory=dict)
     evaluation: dict[str, JsonValue] = Field(default_factory=dict)
     provenance: dict[str, JsonValue] = Field(default_factory=dict)
+    examples: dict[TaskName, Annotated[list[TaskExample], Field(max_length=MAX_EXAMPLES)]] = Field(
+        default_factory=dict
+    )
 
     @property
     def revision(self) -> str:

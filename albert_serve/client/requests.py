@@ -20,6 +20,7 @@ from albert_serve.api.embeddings import (
 )
 from albert_serve.api.schemas import (
     MAX_TOP_K,
+    AnyTruncation,
     Coherence,
     FilledMasks,
     FillMaskAnswer,
@@ -37,7 +38,6 @@ from albert_serve.api.schemas import (
     TextClassificationRequest,
     TextInput,
     TextPair,
-    Truncation,
     describe,
 )
 from albert_serve.api.wire import MAX_ITEMS
@@ -63,14 +63,14 @@ class FillMaskOptions(TypedDict, total=False):
 
     top_k: int
     targets: str | list[str]
-    truncation: Truncation
+    truncation: AnyTruncation
 
 
 class ScoreTargetsOptions(TypedDict, total=False):
     """The parameters of target scoring; see `schemas.FillMaskParameters`."""
 
     top_k: int
-    truncation: Truncation
+    truncation: AnyTruncation
 
 
 class TextClassificationOptions(TypedDict, total=False):
@@ -78,7 +78,7 @@ class TextClassificationOptions(TypedDict, total=False):
 
     function_to_apply: ScoreFunction
     top_k: int
-    truncation: Truncation
+    truncation: AnyTruncation
 
 
 class QuestionAnsweringOptions(TypedDict, total=False):
@@ -93,20 +93,20 @@ class QuestionAnsweringOptions(TypedDict, total=False):
     null_score_diff_threshold: float
     align_to_words: bool
     compat: bool
-    truncation: Truncation
+    truncation: AnyTruncation
 
 
 class SentenceOrderOptions(TypedDict, total=False):
     """The parameters of sentence order; see `schemas.SentenceOrderParameters`."""
 
-    truncation: Truncation
+    truncation: AnyTruncation
 
 
 class TokenFeaturesOptions(TypedDict, total=False):
     """The parameters of the vectors of tokens; see `embeddings.FeatureExtractionParameters`."""
 
     normalize: bool
-    truncation: Truncation
+    truncation: AnyTruncation
     truncate: bool
     truncation_direction: TruncationDirection
 

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from albert_serve.api.schemas import (
     MODEL_PATH,
+    TRUNCATED_AT_HEADER,
     TRUNCATED_HEADER,
     WARNINGS_HEADER,
     ErrorReply,
@@ -334,4 +335,5 @@ def _log_warnings(response: Received) -> None:
         _logger.warning("%s: %s", response.url, warning)
     num_truncated = response.headers.get(TRUNCATED_HEADER, "0")
     if num_truncated != "0":
-        _logger.warning("%s: %s tokens were cut off", response.url, num_truncated)
+        places = response.headers.get(TRUNCATED_AT_HEADER, "")[:_MAX_SHOWN_CHARS]
+        _logger.warning("%s: %s tokens were cut off %s", response.url, num_truncated, places)

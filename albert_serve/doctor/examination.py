@@ -10,7 +10,7 @@ import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Never
+from typing import Any
 
 from tqdm import tqdm
 
@@ -21,6 +21,7 @@ from albert_serve.doctor.machine import Machine, read_machine
 from albert_serve.doctor.memory import read_memory
 from albert_serve.doctor.products import Products, measure_products
 from albert_serve.doctor.speed import Speed, measure_speeds
+from albert_serve.progress import progress_bar
 from albert_serve.settings import RuntimeOptions
 
 
@@ -80,7 +81,7 @@ def diagnose(bundle: Bundle, options: RuntimeOptions, num_workers: int = 1) -> D
         BundleError: the runtime refuses the bundle.
         EngineError: it cannot be run, or a process that opened it ended.
     """
-    with tqdm(total=4, desc="matrix products", disable=None, leave=False) as bar:
+    with progress_bar(title="matrix products", total=4, unit="steps", is_step=True) as bar:
         products = measure_products(options)
         _step(bar, "memory of a process")
         from_disk = _measure_from_disk(bundle, options)
@@ -112,7 +113,7 @@ def diagnose(bundle: Bundle, options: RuntimeOptions, num_workers: int = 1) -> D
     )
 
 
-def _step(bar: tqdm[Never], name: str) -> None:
+def _step(bar: tqdm[Any], name: str) -> None:
     bar.update()
     bar.set_description(name)
 

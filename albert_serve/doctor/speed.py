@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from tqdm import tqdm
-
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.config import AlbertConfig
 from albert_serve.doctor.timing import time_runs
+from albert_serve.progress import progress
 from albert_serve.runtime.engine import Engine
 from albert_serve.tasks.base import EncoderInput
 
@@ -65,7 +64,7 @@ def measure_speeds(
     lightest = (heads or [FEATURE_EXTRACTION])[0]
     return [
         _measure(engine, lightest, shape, fp32_gflops_per_s)
-        for shape in tqdm(_shapes(engine), desc="speed", disable=None, leave=False)
+        for shape in progress(_shapes(engine), title="speed", unit="shapes")
     ]
 
 

@@ -2,10 +2,10 @@
 
 A row is `{"inputs": ..., "parameters": {...}}` as the endpoint takes it, or the fields of one item:
 `{"text"}`, `{"text", "text_pair"}`, `{"question", "context"}`, `{"sentences"}`; an `"id"` is copied
-to the result, other columns are ignored. A result is `{"id", "output"}`, with `"warnings"` and
-`"truncated_tokens"` if there are any, or `{"id", "error", "error_type"}`: a bad row never stops the
-job. Files ending in `.gz` or `.xz` are compressed. A regular file as output has a temporary name
-until it is complete; a pipe or a device is written to at once.
+to the result, other columns are ignored. A result is `{"id", "output"}`, with `"warnings"`,
+`"truncated_tokens"` and `"truncated_at"` if there are any, or `{"id", "error", "error_type"}`: a
+bad row never stops the job. Files ending in `.gz` or `.xz` are compressed. A regular file as output
+has a temporary name until it is complete; a pipe or a device is written to at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
-from tqdm import tqdm
 
 from albert_serve.api.schemas import TaskRequest, describe
 from albert_serve.errors import (
@@ -30,6 +29,7 @@ from albert_serve.errors import (
     InvalidInputError,
     MalformedRequestError,
 )
+from albert_serve.progress import progress_bar
 from albert_serve.scoring.jsonl import MAX_LINE_BYTES, read_lines, write_lines
 from albert_serve.tasks import (
     TASKS,
@@ -41,6 +41,7 @@ from albert_serve.tasks import (
     TaskSetup,
     open_task,
     prepare_request,
+    read_cuts,
 )
 from albert_serve.tasks.base import Runner
 from albert_serve.tasks.grouping import group_by_length
@@ -113,7 +114,7 @@ def score_file(
     started_s = time.monotonic()
     num_rows = num_errors = 0
     first_error: str | None = None
-    with write_lines(output) as stream, tqdm(unit=" rows", desc=task, disable=None) as bar:
+    with write_lines(output) as stream, progress_bar(title=task, unit="rows") as bar:
         rows = (reader.read(number, line) for number, line in read_lines(source))
         while window := list(islice(rows, num_window_rows)):
             _answer(engine, window)
@@ -140,6 +141,7 @@ class _Row:
     items: list[Prepared[Any]] = field(default_factory=list)
     is_list: bool = False
     answers: dict[int, Any] = field(default_factory=dict)
+    cuts: dict[str, int] = field(default_factory=dict)
     error: AlbertServeError | None = None
 
     def to_json(self) -> str:
@@ -155,7 +157,11 @@ class _Row:
     def _notes(self) -> dict[str, Any]:
         warnings = [warning for item in self.items for warning in item.warnings]
         num_truncated = sum(item.num_truncated for item in self.items)
-        notes = {"warnings": warnings, "truncated_tokens": num_truncated}
+        notes = {
+            "warnings": warnings,
+            "truncated_tokens": num_truncated,
+            "truncated_at": self.cuts,
+        }
         return {name: value for name, value in notes.items() if value}
 
 
@@ -175,6 +181,7 @@ class _RowReader:
             request = self._request(fields)
             row.is_list = isinstance(request.inputs, list)
             row.items = prepare_request(self.opened, request)
+            row.cuts = read_cuts(request, row.items)
         except AlbertServeError as error:
             row.error = error
         return row

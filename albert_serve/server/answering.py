@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from itertools import islice
 from typing import Any, Final, TypeAlias
 
 import pydantic_core
@@ -17,7 +18,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from albert_serve.api.schemas import (
+    MAX_CUTS_SHOWN,
     MAX_TARGETS,
+    TRUNCATED_AT_HEADER,
     TRUNCATED_HEADER,
     WARNINGS_HEADER,
     TaskRequest,
@@ -31,7 +34,7 @@ from albert_serve.server.bodies import parse_json, read_body
 from albert_serve.server.error_replies import error_response, id_header, request_id_of
 from albert_serve.server.models.hosted_model import HostedModel
 from albert_serve.server.threads import run_in_thread
-from albert_serve.tasks import TASKS, Prepared
+from albert_serve.tasks import TASKS, Prepared, read_cuts
 
 # nginx's status for a client that disconnected; only the log shows it.
 _CLIENT_GONE: Final = 499
@@ -114,7 +117,8 @@ async def _reply(
         asked = _parse(model, task, read, body)
     del body
     prepared, reply = await model.answer(task, asked.request, ends_s, priority, asked.write)
-    return Response(reply, headers=_note_headers(prepared), media_type="application/json")
+    headers = _note_headers(asked.request, prepared)
+    return Response(reply, headers=headers, media_type="application/json")
 
 
 def _parse(model: HostedModel, task: str, read: Reader, body: bytes) -> Question:
@@ -158,12 +162,16 @@ def _priority(request: Request) -> Priority:
     return priority
 
 
-def _note_headers(prepared: Sequence[Prepared[Any]]) -> dict[str, str]:
+def _note_headers(request: TaskRequest, prepared: Sequence[Prepared[Any]]) -> dict[str, str]:
     """Return headers for warnings and truncation, which the reply's format cannot express."""
     warnings = list(dict.fromkeys(text for item in prepared for text in item.warnings))
     num_truncated = sum(item.num_truncated for item in prepared)
     notes = {WARNINGS_HEADER: json.dumps(warnings)} if warnings else {}
-    return {**notes, TRUNCATED_HEADER: str(num_truncated)} if num_truncated else notes
+    if num_truncated:
+        # Limited, because proxies limit the headers of a reply.
+        cuts = dict(islice(read_cuts(request, prepared).items(), MAX_CUTS_SHOWN))
+        notes |= {TRUNCATED_HEADER: str(num_truncated), TRUNCATED_AT_HEADER: json.dumps(cuts)}
+    return notes
 
 
 async def _until_disconnect(request: Request, work: Coroutine[Any, Any, Response]) -> Response:

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from albert_serve.api.schemas import TRUNCATED_HEADER, WARNINGS_HEADER
+from albert_serve.api.schemas import TRUNCATED_AT_HEADER, TRUNCATED_HEADER, WARNINGS_HEADER
 from albert_serve.errors import ConfigError, UnauthorizedError
 from albert_serve.files import read_small_file
 from albert_serve.server.error_replies import REQUEST_ID_HEADER, error_response
@@ -127,6 +127,7 @@ def cors_options(settings: Settings) -> dict[str, Any]:
         "allow_headers": ("Authorization", "Content-Type", REQUEST_ID_HEADER, PRIORITY_HEADER),
         "expose_headers": (
             REQUEST_ID_HEADER,
+            TRUNCATED_AT_HEADER,
             TRUNCATED_HEADER,
             WARNINGS_HEADER,
             "Retry-After",

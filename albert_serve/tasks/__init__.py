@@ -53,6 +53,7 @@ __all__ = [
     "Work",
     "open_task",
     "prepare_request",
+    "read_cuts",
     "shape_reply",
 ]
 
@@ -229,6 +230,19 @@ class _Amount:
                 f"the answers would take over {MAX_HELD_BYTES} bytes: send fewer inputs, lower "
                 "top_k, or pool the tokens' vectors"
             )
+
+
+def read_cuts(request: TaskRequest, prepared: Sequence[Prepared[Any]]) -> dict[str, int]:
+    """Return the offset of the first character that was cut off, by the place of the text.
+
+    Places are those of error messages: "inputs", "inputs.question", "inputs[3].text_pair".
+    """
+    is_list = isinstance(request.inputs, list)
+    return {
+        f"inputs[{number}]{place}" if is_list else f"inputs{place}": offset
+        for number, item in enumerate(prepared)
+        for place, offset in item.cuts.items()
+    }
 
 
 def shape_reply(request: TaskRequest, answers: Sequence[Any]) -> Any:

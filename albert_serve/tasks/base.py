@@ -67,6 +67,8 @@ class Prepared(Round[AnswerT_co]):
 
     Attributes:
         num_truncated: tokens that were cut off because the caller allowed it.
+        cuts: the offset of the first character that was cut off, by the place of the text in the
+            item: "" for a plain text, or ".text_pair", ".sentences[2]".
         warnings: warnings for the caller.
         num_round_tokens: an upper bound of the tokens of its largest round.
         num_wide_rows: an upper bound of the vocabulary-wide rows of logits that are held at once.
@@ -78,6 +80,7 @@ class Prepared(Round[AnswerT_co]):
     num_wide_rows: int = 0
     num_held_bytes: int = 0
     warnings: list[str] = field(default_factory=list)
+    cuts: dict[str, int] = field(default_factory=dict)
 
 
 class Runner(Protocol):

@@ -55,6 +55,7 @@ class FeatureExtraction:
             inputs=[encoder_input],
             finish=lambda logits: _finish(logits[0], parameters),
             num_truncated=fitted.num_truncated,
+            cuts=fitted.cuts(""),
             num_held_bytes=num_rows * self.hidden_size * _BYTES_PER_NUMBER,
         )
 

@@ -18,14 +18,22 @@ class Fitted:
     Attributes:
         encoding: with the special tokens.
         num_truncated: tokens that were cut off.
+        cut_at: of each text, the offset of the first character that was cut off; None if it is
+            whole.
     """
 
     encoding: Encoding
     num_truncated: int
+    cut_at: tuple[int | None, ...] = (None, None)
 
     def at_cls(self, task: str) -> EncoderInput:
         """Return the input of a task whose head reads the [CLS] row."""
         return EncoderInput(ids=self.encoding.ids, types=self.encoding.types, task=task, rows=[0])
+
+    def cuts(self, *places: str) -> dict[str, int]:
+        """Return the offsets of `cut_at` by the places of the texts, of those that were cut."""
+        offsets = zip(places, self.cut_at, strict=False)
+        return {place: offset for place, offset in offsets if offset is not None}
 
 
 def fit(
@@ -90,17 +98,29 @@ def fit_encodings(
         raise TextTooLongError(_too_long(length, max_positions))
     if second is None:
         start = num_excess if direction == "left" else 0
-        cut = tokenizer.build(first.slice(start, start + len(first) - num_excess))
-    else:
-        kept = _longest_first(len(first), len(second), max_positions - num_special)
-        cut = tokenizer.build(first.slice(0, kept[0]), second.slice(0, kept[1]))
-    return Fitted(encoding=cut, num_truncated=num_excess)
+        kept = len(first) - num_excess
+        return Fitted(
+            encoding=tokenizer.build(first.slice(start, start + kept)),
+            num_truncated=num_excess,
+            cut_at=(first.offsets[0][0] if start else cut_at(first, kept),),
+        )
+    num_first, num_second = _longest_first(len(first), len(second), max_positions - num_special)
+    return Fitted(
+        encoding=tokenizer.build(first.slice(0, num_first), second.slice(0, num_second)),
+        num_truncated=num_excess,
+        cut_at=(cut_at(first, num_first), cut_at(second, num_second)),
+    )
+
+
+def cut_at(encoding: Encoding, num_kept: int) -> int | None:
+    """Return the offset of the first character after `num_kept` tokens; None if there is none."""
+    return encoding.offsets[num_kept][0] if num_kept < len(encoding) else None
 
 
 def _too_long(length: str, max_positions: int) -> str:
     return (
         f"the text is {length}, and the model reads at most {max_positions}; shorten it, or set "
-        'the parameter truncation to "truncate"'
+        "the parameter truncation to true, which cuts it"
     )
 
 

@@ -59,6 +59,7 @@ class TextClassification:
             inputs=[fitted.at_cls("text-classification")],
             finish=lambda logits: self._finish(logits[0], parameters),
             num_truncated=fitted.num_truncated,
+            cuts=fitted.cuts("" if isinstance(item, str) else ".text", ".text_pair"),
         )
 
     def _finish(self, logits: Logits, parameters: TextClassificationParameters) -> list[LabelScore]:

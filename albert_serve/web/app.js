@@ -1,6 +1,7 @@
 // The page: what the service has, a tab for each of its tasks, and its key.
 
-import { element } from './elements.js';
+import { element, percent } from './elements.js';
+import { examplesOf } from './examples.js';
 import { fillMask } from './fill-mask.js';
 import { Panel } from './panel.js';
 import { questionAnswering } from './question-answering.js';
@@ -14,7 +15,6 @@ const TASKS = [
   { name: 'question-answering', title: 'Questions', make: questionAnswering },
   { name: 'sentence-order', title: 'Sentence order', make: sentenceOrder },
 ];
-const NUM_EXAMPLES = 5;
 const NO_TASKS = 'The model served here has no task that this page knows. The API reference lists what it has.';
 const NO_SUCH_KEY = 'A key has letters, digits and signs of ASCII only, and no spaces. Is this one whole?';
 const RETRY_AFTER_MS = 2000;
@@ -56,8 +56,8 @@ function showInfo(info, examples) {
     place.hidden = false;
   }
   document.title = `${info.model_id} · albert-serve`;
-  const known = TASKS.filter(({ name }) => info.tasks.some((task) => task.name === name));
-  if (panels.size === 0) known.forEach((task) => addPanel(task, info, examples[task.name].slice(0, NUM_EXAMPLES)));
+  const known = TASKS.filter(({ name }) => infoOf(name, info) !== undefined);
+  if (panels.size === 0) known.forEach((task) => addPanel(task, info, examplesOf(infoOf(task.name, info), examples)));
   document.getElementById('placeholder')?.remove();
   if (known.length === 0) {
     document.getElementById('tabs').replaceWith(element('p', { class: 'banner' }, NO_TASKS));
@@ -81,12 +81,25 @@ document.getElementById('model-choice').addEventListener('change', ({ target }) 
   location.assign(wanted);
 });
 
+function infoOf(name, info) {
+  return info.tasks.find((task) => task.name === name);
+}
+
+/** How well the model does a task, where its manifest says so. */
+function showQuality(section, quality) {
+  if (!quality) return;
+  const { metric, percent: value, count } = quality;
+  const told = `On labelled data: ${metric} ${percent(value / 100)} (${count.toLocaleString('en')} answers).`;
+  section.querySelector('.lead').after(element('p', { class: 'measured' }, told));
+}
+
 function addPanel({ name, title, make }, info, examples) {
   const section = document.getElementById(`panel-${name}`);
   const running = {
     run: (request) => panels.get(name).panel.run(request),
     drop: () => panels.get(name).panel.drop(),
   };
+  showQuality(section, infoOf(name, info).quality);
   const task = make(section, info, running, examples);
   const panel = new Panel(section, service, task);
   const tab = element('button', { type: 'button', role: 'tab', id: `tab-${name}`, 'aria-controls': section.id }, task.title ?? title);

@@ -34,7 +34,7 @@ function parametersOf(fields) {
   if (!Number.isNaN(top_k) && top_k !== DEFAULT_TOP_K) parameters.top_k = top_k;
   if (targets.length) parameters.targets = targets;
   if (fields.joint.checked) parameters.joint = true;
-  if (fields.truncate.checked) parameters.truncation = 'truncate';
+  if (fields.truncate.checked) parameters.truncation = true;
   return parameters;
 }
 

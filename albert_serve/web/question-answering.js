@@ -8,10 +8,10 @@ export function questionAnswering(section, _info, _running, examples) {
   const fields = section.querySelector('form').elements;
   return {
     name: 'question-answering',
-    examples: examples.map(({ inputs }) => ({ label: inputs.question, ...inputs })),
-    fill: ({ question, context }) => {
-      fields.question.value = question;
-      fields.context.value = context;
+    examples,
+    fill: ({ inputs }) => {
+      fields.question.value = inputs.question;
+      fields.context.value = inputs.context;
     },
     read: () => requestOf({ question: fields.question.value, context: fields.context.value }, parametersOf(fields)),
     call: ({ inputs, parameters = {} }) => ({ method: 'question_answering', given: [inputs], options: parameters }),

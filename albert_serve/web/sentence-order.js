@@ -1,14 +1,28 @@
 // The list of sentences, its coherence, and the best order.
 
-import { fromTemplate, percent } from './elements.js';
+import { element, fromTemplate, percent } from './elements.js';
 import { Gauge, verdict } from './gauge.js';
 import { requestOf } from './service.js';
 import { SortableList } from './sortable.js';
 
 const SCORE_AFTER_MS = 150;
+// In percent of the pairs, of which a coin gets 50 right.
+const NEAR_CHANCE = 60;
 
-export function sentenceOrder(section, _info, running, examples) {
+export function sentenceOrder(section, info, running, examples) {
+  warn(section, info.tasks.find((task) => task.name === 'sentence-order').quality);
   return new SentenceOrder(section, running, examples);
+}
+
+/** Say beside the buttons that the model does not know order, where its figure shows that. */
+function warn(section, quality) {
+  if (quality?.metric !== 'accuracy' || quality.percent >= NEAR_CHANCE) return;
+  const told = `This model does not know sentence order: it tells two texts in order from the same two swapped in
+    ${percent(quality.percent / 100)} of the cases, where chance is 50%. Take what it finds as a guess.`;
+  const best = section.querySelector('[data-action=best]');
+  const warning = element('p', { class: 'limit', id: 'order-limit', role: 'note' }, told.replace(/\s+/g, ' '));
+  best.setAttribute('aria-describedby', warning.id);
+  best.parentElement.after(warning);
 }
 
 class SentenceOrder {
@@ -26,7 +40,7 @@ class SentenceOrder {
   constructor(section, running, examples) {
     const find = (selector) => section.querySelector(selector);
     this.#running = running;
-    this.examples = examples.map(({ label, inputs }) => ({ label, ...inputs }));
+    this.examples = examples.map(({ label, inputs }) => ({ label, sentences: inputs.sentences ?? [inputs.text, inputs.text_pair] }));
     this.#list = find('.sentences');
     this.#truncate = find('[name=truncate]');
     this.#gauge = new Gauge(find('.gauge'));
@@ -74,7 +88,7 @@ class SentenceOrder {
   }
 
   #parameters() {
-    return this.#truncate.checked ? { truncation: 'truncate' } : {};
+    return this.#truncate.checked ? { truncation: true } : {};
   }
 
   /** Score the list as it is now, once it has been so for a moment. */

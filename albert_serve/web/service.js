@@ -2,6 +2,9 @@
 
 const WARNINGS_HEADER = 'X-Albert-Warnings';
 const TRUNCATED_HEADER = 'X-Albert-Truncated-Tokens';
+const TRUNCATED_AT_HEADER = 'X-Albert-Truncated-At';
+const TEXTS = { inputs: 'The text', 'inputs.text': 'The first text', 'inputs.text_pair': 'The second text' };
+const MAX_CUTS_TOLD = 3;
 
 /** A refusal, as the service gave it; `status` is null where there was no reply at all. */
 export class ServiceError extends Error {
@@ -45,9 +48,11 @@ export class Service {
     return (await this.#send(`${this.url}/info`, {})).body;
   }
 
-  /** Examples of requests for each task; the first ones are shown. */
+  /** Examples of inputs by task, for models that have none of their own; `neutral` for any labels. */
   async examples() {
-    return (await this.#send(`${this.root}/web/examples.json`, {})).body;
+    const files = ['examples', 'neutral-examples'].map((name) => this.#send(`${this.root}/web/${name}.json`, {}));
+    const [general, neutral] = await Promise.all(files);
+    return { ...general.body, neutral: neutral.body };
   }
 
   /** All models of the service, and which of them is the default. */
@@ -110,5 +115,14 @@ function refusal(response, body) {
 function notesOf(response) {
   const warnings = parse(response.headers.get(WARNINGS_HEADER) ?? '[]') ?? [];
   const truncated = response.headers.get(TRUNCATED_HEADER);
-  return truncated ? [...warnings, `Tokens that were left out: ${truncated}`] : warnings;
+  if (!truncated) return warnings;
+  const cuts = Object.entries(parse(response.headers.get(TRUNCATED_AT_HEADER) ?? '{}') ?? {}).slice(0, MAX_CUTS_TOLD);
+  const places = cuts.map(([place, offset]) => `${textAt(place)} was read up to character ${offset}.`);
+  return [...warnings, [`Tokens that were left out: ${truncated}.`, ...places].join(' ')];
+}
+
+/** A text of a request by its place, such as "inputs.sentences[2]". */
+function textAt(place) {
+  const index = place.match(/\.sentences\[(\d+)\]$/)?.[1];
+  return index === undefined ? TEXTS[place] ?? place : `Sentence ${Number(index) + 1}`;
 }

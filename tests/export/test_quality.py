@@ -175,6 +175,33 @@ def test_the_count_is_of_predictions(source: Source, tokenizer_file: Path, short
     assert quality.bundle == pytest.approx(100 * rights.count(8) / num_rows)
 
 
+def test_when_the_time_is_over_the_rest_is_left_out(
+    source: Source, tokenizer_file: Path, short: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now_s = 0.0
+
+    class Slow(Chosen):
+        def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+            nonlocal now_s
+            now_s += 1.0
+            return super().run(inputs)
+
+    def choose(given: EncoderInput) -> Logits:
+        return one_hot([0] * len(given.rows or ()), 600)
+
+    data, tasks = RealData(text=(short,)), source.tasks
+    source = replace(source, tasks={name: tasks[name] for name in ("fill-mask", "sentence-order")})
+    pair = (Slow(choose), Slow(choose))
+    whole = measure_quality(source, tokenizer_file, *pair, data, clock=lambda: now_s)
+    assert "--no-quality skips it" in capsys.readouterr().err
+    part = measure_quality(source, tokenizer_file, *pair, data, budget_s=0.5, clock=lambda: now_s)
+    told = capsys.readouterr().err
+    assert ", within about 0 s (--quality-budget); --no-quality skips it" in told
+    for task in source.tasks:
+        assert 0 < part[task].count < whole[task].count / 4
+        assert f"{task} is measured on 1 of 8 parts of its sample" in told
+
+
 @pytest.mark.parametrize("num_wrong", [0, 3])
 def test_without_labels_torch_is_right(
     source: Source, tokenizer_file: Path, short: Path, num_wrong: int

@@ -243,8 +243,8 @@ class Bar(tqdm):  # type: ignore[type-arg]
 
     made: Bar
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{**options, "disable": False, "file": io.StringIO()})
+    def __init__(self, *, title: str, **options: Any) -> None:
+        super().__init__(desc=title, **options, disable=False, file=io.StringIO())
         self.options = options
         self.seen = [self.n]
         Bar.made = self
@@ -259,7 +259,7 @@ def test_the_bar_is_right_from_where_it_goes_on(
     half_done: Path, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end = Manifest.read(half_done / "partial.json").parts[-1].end
-    monkeypatch.setattr(module, "tqdm", Bar)
+    monkeypatch.setattr(module, "progress_bar", Bar)
     shards = prepare([WIKI], tokenizer_file, half_done, part_bytes=SMALL_PART)
     assert Bar.made.seen[0] == end[2] > 0
     assert Bar.made.seen == sorted(Bar.made.seen)

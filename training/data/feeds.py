@@ -9,11 +9,11 @@ from itertools import count as naturals
 from typing import Final, Protocol
 
 import numpy as np
-from tqdm import tqdm
 
 from albert_serve.api.schemas import Truncation
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import TextTooLongError
+from albert_serve.progress import progress
 from albert_serve.tasks.fitting import fit
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import LossName, MicroBatch, TokenisedExample
@@ -224,7 +224,7 @@ def labelled_examples(
     """
     examples, errors, num_cut = [], [], 0
     how: Truncation = "truncate" if truncation else "error"
-    for text in tqdm(texts, desc="tokenising texts", disable=None, delay=3):
+    for text in progress(texts, title="tokenising texts", unit="texts"):
         try:
             fitted = fit(tokenizer, text.text, text.pair, max_positions=length, truncation=how)
         except TextTooLongError:

@@ -17,9 +17,9 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 from torch.nn import functional as F
-from tqdm import tqdm
 
 from albert_serve.files import write_atomically
+from albert_serve.progress import progress
 from albert_serve.tasks.grouping import cut_batches
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import ExampleBatch, LossName
@@ -109,14 +109,14 @@ def _classify(texts: Sequence[_Text], model: Any, tokenizer: Any, device: torch.
     backend.no_truncation()
     encoded = [
         tokenizer(text, pair, truncation=False, padding=False)
-        for text, pair in tqdm(texts, desc="tokenising for the teacher", disable=None, delay=3)
+        for text, pair in progress(texts, title="tokenising for the teacher", unit="texts")
     ]
     sizes = np.array([len(encoding["input_ids"]) for encoding in encoded])
     limit = num_positions(model.config)
     order = np.argsort(sizes, kind="stable")
     batches = cut_batches(order[sizes[order] <= limit].tolist(), sizes, _TOKENS_A_BATCH)
     logits_NK = torch.full((len(texts), model.config.num_labels), torch.nan)
-    for batch in tqdm(batches, desc="labelling texts", disable=None, delay=3):
+    for batch in progress(batches, title="labelling texts", unit="batches"):
         padded = tokenizer.pad([encoded[index] for index in batch], return_tensors="pt")
         out = model(**padded.to(device))
         logits_NK[batch] = out.logits.float().cpu()

@@ -18,6 +18,7 @@ from albert_serve.api.schemas import (
     describe,
 )
 from albert_serve.errors import InvalidInputError
+from albert_serve.progress import progress_bar
 from albert_serve.tasks.base import EncoderInput, Logits, Runner
 from albert_serve.tasks.grouping import group_by_length
 from albert_serve.tasks.question_answering.decoder import SpanDecoder
@@ -65,16 +66,23 @@ def predict(
     Raises:
         EngineError: the runner failed.
     """
+    num_tokens = sum(item.num_tokens for item in items)
+    with progress_bar(title=title, total=num_tokens, unit="tokens", unit_scale=True) as bar:
+        return predict_part(runner, items, max_tokens_at_once=max_tokens_at_once, bar=bar)
+
+
+def predict_part(
+    runner: Runner, items: Sequence[Item], *, max_tokens_at_once: int, bar: tqdm[Any]
+) -> list[Any]:
+    """Return the predictions of some of the items that a bar of tokens shows; see `predict`."""
     lengths = [item.num_tokens for item in items]
     predictions: list[list[Any]] = [[]] * len(items)
-    bar = tqdm(total=sum(lengths), desc=title, unit="token", unit_scale=True, disable=None)
-    with bar:
-        for indices in group_by_length(lengths, max_tokens_at_once):
-            chunk = [items[index] for index in indices]
-            logits = iter(runner.run([encoded for item in chunk for encoded in item.inputs]))
-            for index, item in zip(indices, chunk, strict=True):
-                predictions[index] = item.read(list(islice(logits, len(item.inputs))))
-            bar.update(sum(item.num_tokens for item in chunk))
+    for indices in group_by_length(lengths, max_tokens_at_once):
+        chunk = [items[index] for index in indices]
+        logits = iter(runner.run([encoded for item in chunk for encoded in item.inputs]))
+        for index, item in zip(indices, chunk, strict=True):
+            predictions[index] = item.read(list(islice(logits, len(item.inputs))))
+        bar.update(sum(item.num_tokens for item in chunk))
     return [prediction for each in predictions for prediction in each]
 
 

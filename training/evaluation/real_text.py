@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from tqdm import tqdm
 
+from albert_serve.progress import progress
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.corpus import find_files, read_documents, split_sentences
 from training.data.labelled import Columns
@@ -65,8 +65,8 @@ class RealText:
 
     def tokenize(self, tokenizer: AlbertTokenizer) -> Part:
         """Tokenise the documents as a part of a corpus; sentences without tokens are dropped."""
-        bar = tqdm(self.documents, desc="tokenising", disable=None, delay=3, leave=False)
-        documents = [list(_tokenize(document, tokenizer)) for document in bar]
+        counted = progress(self.documents, title="tokenising", unit="documents")
+        documents = [list(_tokenize(document, tokenizer)) for document in counted]
         documents = [sentences for sentences in documents if sentences]
         sentences = list(chain.from_iterable(documents))
         return Part(
@@ -93,8 +93,8 @@ def read_real_text(paths: Sequence[Path], max_characters: int) -> RealText:
     texts = list(chain.from_iterable(read.values()))
     if files and not any(text.strip() for text in texts):
         raise EvaluationError(f"no text in {', '.join(map(str, paths))}")
-    bar = tqdm(texts, desc="reading", disable=None, delay=3, leave=False)
-    return RealText(documents=[_paragraphs(text) for text in bar], files=list(read))
+    counted = progress(texts, title="reading", unit="documents")
+    return RealText(documents=[_paragraphs(text) for text in counted], files=list(read))
 
 
 def _first(file: Path, max_characters: int) -> Iterator[str]:

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import numpy as np
 
 from albert_serve.api.schemas import Truncation
-from albert_serve.bundle.manifest import TaskEntry
+from albert_serve.bundle.manifest import AGREEMENT, TaskEntry
 from albert_serve.bundle.weights import TaskName
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import TextTooLongError
@@ -34,7 +34,6 @@ from training.evaluation.predictions import EvaluationError, Item, PredictedAnsw
 from training.evaluation.real_text import RealData, RealText, read_real_text
 from training.evaluation.squad import mean_score, score_answer, version_of
 
-AGREEMENT: Final = "agreement"
 SEED: Final = 12345
 
 _LENGTH: Final = 128  # to which `training.evaluate` cuts held-out text, too

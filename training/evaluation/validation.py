@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import torch
 from torch import nn
-from tqdm import tqdm
 
+from albert_serve.progress import progress
 from training.data.batch import MicroBatch, PretrainBatch
 from training.data.collate import Collator
 from training.data.examples import ExampleSettings
@@ -74,9 +74,8 @@ def measure(
         products: precision of matrix products.
     """
     tallies: dict[Task, Tally] = {task: Tally() for task in tasks}
-    bar = tqdm(batches, desc="validation", leave=False, delay=3, disable=None)
     with evaluating(objective), precision(device, products):
-        for batch in bar:
+        for batch in progress(batches, title="validation", unit="batches"):
             if should_stop():
                 return None
             scores = objective(batch)

@@ -13,6 +13,7 @@ from filelock import FileLock
 from torch import Tensor
 from tqdm import tqdm
 
+from albert_serve.progress import progress_bar
 from training.evaluation.validation import Validation, measure
 from training.loop.checkpointing import Checkpoints, claim, load_state, step_of
 from training.loop.distributed import World, reshard, whole
@@ -28,6 +29,7 @@ from training.system.memory import keep_freed_memory
 from training.system.signals import StopFlag
 
 _PROGRESS_BAR: Final = "{percentage:5.1f}%|{bar}| {elapsed}<{remaining} {postfix}"
+_PROGRESS_LINE: Final = "{percentage:.1f}% in {elapsed}, {remaining} left{postfix}"
 _POSTFIX_EVERY_S: Final = 0.5
 _ECHO_S: Final = 5.0
 
@@ -177,11 +179,13 @@ class Trainer:
         try:
             with (
                 StopFlag(echo_s=echo_s) as stop,
-                tqdm(
+                progress_bar(
+                    title="training",
                     total=1.0,
                     initial=run.progress.done,
-                    disable=None if run.world.is_main else True,
+                    is_hidden=not run.world.is_main,
                     bar_format=_PROGRESS_BAR,
+                    line_format=_PROGRESS_LINE,
                 ) as bar,
             ):
                 return self._loop(stop, bar)

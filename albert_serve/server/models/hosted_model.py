@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
@@ -14,13 +14,16 @@ from pydantic import BaseModel
 from albert_serve import __version__
 from albert_serve.api.schemas import (
     InfoReply,
+    InputExample,
     SentenceOrderRequest,
     Sentences,
     TaskInfo,
+    TaskQuality,
     TaskRequest,
 )
 from albert_serve.batching.batcher import Batcher
 from albert_serve.batching.scheduler import Priority
+from albert_serve.bundle.figures import read_figure
 from albert_serve.bundle.manifest import Bundle, Manifest
 from albert_serve.errors import TooMuchAtOnceError
 from albert_serve.server.threads import run_in_thread
@@ -154,13 +157,18 @@ class HostedModel:
 def _describe(task: str, manifest: Manifest) -> TaskInfo:
     """Return the description of a task, which may have no head and so no entry."""
     for name, entry in manifest.tasks.items():
-        if name == task:
-            return TaskInfo(
-                name=name,
-                labels=entry.labels,
-                problem_type=entry.problem_type,
-                null_score_diff_threshold=entry.null_score_diff_threshold,
-            )
+        if name != task:
+            continue
+        figure = read_figure(manifest, name)
+        examples = manifest.examples.get(name, [])
+        return TaskInfo(
+            name=name,
+            labels=entry.labels,
+            problem_type=entry.problem_type,
+            null_score_diff_threshold=entry.null_score_diff_threshold,
+            quality=None if figure is None else TaskQuality(**asdict(figure)),
+            examples=[InputExample(**example.model_dump()) for example in examples] or None,
+        )
     return TaskInfo(name=task)
 
 

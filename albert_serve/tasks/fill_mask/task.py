@@ -83,6 +83,7 @@ class FillMask:
             inputs=first.inputs,
             finish=first.finish,
             num_truncated=fitted.num_truncated,
+            cuts=fitted.cuts(""),
             warnings=list(warnings),
             num_round_tokens=num_round_tokens,
             num_wide_rows=num_wide_rows,
@@ -104,6 +105,7 @@ class FillMask:
             raise TextTooLongError(
                 f"with the longest target, of {num_more + 1} pieces, the text is {num_tokens} "
                 f"tokens, and the model reads at most {self.max_positions}; shorten either"
+                + (", or set the parameter truncation to true" if truncation == "error" else "")
             )
         return fit_encodings(
             self.tokenizer,

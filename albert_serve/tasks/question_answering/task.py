@@ -20,6 +20,7 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.errors import InvalidInputError, TextTooLongError
 from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared
+from albert_serve.tasks.fitting import cut_at
 from albert_serve.tasks.question_answering.compat import CompatDecoder, RawTokens, num_candidates
 from albert_serve.tasks.question_answering.decoder import SpanDecoder
 from albert_serve.tasks.question_answering.windows import Windows, lay_windows, num_windows
@@ -42,11 +43,13 @@ class AskedQuestion:
     Attributes:
         inputs: one for each window.
         num_truncated: tokens of the question that were cut off.
+        cut_at: the offset of the first character of these; None if there are none.
     """
 
     inputs: list[EncoderInput]
     decoder: SpanDecoder
     num_truncated: int
+    cut_at: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +70,7 @@ class QuestionAnswering:
         """Encode one question with its context; one input a window.
 
         A question is cut only if the caller allows it: to `max_question_len`, or with `truncation`
-        "truncate" to half of the sequence.
+        to half of the sequence.
 
         Raises:
             InvalidInputError: the question or the context is empty, or the lengths contradict
@@ -84,6 +87,7 @@ class QuestionAnswering:
             inputs=asked.inputs,
             finish=finish,
             num_truncated=asked.num_truncated,
+            cuts={} if asked.cut_at is None else {".question": asked.cut_at},
             warnings=_warnings(parameters),
             num_held_bytes=_num_held_bytes(parameters, decoder.context, num_laid),
         )
@@ -102,7 +106,7 @@ class QuestionAnswering:
             raise TextTooLongError(
                 f"the question is {len(kept)} tokens, which leaves no room for the context in a "
                 f"sequence of {max_seq_len}, {_NUM_SPECIAL} of them special; shorten the question, "
-                "set max_question_len, or raise max_seq_len"
+                "cut it by the parameter truncation or max_question_len, or raise max_seq_len"
             )
         overlap = _overlap(parameters, max_seq_len, room) if len(context) > room else 0
         _check_work(len(context), room, max_seq_len, overlap)
@@ -118,7 +122,10 @@ class QuestionAnswering:
             threshold=self.null_score_diff_threshold if threshold is None else threshold,
         )
         return AskedQuestion(
-            inputs=inputs, decoder=decoder, num_truncated=len(question) - len(kept)
+            inputs=inputs,
+            decoder=decoder,
+            num_truncated=len(question) - len(kept),
+            cut_at=cut_at(question, len(kept)),
         )
 
     def _compat_decoder(

@@ -65,6 +65,7 @@ class SentenceOrder:
             inputs=[fitted.at_cls("sentence-order")],
             finish=_finish_pair,
             num_truncated=fitted.num_truncated,
+            cuts=fitted.cuts(".text", ".text_pair"),
         )
 
     def _prepare_sentences(
@@ -77,6 +78,7 @@ class SentenceOrder:
         ]
         inputs: list[EncoderInput] = []
         num_truncated = 0
+        cuts: dict[str, int] = {}
         for first, second in pairs:
             try:
                 fitted = self._fit(encoded[first], encoded[second], parameters.truncation)
@@ -85,11 +87,16 @@ class SentenceOrder:
                 raise TextTooLongError(f"{place}: {error}") from error
             inputs.append(fitted.at_cls("sentence-order"))
             num_truncated += fitted.num_truncated
+            # Each pair is cut by itself: the shortest beginning of a sentence is reported.
+            places = (f".sentences[{first}]", f".sentences[{second}]")
+            for place, offset in fitted.cuts(*places).items():
+                cuts[place] = min(offset, cuts.get(place, offset))
         finish = _finish_reordering if parameters.reorder else _finish_coherence
         return Prepared(
             inputs=inputs,
             finish=lambda logits: finish(pairs, np.concatenate(logits)),
             num_truncated=num_truncated,
+            cuts=cuts,
             num_held_bytes=len(pairs) * ENTRY_BYTES,
         )
 

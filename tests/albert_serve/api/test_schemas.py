@@ -77,6 +77,22 @@ def test_missing_and_null_values_have_their_defaults(task: str, parameters: dict
 
 
 @pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(True, "truncate"), (False, "error"), ("truncate", "truncate"), ("error", "error")],
+)
+def test_truncation_is_as_in_transformers(task: str, value: object, expected: str) -> None:
+    request = read(task, {"inputs": ITEMS[task], "parameters": {"truncation": value}})
+    assert request.parameters.truncation == expected
+
+
+@pytest.mark.parametrize("value", [0, 1, "true", "longest_first", 1.0, [], {}])
+def test_no_other_truncation_is_taken(value: object) -> None:
+    body = {"inputs": ITEMS["fill-mask"], "parameters": {"truncation": value}}
+    assert refusal("fill-mask", body).startswith("parameters.truncation must be true or false, not")
+
+
+@pytest.mark.parametrize("task", TASKS)
 def test_inputs_are_one_item_or_a_list(task: str) -> None:
     one = read(task, {"inputs": ITEMS[task]}).inputs
     assert not isinstance(one, list)

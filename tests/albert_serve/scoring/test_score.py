@@ -263,11 +263,12 @@ def test_truncation_and_replacements_are_reported(score: Score) -> None:
     [cut, replaced] = score(
         "fill-mask",
         [
-            {"text": "[MASK] " + "word " * 300, "parameters": {"truncation": "truncate"}},
+            {"text": "[MASK] " + "word " * 300, "parameters": {"truncation": True}},
             {"text": "a [MASK]", "parameters": {"targets": "supervolcanoes"}},
         ],
     )
     assert cut["truncated_tokens"] > 0
+    assert 0 < cut["truncated_at"]["inputs"] < 5 * 300
     assert "its first piece" in replaced["warnings"][0]
 
 

@@ -236,8 +236,9 @@ def test_request_ids_are_echoed_when_sane_and_made_otherwise(client: httpx.Clien
 
 
 def test_truncation_and_warnings_are_told_in_headers(client: httpx.Client) -> None:
-    cut = post(client, "text-classification", "run " * 300, {"truncation": "truncate"})
+    cut = post(client, "text-classification", "run " * 300, {"truncation": True})
     assert int(cut.headers["X-Albert-Truncated-Tokens"]) > 100
+    assert json.loads(cut.headers["X-Albert-Truncated-At"])["inputs"] < 4 * 128
     warned = post(client, "fill-mask", MASKED, {"targets": ["unearnedness"]})
     assert "unearnedness" in json.loads(warned.headers["X-Albert-Warnings"])[0]
 

@@ -70,15 +70,15 @@ def test_options_of_fill_mask_reach_the_api_and_its_notes_are_shown(
     options = {
         "top_k": 2,
         "targets": ["run", "unearnedness", "the"],
-        "truncation": "truncate",
+        "truncation": True,
     }
     reply = client.post("/fill-mask", json={"inputs": text, "parameters": options})
     assert_bars(panel.locator(".bars"), [(one["token_str"], one["score"]) for one in reply.json()])
     warnings = json.loads(reply.headers["X-Albert-Warnings"])
-    cut = reply.headers["X-Albert-Truncated-Tokens"]
-    expect(panel.locator(".notes li")).to_have_text(
-        [*warnings, f"Tokens that were left out: {cut}"]
-    )
+    num_cut = reply.headers["X-Albert-Truncated-Tokens"]
+    offset = json.loads(reply.headers["X-Albert-Truncated-At"])["inputs"]
+    note = f"Tokens that were left out: {num_cut}. The text was read up to character {offset}."
+    expect(panel.locator(".notes li")).to_have_text([*warnings, note])
 
 
 def test_each_of_several_masks_has_its_own_list(

@@ -1,0 +1,123 @@
+"""docs/overload.md has the messages, the settings and the status of each limit."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from starlette.requests import Request as HttpRequest
+
+from albert_serve.api.schemas import FillMaskRequest
+from albert_serve.batching.admission import ConcurrencyLimiter, QueueAdmission
+from albert_serve.batching.batcher import Batcher
+from albert_serve.batching.scheduler import Request, Scheduler
+from albert_serve.batching.throughput import Throughput
+from albert_serve.errors import RequestError
+from albert_serve.server.bodies import read_body
+from albert_serve.settings import Settings
+from albert_serve.tasks import EncoderInput, Logits, Prepared, prepare_request
+
+PAGE = Path(__file__).resolve().parents[3] / "docs/overload.md"
+ROW = re.compile(
+    r"^\| (?P<limit>[\w ]+) \|.*\| (?P<status>\d+), `(?P<kind>\w+)` \| `(?P<text>.+)` \|$"
+)
+
+
+def rows() -> list[re.Match[str]]:
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    return [match for line in lines if (match := ROW.match(line))]
+
+
+def without_numbers(text: str) -> str:
+    return re.sub(r"\d+(\.\d+)?(e[+-]\d+)?", "#", text)
+
+
+def admission() -> QueueAdmission:
+    """A queue of 100 tokens, of which 90 are taken, at a token a second."""
+    throughput = Throughput()
+    throughput.measure(10, 10.0)
+    scheduler: Scheduler[Request] = Scheduler(call_cost_tokens=16, batch_share=0.2)
+    scheduler.add(Request(lengths=[90], ends_s=1000.0))
+    return QueueAdmission(scheduler, throughput, max_tokens=100, max_wait_s=0.5)
+
+
+def exceed_concurrency() -> None:
+    raise ConcurrencyLimiter(0.5).refuse()
+
+
+def fill_queue() -> None:
+    admission().check(Request(lengths=[11], ends_s=1000.0), 1000.0)
+
+
+def exceed_queue() -> None:
+    class Long:
+        def prepare(self, item: str, parameters: object) -> Prepared[None]:
+            ids = [1] * 101
+            inputs = [EncoderInput(ids=ids, types=ids, task="fill-mask", rows=None)]
+            return Prepared(inputs=inputs, finish=lambda _: None)
+
+    prepare_request(Long(), FillMaskRequest(inputs="a"), max_tokens=100)
+
+
+def wait_long() -> None:
+    admission().check(Request(lengths=[5], ends_s=1000.0), 1000.0)
+
+
+class _Engine:
+    max_batch_tokens = 64
+
+    def run_batch(self, inputs: object) -> list[Logits]:
+        raise AssertionError
+
+
+def miss_deadline() -> None:
+    async def run() -> None:
+        batcher = Batcher(_Engine(), max_queue_tokens=100)
+        item = EncoderInput(ids=[1], types=[0], task="fill-mask", rows=None)
+        await batcher.run([item], 0.0)
+
+    asyncio.run(run())
+
+
+def send_slowly() -> None:
+    async def receive() -> dict[str, object]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    headers = [(b"content-type", b"application/json")]
+    request = HttpRequest({"type": "http", "method": "POST", "headers": headers}, receive)
+    asyncio.run(read_body(request, max_bytes=10, deadline_s=0.01))
+
+
+REFUSALS: list[tuple[str, Callable[[], None]]] = [
+    ("concurrency", exceed_concurrency),
+    ("queue tokens", fill_queue),
+    ("queue tokens", exceed_queue),
+    ("wait", wait_long),
+    ("deadline", miss_deadline),
+    ("deadline", send_slowly),
+]
+
+
+def test_the_table_has_a_row_for_each_refusal() -> None:
+    assert [row["limit"] for row in rows()] == [limit for limit, _ in REFUSALS]
+
+
+@pytest.mark.parametrize("number", range(len(REFUSALS)), ids=lambda number: REFUSALS[number][0])
+def test_a_refusal_is_as_the_table_says(number: int) -> None:
+    row, (_, refuse) = rows()[number], REFUSALS[number]
+    with pytest.raises(RequestError) as caught:
+        refuse()
+    error = caught.value
+    assert (str(int(error.status)), error.error_type) == (row["status"], row["kind"])
+    assert without_numbers(str(error)) == without_numbers(row["text"])
+
+
+def test_the_defaults_are_those_of_the_settings() -> None:
+    settings, page = Settings(bundle=Path("bundle")), PAGE.read_text(encoding="utf-8")
+    assert f"`ALBERT_SERVE_MAX_WAIT_S` ({settings.max_wait_s:g})" in page
+    assert f"`ALBERT_SERVE_MAX_QUEUE_TOKENS` ({settings.max_queue_tokens})" in page
+    assert f"`ALBERT_SERVE_DEADLINE_S` ({settings.deadline_s:g})" in page

@@ -1,0 +1,69 @@
+"""The figure of a task is that of held-out data, or of export, and never an agreement."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from albert_serve.bundle.figures import TaskFigure, read_figure
+from albert_serve.bundle.manifest import MAX_EXAMPLES, Manifest, Quality
+
+
+def manifest(**fields: Any) -> Manifest:
+    return Manifest.model_validate({"config": {}, "tasks": {}, "files": {}, **fields})
+
+
+def quality(metric: str) -> Quality:
+    return Quality(metric=metric, torch=60.0, bundle=59.5, count=300)
+
+
+def test_held_out_data_comes_before_the_data_of_export() -> None:
+    evaluation = {"sentence_order_accuracy": 0.512, "sentence_order_pairs": 6194}
+    both = manifest(evaluation=evaluation, quality={"sentence-order": quality("accuracy")})
+    assert read_figure(both, "sentence-order") == TaskFigure(
+        metric="accuracy", percent=pytest.approx(51.2), count=6194
+    )
+
+
+def test_f1_is_a_percentage_already() -> None:
+    evaluation = {"question_answering_f1": 29.0, "question_answering_questions": 50}
+    figure = read_figure(manifest(evaluation=evaluation), "question-answering")
+    assert figure == TaskFigure(metric="F1", percent=29.0, count=50)
+
+
+def test_export_measured_what_was_not_evaluated() -> None:
+    measured = manifest(quality={"fill-mask": quality("accuracy")})
+    assert read_figure(measured, "fill-mask") == TaskFigure(
+        metric="accuracy", percent=59.5, count=300
+    )
+    assert read_figure(measured, "sentence-order") is None
+
+
+@pytest.mark.parametrize(
+    "evaluation",
+    [
+        {},
+        {"masked_accuracy": 0.3},
+        {"masked_accuracy": "0.3", "masked_tokens": 5},
+        {"masked_accuracy": None, "masked_tokens": [5]},
+    ],
+)
+def test_what_is_no_figure_is_passed_over(evaluation: dict[str, Any]) -> None:
+    agreed = manifest(evaluation=evaluation, quality={"fill-mask": quality("agreement")})
+    assert read_figure(agreed, "fill-mask") is None
+
+
+@pytest.mark.parametrize(
+    "examples",
+    [
+        [{"label": "no inputs"}],
+        [{"inputs": "a", "label": ""}],
+        [{"inputs": "a" * 20_000}],
+        [{"inputs": "a"}] * (MAX_EXAMPLES + 1),
+    ],
+)
+def test_examples_are_limited(examples: Any) -> None:
+    with pytest.raises(ValidationError):
+        manifest(examples={"fill-mask": examples})

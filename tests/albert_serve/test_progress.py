@@ -1,0 +1,110 @@
+"""Progress: a bar in a terminal, whole lines elsewhere, nothing of short work."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+
+import pytest
+
+from albert_serve import progress as module
+from albert_serve.progress import progress, progress_bar
+
+WORK = """
+import time
+from albert_serve import progress as module
+module.LINE_EVERY_S = 0.05
+for number in module.progress(range(4), title="counting", unit="numbers", is_step=False):
+    time.sleep(0.1)
+"""
+
+
+@pytest.fixture
+def lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[], list[str]]:
+    """A line is written at each update; the fixture returns those of stderr."""
+    monkeypatch.setattr(module, "LINE_EVERY_S", 1e-9)
+    return lambda: capsys.readouterr().err.splitlines()
+
+
+def test_without_a_terminal_each_report_is_a_line(lines: Callable[[], list[str]]) -> None:
+    assert list(progress(iter("ab"), title="reading", unit="files")) == ["a", "b"]
+    first, second = lines()
+    assert first.startswith("reading: 1 files in 00:0")
+    assert second.startswith("reading: 2 files in 00:0")
+
+
+def test_a_known_total_has_a_share_and_the_time_that_is_left(
+    lines: Callable[[], list[str]],
+) -> None:
+    assert list(progress(range(4), title="hashing", unit="files")) == [0, 1, 2, 3]
+    reports = lines()
+    assert len(reports) == 4
+    assert reports[0].startswith("hashing: 25%, 1 of 4 files in 00:00, 00:0")
+    assert reports[-1].startswith("hashing: 100%, 4 of 4 files in 00:00, 00:00 left")
+
+
+def test_messages_stand_between_the_lines(
+    lines: Callable[[], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with progress_bar(title="training", total=1.0, line_format="{percentage:.0f}%{postfix}") as bar:
+        bar.set_postfix_str("loss 2.0", refresh=False)
+        bar.update(0.25)
+        bar.write("a message", file=sys.stderr)
+        bar.update(0.5)
+    assert lines() == ["25%, loss 2.0", "a message", "75%, loss 2.0"]
+
+
+def test_short_work_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sum(progress(range(100), title="adding")) == 4950
+    with progress_bar(title="nothing", total=3) as bar:
+        bar.update(3)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_is_hidden_writes_nothing(lines: Callable[[], list[str]]) -> None:
+    with progress_bar(title="of another process", total=3, is_hidden=True) as bar:
+        bar.update(3)
+    assert lines() == []
+
+
+def test_a_reader_that_stops_ends_it(lines: Callable[[], list[str]]) -> None:
+    assert next(iter(progress(range(9), title="some"))) == 0
+    assert next(iter(progress(range(9), title="others"))) == 0
+    assert lines() == []
+
+
+def test_in_a_terminal_it_is_a_bar() -> None:
+    here, there = pty.openpty()
+    fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    subprocess.run([sys.executable, "-c", WORK], stderr=there, check=True, timeout=120)
+    shown = os.read(here, 10_000).decode()
+    os.close(there)
+    os.close(here)
+    assert "\rcounting: 100%|" in shown
+
+
+def test_in_a_pipe_it_is_lines() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WORK], stderr=subprocess.PIPE, check=True, timeout=120, text=True
+    )
+    assert "\r" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("counting: 100%, 4 of 4 numbers in 00:0")
+
+
+def test_a_closed_pipe_does_not_end_the_work() -> None:
+    here, there = os.pipe()
+    os.close(here)
+    program = WORK + "print('whole')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], stderr=there, stdout=subprocess.PIPE, timeout=120
+    )
+    os.close(there)
+    assert done.stdout == b"whole\n"
