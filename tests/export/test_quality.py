@@ -26,7 +26,8 @@ from tests.export.conftest import WIKI
 from training.data.labelled import read_labelled
 from training.data.questions import read_squad
 from training.data.windows import span_examples
-from training.evaluate import evaluate_classification, evaluate_questions
+from training.evaluate import evaluate_questions
+from training.evaluation.classification import evaluate_classification
 from training.evaluation.real_text import RealData
 from training.evaluation.samples import draw_samples
 from training.evaluation.torch_engine import TorchEngine
