@@ -175,8 +175,9 @@ def _classified(
     shown = ", ".join(names[index] for index in sorted(trained))
     texts = {first: _with_labels(rows[first], by_label)}
     for split in others:
-        # Its files may say 0 and 1 where the others have names.
-        every = _indices(names, {row.label for row in rows[split]})
+        every, its_labels = by_label, {row.label for row in rows[split]}
+        if label_names and every.keys().isdisjoint(its_labels):
+            every = _indices(names, its_labels)  # 0 and 1, say, where the others have names
         known = {label: index for label, index in every.items() if index in trained}
         if trained:
             errors += _unknown_labels(rows[split], known, f"the {first} split has {shown}")

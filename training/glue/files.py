@@ -67,14 +67,11 @@ def read_task(task: GlueTask, files: Mapping[str, Sequence[Path]]) -> LabelledSp
 
 
 def _find(folder: Path, patterns: Sequence[str]) -> list[Path]:
-    """Return the files of the first pattern that has any."""
+    """Return the files of the first pattern that has any, compressed or not."""
     if not folder.is_dir():
         raise CorpusError(f"{folder} is not a folder; give that of the task's files")
-    for pattern in patterns:
-        files = [file for suffix in _COMPRESSED for file in folder.glob(pattern + suffix)]
-        if files:
-            return sorted(files)
-    return []
+    names = (pattern + suffix for pattern in patterns for suffix in _COMPRESSED)
+    return next((files for name in names if (files := sorted(folder.glob(name)))), [])
 
 
 def _missing(folder: Path, kind: str, patterns: Sequence[str]) -> str:

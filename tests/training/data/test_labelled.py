@@ -286,6 +286,14 @@ def test_a_label_that_no_row_of_training_has_is_refused(tmp_path: Path) -> None:
         read_splits(files, ["no", "yes", "maybe"])
 
 
+def test_an_unknown_number_is_never_taken_for_the_index_of_a_label(tmp_path: Path) -> None:
+    files = splits_of(
+        tmp_path, training="text\tlabel\na\t1\nb\t2\n", validation="text\tlabel\nc\t0\n"
+    )
+    with pytest.raises(CorpusError, match=r"label '0' \(1 rows\); the training split has 1, 2"):
+        read_splits(files)
+
+
 def test_scores_are_numbers_of_their_scale(tmp_path: Path) -> None:
     scale = Scale(least=0, most=5)
     file = write(tmp_path / "a.tsv", "text\ttext_pair\tlabel\na\tb\t3.8\nc\td\t5\n")
