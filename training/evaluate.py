@@ -16,36 +16,42 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from sklearn.metrics import precision_recall_fscore_support
 
 from albert_serve.files import write_atomically
-from albert_serve.tasks.base import EncoderInput
 from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import REFERENCE_HELP, open_checkpoint
 from training.data.examples import MIN_LENGTH, ExampleSettings, SentenceTask
-from training.data.feeds import labelled_examples
-from training.data.labelled import LabelledText, read_labelled
+from training.data.labelled import read_labelled
 from training.data.masking import NgramMasking, word_starts
 from training.data.questions import read_squad
 from training.data.shards import Shards
 from training.errors import report_errors
-from training.evaluation.predictions import MAX_ANSWER_LENGTH, EvaluationError, Item, predict
+from training.evaluation.classification import evaluate_classification
+from training.evaluation.predictions import MAX_ANSWER_LENGTH, EvaluationError
 from training.evaluation.questions import answer_questions, question_figures, write_predictions
-from training.evaluation.torch_engine import TorchEngine
+from training.evaluation.task import evaluate_task
 from training.evaluation.validation import held_out, measure, unigram_entropy
-from training.losses import Objective, Tally, score
+from training.glue.tasks import TASKS
+from training.losses import Objective
 from training.model.checkpoint import load_checkpoint, read_config
 from training.model.heads import AlbertForTasks, Task
 from training.prepare import prepare
-from training.run.options import add_columns, columns_of, default_device, parse_count, parse_finite
+from training.run.options import (
+    add_columns,
+    add_task,
+    check_task,
+    columns_of,
+    default_device,
+    parse_count,
+    parse_finite,
+)
 from training.system.command_line import make_parser
 
-_TOKENS_A_BATCH: Final = 8192
-_TOKENS_AT_ONCE: Final = 8 * _TOKENS_A_BATCH
 _EXAMPLES: Final = r"""examples:
   python -m training.evaluate runs/base/checkpoint --pretraining wiki/validation.jsonl.xz
   python -m training.evaluate runs/tasks/checkpoint --text-classification sst2/dev.tsv \
       --question-answering squad/dev-v1.1.json --output figures.json
+  python -m training.evaluate runs/rte/best --task RTE --data glue/RTE
   python -m training.evaluate textattack/albert-base-v2-SST-2 --text-classification sst2/dev.tsv
 """
 
@@ -83,79 +89,24 @@ def evaluate_pretraining(
     return figures
 
 
-def evaluate_classification(
-    model: AlbertForTasks,
-    tokenizer: AlbertTokenizer,
-    texts: Sequence[LabelledText],
-    names: Sequence[str],
-    *,
-    truncation: bool = False,
-) -> dict[str, Any]:
-    """Evaluate text classification: loss, accuracy, macro-F1, and the figures of each class.
-
-    Args:
-        names: of the labels, in the order of the model's outputs.
-        truncation: whether long texts are cut to the model's positions.
-
-    Raises:
-        CorpusError: texts are longer than the model has positions, and `truncation` is off.
-    """
-    length = model.config.max_positions
-    examples, num_cut = labelled_examples(texts, tokenizer, length=length, truncation=truncation)
-    items = [
-        Item(
-            inputs=[
-                EncoderInput(
-                    ids=example.ids, types=example.types, task="text-classification", rows=[0]
-                )
-            ],
-            read=lambda logits: logits[0].tolist(),
-        )
-        for example in examples
-    ]
-    logits_NK = torch.tensor(_predict(model, items, "texts"))
-    labels_N = torch.tensor([example.label for example in examples])
-    total = Tally()
-    total.add(score(logits_NK, labels_N))
-    precisions, recalls, f1s, counts = precision_recall_fscore_support(
-        labels_N.numpy(),
-        logits_NK.argmax(-1).numpy(),
-        labels=range(len(names)),
-        zero_division=0.0,
-    )
-    is_present = counts > 0
-    return {
-        "text_classification_accuracy": total.accuracy,
-        "text_classification_macro_f1": float(f1s[is_present].mean()),
-        "text_classification_loss": total.loss,
-        "text_classification_texts": total.count,
-        "text_classification_truncated": num_cut,
-        "text_classification_classes": {
-            name: {
-                "precision": float(precisions[index]),
-                "recall": float(recalls[index]),
-                "f1": float(f1s[index]),
-                "texts": int(counts[index]),
-            }
-            for index, name in enumerate(names)
-        },
-    }
-
-
-def _predict(model: AlbertForTasks, items: Sequence[Item], title: str) -> list[Any]:
-    engine = TorchEngine(model, max_batch_tokens=_TOKENS_A_BATCH)
-    return predict(engine, items, max_tokens_at_once=_TOKENS_AT_ONCE, title=title)
-
-
 def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     """The figures of every kind of data that is given.
 
     Raises:
         EvaluationError: none is given, or the checkpoint has no head for it.
     """
-    if not (options.pretraining or options.text_classification or options.question_answering):
+    check_task(options)
+    if options.task is not None and options.text_classification:
+        raise EvaluationError("--task has its own files; leave out --text-classification")
+    if not (
+        options.pretraining
+        or options.text_classification
+        or options.question_answering
+        or options.task
+    ):
         raise EvaluationError(
-            "nothing to measure: give --pretraining, --text-classification or --question-answering"
+            "nothing to measure: give --pretraining, --text-classification, --task or "
+            "--question-answering"
         )
     with open_checkpoint(options.checkpoint) as checkpoint:
         return _evaluate(options, checkpoint.folder)
@@ -168,13 +119,9 @@ def _evaluate(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if options.pretraining:
         _need(model, "fill-mask")
         figures |= _held_out_figures(options, folder, model, tokenizer)
-    if options.text_classification:
+    if options.text_classification or options.task:
         _need(model, "text-classification")
-        names = _label_names(folder, model.tasks["text-classification"])
-        texts, _ = read_labelled(options.text_classification, names, columns_of(options))
-        figures |= evaluate_classification(
-            model, tokenizer, texts, names, truncation=options.truncation
-        )
+        figures |= _classification_figures(options, folder, model, tokenizer)
     if options.question_answering:
         _need(model, "question-answering")
         figures |= _question_figures(options, model, tokenizer)
@@ -199,6 +146,19 @@ def _question_figures(
             answered, options.question_predictions, threshold if may_be_empty else None
         )
     return question_figures(answered, threshold)
+
+
+def _classification_figures(
+    options: argparse.Namespace, folder: Path, model: AlbertForTasks, tokenizer: AlbertTokenizer
+) -> dict[str, Any]:
+    names = _label_names(folder, model.tasks["text-classification"])
+    if options.task is not None:
+        task = TASKS[options.task]
+        return evaluate_task(
+            model, tokenizer, task, names, options.data, truncation=options.truncation
+        )
+    texts, _ = read_labelled(options.text_classification, names, columns_of(options))
+    return evaluate_classification(model, tokenizer, texts, names, truncation=options.truncation)
 
 
 def _held_out_figures(
@@ -284,6 +244,7 @@ def _parser() -> argparse.ArgumentParser:
     add("checkpoint", metavar="CHECKPOINT", help=REFERENCE_HELP)
     add("--pretraining", nargs="+", type=Path, help="held-out text")
     add("--text-classification", nargs="+", type=Path, help="CSV, TSV, JSONL or Parquet files")
+    add_task(parser)
     add_columns(parser)
     add(
         "--truncation",

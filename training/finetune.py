@@ -2,8 +2,9 @@
 
 Each step trains one task, drawn by its --weights. `--pretraining` continues masked tokens and
 sentence order, so that these tasks keep their accuracy while the shared layer changes. Writes
-`checkpoints/`, of which `checkpoint` is the newest, `metrics.jsonl` and `tensorboard/` into the
-output folder; the same command resumes a run that was stopped.
+`checkpoints/`, of which `checkpoint` is the newest and `best` that of the best validation,
+`metrics.jsonl` and `tensorboard/` into the output folder; the same command resumes a run that was
+stopped.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import argparse
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,49 +22,41 @@ from albert_serve.config import AlbertConfig
 from albert_serve.progress import progress
 from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import REFERENCE_HELP, open_initial
-from training.data.batch import TokenisedExample
-from training.data.collate import Collator, Slicing, collate_examples
+from training.data.collate import Collator, Slicing
 from training.data.examples import MIN_LENGTH, ExampleSettings
-from training.data.feeds import (
-    ExampleFeed,
-    Feed,
-    LabelledExample,
-    PlannedFeed,
-    example_feed,
-    labelled_examples,
-)
-from training.data.labelled import LabelledText, read_labelled, read_texts
+from training.data.feeds import ExampleFeed, Feed, PlannedFeed, example_feed
 from training.data.masking import NgramMasking, word_starts
 from training.data.packing import Plan
 from training.data.questions import locate_answers, read_squad
 from training.data.windows import SpanExample, span_examples
 from training.errors import report_errors
 from training.evaluation.validation import Validation
+from training.finetuning.classification import (
+    Classification,
+    build_classification,
+    check_validation,
+)
+from training.finetuning.options import (
+    add_classification,
+    add_hyperparameters,
+    add_validation,
+    resolve,
+)
+from training.finetuning.start import changed_config, load_start
 from training.loop.distributed import World, join_world
 from training.loop.progress import Progress, RunError, is_known_run
 from training.loop.provenance import file_names
 from training.loop.reproducibility import run_precision
 from training.loop.step import Run
-from training.losses import (
-    LOSS_OF,
-    LossFunction,
-    Objective,
-    cls_logits,
-    compile_logits,
-    compiled_losses,
-)
-from training.model.checkpoint import cut_positions, label_keys, load_checkpoint, read_config
-from training.model.heads import head_sizes
+from training.losses import LOSS_OF, LossFunction, Objective, compiled_losses
+from training.model.checkpoint import label_keys, read_config
 from training.optim.optimizers import OptimizerSettings, Schedule, build_optimizers
 from training.prepare import prepare
 from training.run.driver import Origin, train_run
 from training.run.options import (
-    add_columns,
     add_compile,
     add_end,
-    add_optimization,
     add_reports,
-    columns_of,
     parse_count,
     parse_positive,
     should_compile,
@@ -81,52 +73,48 @@ _EXAMPLES: Final = r"""examples:
       --weights 1 2 1 --budget 30m
   python -m training.finetune --initialize-from albert/albert-base-v2 --output runs/mood \
       --text-classification mood.tsv --labels bad good --steps 5000
+  python -m training.finetune --initialize-from runs/mnli/best --output runs/rte \
+      --task RTE --data glue/RTE --recipe paper --patience 5
 """
 # The tasks' data, in the order of --weights and --batch-size.
 _DATA_OPTIONS: Final = ("text_classification", "question_answering", "pretraining")
-# Texts of a batch of validation.
-_VALIDATED_TOGETHER: Final = 64
 # Options that do not affect the results.
 _NOT_RECORDED: Final = frozenset(
-    {"output", "device", "save_every", "report_every", "keep", "validation", "validate_every"}
+    {
+        *("output", "device", "save_every", "report_every", "keep"),
+        *("validation", "validate_every", "metric"),
+    }
 )
-_DEFAULTS: Final[dict[str, float | str]] = {
-    "optimizer": "muon",
-    "lr": 5e-4,
-    "adamw_lr": 3e-4,
-    "weight_decay": 0.01,
-    "schedule": "wsd",
-    "warmup": 0.05,
-    "decay": 0.6,
-    "sentence_weight": 0.1,
-    "clip_norm": 1.0,
-    "seed": 0,
-}
 
 
 def _build(
     options: argparse.Namespace, precision: PrecisionName
 ) -> tuple[Run, dict[str, Any], Validation | None]:
     """Build the run, the keys of config.json that name its labels, and the validation."""
+    check_validation(options)
     hf = read_config(options.initialize_from)
-    config = AlbertConfig.from_hf(hf)
-    if options.max_positions:
-        config = replace(config, max_positions=options.max_positions)
+    config = changed_config(
+        AlbertConfig.from_hf(hf),
+        max_positions=options.max_positions,
+        dropout=options.dropout,
+        classifier_dropout=options.classifier_dropout,
+    )
     _check_length(options.length, config.max_positions)
-    feeds, labels, loss_of = _feeds(options, config, precision)
+    feeds, texts, loss_of = _feeds(options, config, precision)
+    labels = {} if texts is None else texts.labels
     num_steps = options.steps
     if options.epochs:
         in_epochs = math.ceil(options.epochs * _steps_an_epoch(feeds, "--steps"))
         num_steps = min(in_epochs, num_steps or in_epochs)
     progress = Progress(num_steps=num_steps, budget_s=options.budget)
-    validation = _validation(options, feeds, labels)
+    validation, selection = None, None
+    if texts is not None and texts.held_out:
+        every = options.validate_every or _steps_an_epoch(feeds, "--validate-every")
+        validation = texts.validation(every=every, row_length=options.length)
+        selection = texts.selection(options)
     torch.manual_seed(options.seed)
-    heads = load_checkpoint(options.initialize_from).tasks
     tasks = tuple(task for feed in feeds for task in feed.tasks)
-    sizes = {**heads, **head_sizes(config, tasks, len(labels.get("id2label", ())))}
-    model = load_checkpoint(options.initialize_from, sizes)
-    if options.max_positions:
-        model = cut_positions(model, options.max_positions)
+    model = load_start(options.initialize_from, config, tasks, labels)
     model.to(options.device)
     run = Run(
         model=model,
@@ -151,8 +139,10 @@ def _build(
         world=World(device=options.device),
         progress=progress,
         precision=precision,
+        selection=selection,
     )
-    kept = {key: hf[key] for key in label_keys([]) if key in hf and "text-classification" in sizes}
+    has_labels = "text-classification" in model.tasks
+    kept = {key: hf[key] for key in label_keys([]) if key in hf and has_labels}
     task = {key: hf[key] for key in ("albert_sentence_task",) if key in hf}
     return run, {**task, **(labels or kept)}, validation
 
@@ -167,24 +157,21 @@ def _check_length(length: int, max_positions: int) -> None:
 
 def _feeds(
     options: argparse.Namespace, config: AlbertConfig, precision: PrecisionName
-) -> tuple[list[Feed], dict[str, Any], dict[str, LossFunction]]:
-    """Return the task streams in the order of --weights, config.json's label keys, and losses."""
+) -> tuple[list[Feed], Classification | None, dict[str, LossFunction]]:
+    """Return the task streams in the order of --weights, text classification, and the losses."""
     tokenizer = AlbertTokenizer.from_file(options.initialize_from / "tokenizer.json")
     feeds: list[Feed] = []
-    labels: dict[str, Any] = {}
     compiles = should_compile(options)
-    own_loss: LossFunction | None = None
     sizes = _batch_sizes(options)
+    texts: Classification | None = None
     if options.teacher is not None and not options.text_classification:
         raise RunError("--teacher labels texts; give them with --text-classification")
     if options.text_classification:
-        examples, labels, own_loss = _classification(
-            options, tokenizer, precision, compiles=compiles
-        )
+        texts = build_classification(options, tokenizer, precision, compiles=compiles)
         feeds.append(
             example_feed(
                 "text-classification",
-                examples,
+                texts.examples,
                 config,
                 batch_size=sizes["text_classification"],
                 seed=options.seed,
@@ -204,12 +191,13 @@ def _feeds(
         feeds.append(_pretraining(options, tokenizer, sizes["pretraining"]))
     if not feeds:
         raise RunError(
-            "nothing to train: give --text-classification, --question-answering or --pretraining"
+            "nothing to train: give --text-classification, --task, --question-answering or "
+            "--pretraining"
         )
     loss_of = compiled_losses() if compiles else dict(LOSS_OF)
-    if own_loss is not None:
-        loss_of["text-classification"] = own_loss
-    return feeds, labels, loss_of
+    if texts is not None and texts.loss is not None:
+        loss_of["text-classification"] = texts.loss
+    return feeds, texts, loss_of
 
 
 def _batch_sizes(options: argparse.Namespace) -> dict[str, int]:
@@ -232,61 +220,6 @@ def _weights(options: argparse.Namespace, feeds: Sequence[Feed]) -> list[float]:
     return list(weights)
 
 
-def _classification(
-    options: argparse.Namespace,
-    tokenizer: AlbertTokenizer,
-    precision: PrecisionName,
-    *,
-    compiles: bool,
-) -> tuple[Sequence[TokenisedExample], dict[str, Any], LossFunction | None]:
-    """Return the examples of text classification, the label keys, and a loss if not the usual."""
-    if options.teacher is not None:
-        return _taught_classification(options, tokenizer, precision, compiles=compiles)
-    texts, names = read_labelled(options.text_classification, options.labels, columns_of(options))
-    if len(names) < 2:
-        raise RunError(f"all texts have the label {names[0]}; a classifier needs two or more")
-    return _labelled_examples(options, tokenizer, texts), label_keys(names), None
-
-
-def _labelled_examples(
-    options: argparse.Namespace, tokenizer: AlbertTokenizer, texts: Sequence[LabelledText]
-) -> list[LabelledExample]:
-    """Tokenise texts as --length and --truncation say, and report how many were cut."""
-    examples, num_cut = labelled_examples(
-        texts, tokenizer, length=options.length, truncation=options.truncation
-    )
-    if num_cut:
-        print(f"{num_cut:,} of {len(texts):,} texts are cut to {options.length} tokens")
-    return examples
-
-
-def _validation(
-    options: argparse.Namespace, feeds: Sequence[Feed], labels: Mapping[str, Any]
-) -> Validation | None:
-    """Return the held-out texts of classification in batches of like lengths."""
-    if not options.validation:
-        return None
-    if not options.text_classification or options.teacher is not None:
-        raise RunError("--validation takes labelled texts; it goes with --text-classification")
-    names = [labels["id2label"][str(number)] for number in range(len(labels["id2label"]))]
-    texts, _ = read_labelled(options.validation, names, columns_of(options))
-    tokenizer = AlbertTokenizer.from_file(options.initialize_from / "tokenizer.json")
-    examples = _labelled_examples(options, tokenizer, texts)
-    examples.sort(key=lambda example: len(example.ids))
-    return Validation(
-        batches=[
-            collate_examples(
-                "text-classification",
-                examples[begin : begin + _VALIDATED_TOGETHER],
-                row_length=options.length,
-            )
-            for begin in range(0, len(examples), _VALIDATED_TOGETHER)
-        ],
-        every=options.validate_every or _steps_an_epoch(feeds, "--validate-every"),
-        tasks=("text-classification",),
-    )
-
-
 def _steps_an_epoch(feeds: Sequence[Feed], option: str) -> int:
     """Return the steps in which the one task's examples are read once.
 
@@ -297,36 +230,6 @@ def _steps_an_epoch(feeds: Sequence[Feed], option: str) -> int:
         case [ExampleFeed() as feed]:
             return feed.steps_an_epoch
     raise RunError(f"epochs are those of one task; with several tasks give {option}")
-
-
-def _taught_classification(
-    options: argparse.Namespace,
-    tokenizer: AlbertTokenizer,
-    precision: PrecisionName,
-    *,
-    compiles: bool,
-) -> tuple[Sequence[TokenisedExample], dict[str, Any], LossFunction]:
-    """Return the same of texts with a teacher's logits as labels."""
-    # Imported here, since only a teacher needs transformers.
-    from training.distillation.pseudo_labels import (
-        PseudoLabelLoss,
-        pseudo_label,
-        pseudo_labelled_examples,
-    )
-
-    if options.labels:
-        raise RunError("--labels goes with labelled texts; with --teacher the labels are its own")
-    if not options.truncation:
-        raise RunError("--no-truncation goes with labelled texts, not with --teacher")
-    texts = read_texts(options.text_classification, columns_of(options))
-    labels = pseudo_label(texts, options.teacher, options.device, options.output, precision)
-    examples = pseudo_labelled_examples(texts, labels, tokenizer, length=options.length)
-    loss = PseudoLabelLoss(
-        problem=labels.problem,
-        temperature=options.temperature,
-        logits=compile_logits(cls_logits) if compiles else cls_logits,
-    )
-    return examples, label_keys(labels.names, multi_label=labels.problem == "multi_label"), loss
 
 
 def _question_examples(
@@ -367,7 +270,7 @@ def _example_settings(options: argparse.Namespace) -> ExampleSettings:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
     options = _parser().parse_args(arguments)
-    return report_errors(lambda: _run(options))
+    return report_errors(lambda: _run(resolve(options)))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -417,31 +320,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--initialize-from", required=True, metavar="CHECKPOINT", help=REFERENCE_HELP)
     add("--output", type=Path, required=True, help="the run's folder")
     data = parser.add_argument_group("data (at least one)")
-    data.add_argument(
-        "--text-classification", nargs="+", type=Path, help="CSV, TSV, JSONL or Parquet"
-    )
-    data.add_argument("--labels", nargs="+", help="names of the labels 0, 1, ... of those files")
-    data.add_argument(
-        "--teacher",
-        help="a finetuned encoder of transformers, a folder or a name on the hub, whose logits "
-        "replace the labels; --text-classification may then be .txt files, one text per line",
-    )
-    data.add_argument(
-        "--temperature",
-        type=parse_positive,
-        default=2.0,
-        help="of the teacher's and the student's probabilities (%(default)s)",
-    )
-    add_columns(data)
-    data.add_argument(
-        "--validation",
-        nargs="+",
-        type=Path,
-        help="held-out files of text classification, measured during training",
-    )
-    data.add_argument(
-        "--validate-every", type=parse_count, help="steps between validations (an epoch)"
-    )
+    add_classification(data)
+    add_validation(data)
     data.add_argument("--question-answering", nargs="+", type=Path, help="SQuAD files")
     data.add_argument("--pretraining", nargs="+", type=Path, help="text for continued pretraining")
     data.add_argument(
@@ -458,23 +338,12 @@ def _parser() -> argparse.ArgumentParser:
         "--max-positions", type=parse_count, help="drop positions that pretraining never used"
     )
     how.add_argument(
-        "--length", type=parse_count, default=128, help="maximum tokens of a sequence (128)"
-    )
-    how.add_argument(
-        "--batch-size",
-        nargs="+",
-        type=parse_count,
-        default=[32],
-        help="examples per step, of pretraining rows of --length tokens; one number, or one for "
-        "each task in the order of --weights (32)",
-    )
-    how.add_argument(
         "--truncation",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="cut longer texts to --length; with --no-truncation they are an error",
     )
-    add_optimization(how, _DEFAULTS)
+    add_hyperparameters(how)
     add_compile(how, default=False)
     add_reports(parser)
     return parser

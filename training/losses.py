@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -24,11 +24,17 @@ from training.model.heads import AlbertForTasks
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """Summed loss and number of right answers over `count` predictions."""
+    """Summed loss and number of right answers over `count` predictions.
+
+    Attributes:
+        logits, targets: (C, K) and (C,) of text classification, which its metrics need.
+    """
 
     loss: Tensor
     right: Tensor
     count: int
+    logits: Tensor | None = None
+    targets: Tensor | None = None
 
 
 class Tally:
@@ -65,6 +71,27 @@ class Tally:
     def accuracy(self) -> float:
         """The fraction of the predictions that is right; nan without predictions."""
         return self.sums[1] / self.count if self.count else math.nan
+
+
+class PredictionTally(Tally):
+    """A tally that keeps the logits and targets of text classification, for its metrics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._logits: list[Tensor] = []
+        self._targets: list[Tensor] = []
+
+    def add(self, score: Score) -> None:
+        """Add the score of one batch."""
+        super().add(score)
+        if score.logits is not None and score.targets is not None:
+            self._logits.append(score.logits.detach().float().cpu())
+            self._targets.append(score.targets.cpu())
+
+    @property
+    def predictions(self) -> tuple[Tensor, Tensor]:
+        """Logits (N, K) and targets (N,) of all batches."""
+        return torch.cat(self._logits), torch.cat(self._targets)
 
 
 def score(logits_RK: Tensor, targets_R: Tensor, count: int | None = None) -> Score:
@@ -176,15 +203,46 @@ LogitsFunction: TypeAlias = Callable[[AlbertForTasks, ExampleBatch], Tensor]
 
 
 def classification_scores(
-    model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = cls_logits
+    model: AlbertForTasks,
+    batch: ExampleBatch,
+    logits: LogitsFunction = cls_logits,
+    class_weights: Tensor | None = None,
 ) -> dict[LossName, Score]:
     """Return the score of text classification: cross-entropy over the pooled [CLS] row.
 
     Args:
         logits: `cls_logits`, optionally compiled.
+        class_weights: (K,) factors of the losses of each label's examples, in training only: the
+            loss of held-out texts is the plain one.
     """
-    logits_CK = logits(model, batch)
-    return {"text-classification": score(logits_CK, batch.targets, len(batch.targets))}
+    logits_CK = logits(model, batch).float()
+    result = score(logits_CK, batch.targets, len(batch.targets))
+    if class_weights is not None and model.training:
+        loss = F.cross_entropy(
+            logits_CK, batch.targets, class_weights.to(logits_CK.device), reduction="sum"
+        )
+        result = replace(result, loss=loss)
+    return {"text-classification": replace(result, logits=logits_CK, targets=batch.targets)}
+
+
+def regression_scores(
+    model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = cls_logits
+) -> dict[LossName, Score]:
+    """Return the score of a regression: squared errors; right are numbers within 0.5.
+
+    Args:
+        logits: `cls_logits`, optionally compiled; K is 1.
+    """
+    logits_C1 = logits(model, batch).float()
+    errors_C = logits_C1[:, 0] - batch.targets
+    result = Score(
+        loss=errors_C.square().sum(),
+        right=(errors_C.abs() < 0.5).sum(),
+        count=len(errors_C),
+        logits=logits_C1,
+        targets=batch.targets,
+    )
+    return {"text-classification": result}
 
 
 def span_scores(

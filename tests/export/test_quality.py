@@ -26,7 +26,7 @@ from tests.export.conftest import WIKI
 from training.data.labelled import read_labelled
 from training.data.questions import read_squad
 from training.data.windows import span_examples
-from training.evaluate import evaluate_classification
+from training.evaluation.classification import evaluate_classification
 from training.evaluation.questions import answer_questions, question_figures
 from training.evaluation.real_text import RealData
 from training.evaluation.samples import draw_samples

@@ -369,7 +369,7 @@ def test_texts_that_are_too_long(checkpoint: Path, tmp_path: Path, capsys: Captu
     data = tmp_path / "a.tsv"
     data.write_text("text\tlabel\n" + "long " * 80 + "\t0\n")
     assert main([str(checkpoint), "--text-classification", str(data)]) == 1
-    assert "a.tsv, row 1: over 64 tokens; --truncation cuts such texts" in capsys.readouterr().err
+    assert "a.tsv, line 2: over 64 tokens; --truncation cuts such texts" in capsys.readouterr().err
     assert main([str(checkpoint), "--text-classification", str(data), "--truncation"]) == 0
     figures = json.loads((checkpoint / "evaluation.json").read_text())
     assert figures["text_classification_truncated"] == figures["text_classification_texts"] == 1

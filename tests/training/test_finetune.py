@@ -299,7 +299,7 @@ def test_impossible_options_are_one_line_and_no_run(
     [
         ("text\tlabel\n", "no examples in"),
         ("text\tlabel\na\tx\nb\tx\n", "all texts have the label x; a classifier needs two"),
-        ("text\tlabel\n" + "long " * 90 + "\t0\n" + "long " * 90 + "\t1\n", "row 2: "),
+        ("text\tlabel\n" + "long " * 90 + "\t0\n" + "long " * 90 + "\t1\n", "line 2: "),
     ],
 )
 def test_data_that_teaches_nothing(

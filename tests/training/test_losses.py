@@ -10,12 +10,30 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.training.support import TINY, make_part, make_shards, our_model, pretend_bf16
-from training.data.batch import PretrainBatch
-from training.data.collate import Collator
+from tests.training.support import (
+    TINY,
+    make_part,
+    make_shards,
+    our_model,
+    pretend_bf16,
+    randomize,
+)
+from training.data.batch import ExampleBatch, PretrainBatch
+from training.data.collate import Collator, collate_examples
 from training.data.examples import IGNORED, Example
+from training.data.feeds import LabelledExample
 from training.data.masking import NgramMasking
-from training.losses import Score, Tally, pretrain_scores, pretrain_sums, score
+from training.losses import (
+    PredictionTally,
+    Score,
+    Tally,
+    classification_scores,
+    cls_logits,
+    pretrain_scores,
+    pretrain_sums,
+    regression_scores,
+    score,
+)
 from training.model.albert import Batch
 from training.model.heads import AlbertForTasks, FillMaskHead, Task
 from training.system.precision import precision
@@ -67,6 +85,50 @@ def test_logits_of_low_precision_are_summed_in_fp32() -> None:
     got = score(logits, torch.arange(4))
     assert got.loss.dtype == torch.float32
     assert torch.equal(got.loss, score(logits.float(), torch.arange(4)).loss)
+
+
+def classified(num_labels: int, targets: list[float]) -> tuple[AlbertForTasks, ExampleBatch]:
+    """A model without dropout, and a packed batch of three texts."""
+    model = AlbertForTasks(TINY, {"text-classification": num_labels})
+    randomize(model, seed=3)
+    examples = [
+        LabelledExample(ids=ids, types=[0] * len(ids), label=label)
+        for ids, label in zip([[2, 7, 3], [2, 9, 8, 3], [2, 11, 3]], targets, strict=True)
+    ]
+    return model, collate_examples("text-classification", examples, row_length=8)
+
+
+def test_class_weights_weigh_the_losses_of_training_alone() -> None:
+    model, batch = classified(2, [0, 1, 1])
+    each = F.cross_entropy(cls_logits(model, batch), batch.targets, reduction="none")
+    weights = torch.tensor([1.0, 3.0])
+    weighted = classification_scores(model.train(), batch, class_weights=weights)
+    expected = each[0] + 3 * each[1] + 3 * each[2]
+    got = weighted["text-classification"]
+    assert got.loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    plain = classification_scores(model.eval(), batch, class_weights=weights)
+    assert plain["text-classification"].loss.item() == pytest.approx(each.sum().item(), rel=1e-5)
+
+
+def test_a_regression_is_scored_by_squared_errors() -> None:
+    model, batch = classified(1, [0.5, 3.0, 5.0])
+    numbers = cls_logits(model, batch)[:, 0]
+    errors = (numbers - torch.tensor([0.5, 3.0, 5.0])).tolist()
+    got = regression_scores(model, batch)["text-classification"]
+    assert got.loss.item() == pytest.approx(sum(error**2 for error in errors), rel=1e-5)
+    assert got.right.item() == sum(abs(error) < 0.5 for error in errors)
+    assert got.count == 3
+
+
+def test_a_tally_of_predictions_keeps_them_in_order() -> None:
+    tally = PredictionTally()
+    for targets in ([0, 1, 1], [1, 0, 0]):
+        model, batch = classified(2, targets)
+        tally.add(classification_scores(model, batch)["text-classification"])
+    logits, targets_of = tally.predictions
+    assert logits.shape == (6, 2)
+    assert targets_of.tolist() == [0, 1, 1, 1, 0, 0]
+    assert tally.count == 6
 
 
 def one(loss: float, right: int, count: int) -> Score:

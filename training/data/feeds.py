@@ -200,15 +200,15 @@ def example_feed(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelledExample:
-    """A tokenised text and its label."""
+    """A tokenised text and its label or, of a regression, its score."""
 
     ids: list[int]
     types: list[int]
-    label: int
+    label: int | float
 
     @property
-    def target(self) -> int:
-        """The label."""
+    def target(self) -> int | float:
+        """The label or score."""
         return self.label
 
 

@@ -2,69 +2,69 @@
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from training.data.columns import COMMON_COLUMNS, ColumnNames, Columns, read_columns
 from training.data.corpus import CorpusError, read_lines
+from training.data.tables import Record, RowError
 
-# Pairs of columns that data sets use, the first that a file has is taken: GLUE's (QNLI before
-# the others, since its second column is also the name of a single text), SICK's and MRPC's.
-_PAIRS: Final = (
-    ("text", "text_pair"),
-    ("question", "sentence"),
-    ("question1", "question2"),
-    ("sentence1", "sentence2"),
-    ("sentence_A", "sentence_B"),
-    ("premise", "hypothesis"),
-    ("#1 String", "#2 String"),
-)
-_TEXTS: Final = ("text", "sentence", "sentence1", "sentence_A")
-_LABELS: Final = (
-    "label",
-    "category",
-    "gold_label",
-    "entailment_judgment",
-    "Quality",
-    "is_duplicate",
-)
-_DELIMITERS: Final = ",;\t|"
 _LISTED_ERRORS: Final = 20
+# The one name of a file's only split.
+_ONLY: Final = "data"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelledText:
-    """A text, or a pair of texts, and the index of its label.
+    """A text, or a pair of texts, and the index of its label or, of a regression, its score.
 
     Attributes:
-        place: file and row, for messages.
+        place: file and line, for messages.
     """
 
     text: str
     pair: str | None
-    label: int
+    label: int | float
     place: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Columns:
-    """The columns to read, by name; None for those that data sets commonly have.
+class Scale:
+    """The scores of a regression: numbers from `least` to `most`."""
+
+    name: str = "score"
+    least: float = -math.inf
+    most: float = math.inf
+
+    def parse(self, text: str) -> float | None:
+        """Return a score; None if it is no number of the scale."""
+        try:
+            score = float(text)
+        except ValueError:
+            return None
+        return score if math.isfinite(score) and self.least <= score <= self.most else None
+
+    def __str__(self) -> str:
+        if math.isinf(self.least) or math.isinf(self.most):
+            return "a number"
+        return f"a number from {self.least:g} to {self.most:g}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelledSplits:
+    """The texts of each split, and the names of their labels in order.
 
     Attributes:
-        delimiter: of CSV and TSV files; None to detect it.
+        num_left_out: rows left out by `Columns.short_rows`, by file.
     """
 
-    text: str | None = None
-    pair: str | None = None
-    label: str | None = None
-    delimiter: str | None = None
+    texts: Mapping[str, list[LabelledText]]
+    names: list[str]
+    num_left_out: Mapping[Path, int] = field(default_factory=dict)
 
 
 class _Row(NamedTuple):
@@ -74,59 +74,150 @@ class _Row(NamedTuple):
     place: str
 
 
+class _ShortRow(NamedTuple):
+    """A row without a text or a label."""
+
+    message: str
+    file: Path
+
+
+_Read: TypeAlias = "_Row | _ShortRow | RowError"
+
+
 def read_labelled(
     files: Sequence[Path],
     label_names: Sequence[str] | None = None,
-    columns: Columns = Columns(),
+    columns: Columns = COMMON_COLUMNS,
 ) -> tuple[list[LabelledText], list[str]]:
     """Read the examples of classification files, and the names of the labels in order.
 
-    The suffix gives the format: `.tsv`, `.csv` or `.jsonl`, optionally with `.gz`, `.xz`, `.zst`;
-    or `.parquet`. Columns are `text` (or `sentence`, `sentence1`), for pairs `text_pair` (or
-    `sentence2`), and `label` (or `category`), or those that `columns` names.
-
-    Args:
-        files: read one after the other.
-        label_names: names of the labels 0, 1, ... of the files; or the labels themselves, in the
-            order of the model's outputs. By default the labels of the files, sorted (2 before 10).
+    As `read_splits` of one split.
 
     Raises:
-        CorpusError: files cannot be read, lack columns, or have labels that are not among the
-            names; the message lists all such rows, up to a limit.
+        CorpusError: as `read_splits`.
     """
-    rows: list[_Row] = []
+    splits = read_splits({_ONLY: files}, label_names, columns)
+    return splits.texts[_ONLY], splits.names
+
+
+def read_splits(
+    files: Mapping[str, Sequence[Path]],
+    label_names: Sequence[str] | None = None,
+    columns: Columns = COMMON_COLUMNS,
+    scale: Scale | None = None,
+) -> LabelledSplits:
+    """Read the files of a data set's splits, and the names of the labels in order.
+
+    The suffix of a file gives the format: `.tsv`, `.csv` or `.jsonl`, optionally with `.gz`,
+    `.bz2`, `.xz` or `.zst`; or `.parquet`. Columns are `text` (or `sentence`, `sentence1`), for
+    pairs `text_pair` (or `sentence2`), and `label` (or `category`), or those that `columns` names.
+
+    Args:
+        files: of each split, the training split first; read one after the other.
+        label_names: names of the labels 0, 1, ... of the files; or the labels themselves, in the
+            order of the model's outputs. By default the labels of the first split, sorted (2
+            before 10).
+        scale: of a regression, whose labels are numbers.
+
+    Raises:
+        CorpusError: files cannot be read or lack columns, a split is empty, labels are not among
+            the names or the scale, or a label of another split is in no row of the first; the
+            message lists all of it, up to a limit.
+    """
+    rows: dict[str, list[_Row]] = {}
     errors: list[str] = []
-    for row in chain.from_iterable(_read_rows(file, columns) for file in files):
-        if isinstance(row, str):
-            errors.append(row)
-        else:
-            rows.append(row)
-    if not rows and not errors:
-        raise CorpusError(f"no examples in {', '.join(map(str, files))}")
-    labels = sorted({row.label for row in rows}, key=_natural)
-    names = list(label_names or labels)
+    left_out: dict[Path, int] = {}
+    for split, its_files in files.items():
+        rows[split] = []
+        num_before = len(errors)
+        for row in chain.from_iterable(_read_rows(file, columns) for file in its_files):
+            if isinstance(row, _Row):
+                rows[split].append(row)
+            elif isinstance(row, _ShortRow) and columns.short_rows == "leave out":
+                left_out[row.file] = left_out.get(row.file, 0) + 1
+            else:
+                errors.append(row.message)
+        if not rows[split] and len(errors) == num_before:
+            errors.append(f"no examples in {', '.join(map(str, its_files))}")
+    if scale is not None:
+        texts, names = _scored(rows, scale, errors), [scale.name]
+    else:
+        texts, names = _classified(rows, label_names, errors)
+    raise_listed(errors)
+    return LabelledSplits(texts=texts, names=names, num_left_out=left_out)
+
+
+def _scored(
+    rows: Mapping[str, list[_Row]], scale: Scale, errors: list[str]
+) -> dict[str, list[LabelledText]]:
+    """Return the texts of each split with their scores; append the errors."""
+    texts: dict[str, list[LabelledText]] = {split: [] for split in rows}
+    for split, its_rows in rows.items():
+        for row in its_rows:
+            score = scale.parse(row.label)
+            if score is None:
+                errors.append(f"{row.place}: {row.label!r} is not {scale}")
+            else:
+                texts[split].append(_labelled(row, score))
+    return texts
+
+
+def _classified(
+    rows: Mapping[str, list[_Row]], label_names: Sequence[str] | None, errors: list[str]
+) -> tuple[dict[str, list[LabelledText]], list[str]]:
+    """Return the texts of each split with the indices of their labels; append the errors."""
+    first, *others = rows
+    labels = {row.label for row in rows[first]}
+    names = list(label_names or sorted(labels, key=_natural))
+    by_label = _indices(names, labels)
+    errors += _unknown_labels(rows[first], by_label, f"allowed are {', '.join(names)}")
+    trained = {by_label[label] for label in labels & by_label.keys()}
+    shown = ", ".join(names[index] for index in sorted(trained))
+    texts = {first: _with_labels(rows[first], by_label)}
+    for split in others:
+        every, its_labels = by_label, {row.label for row in rows[split]}
+        if label_names and every.keys().isdisjoint(its_labels):
+            every = _indices(names, its_labels)  # 0 and 1, say, where the others have names
+        known = {label: index for label, index in every.items() if index in trained}
+        if trained:
+            errors += _unknown_labels(rows[split], known, f"the {first} split has {shown}")
+        texts[split] = _with_labels(rows[split], known)
+    return texts, names
+
+
+def _with_labels(rows: Sequence[_Row], by_label: Mapping[str, int]) -> list[LabelledText]:
+    return [_labelled(row, by_label[row.label]) for row in rows if row.label in by_label]
+
+
+def _indices(names: Sequence[str], labels: set[str]) -> dict[str, int]:
+    """Return the index of each label: of its name, or of its number."""
     by_name = {name: index for index, name in enumerate(names)}
     by_number = {str(index): index for index in range(len(names))}
     # Whichever knows more of the labels, so that one that is wrong is listed alone.
-    by_label = max(by_name, by_number, key=lambda known: len(known.keys() & set(labels)))
+    return max(by_name, by_number, key=lambda known: len(known.keys() & labels))
+
+
+def _unknown_labels(
+    rows: Sequence[_Row], by_label: Mapping[str, int], expectation: str
+) -> list[str]:
+    """Return an error for each label that is not known, with its first row."""
     unknown: dict[str, list[str]] = {}
     for row in rows:
         if row.label not in by_label:
             unknown.setdefault(row.label, []).append(row.place)
-    errors += [
-        f"{places[0]}: label {label!r} ({len(places):,} rows); allowed are {', '.join(names)}"
+    return [
+        f"{places[0]}: label {label!r} ({len(places):,} rows); {expectation}"
         for label, places in unknown.items()
     ]
-    raise_listed(errors)
-    return [
-        LabelledText(text=row.text, pair=row.pair, label=by_label[row.label], place=row.place)
-        for row in rows
-    ], names
+
+
+def _labelled(row: _Row, label: int | float) -> LabelledText:
+    return LabelledText(text=row.text, pair=row.pair, label=label, place=row.place)
 
 
 def read_texts(
     files: Sequence[Path],
-    columns: Columns = Columns(),
+    columns: Columns = COMMON_COLUMNS,
 ) -> list[tuple[str, str | None]]:
     """Read the texts, or pairs of texts, of classification files, without their labels.
 
@@ -156,146 +247,48 @@ def raise_listed(errors: Sequence[str]) -> None:
 
 
 def _read_texts(file: Path, columns: Columns) -> Iterator[tuple[str, str | None]]:
-    if ".txt" in file.suffixes:
+    if ".txt" in file.suffixes and columns.delimiter is None:
         yield from ((line.strip(), None) for line in read_lines(file) if line.strip())
         return
     errors = []
-    for texts, _, place in _texts_of(file, columns):
+    for row, names in read_columns(file, columns, needs_label=False):
+        if isinstance(row, RowError):
+            errors.append(row.message)
+            continue
+        texts = _texts(row, names, columns)
         if texts is None:
-            errors.append(f"{place}: no text")
+            errors.append(f"{row.place}: no text")
         else:
             yield texts
     raise_listed(errors)
 
 
-def _read_rows(file: Path, columns: Columns) -> Iterator[_Row | str]:
+def _read_rows(file: Path, columns: Columns) -> Iterator[_Read]:
     """Yield each row, or the error of a row."""
-    for texts, record, place in _texts_of(file, columns):
-        name = _label_column(file, record, columns)
-        label = _text(record[name])
+    for row, names in read_columns(file, columns, needs_label=True):
+        if isinstance(row, RowError):
+            yield row
+            continue
+        texts, label = _texts(row, names, columns), _text(row.values[names.label])
         if texts is None or label is None:
-            yield f"{place}: no {'text' if texts is None else f'value in column {name}'}"
+            lacks = "text" if texts is None else f"value in column {names.label}"
+            yield _ShortRow(f"{row.place}: no {lacks}", file)
         else:
-            yield _Row(*texts, label, place)
+            yield _Row(*texts, label, row.place)
 
 
-def _texts_of(
-    file: Path, columns: Columns
-) -> Iterator[tuple[tuple[str, str | None] | None, dict[str, Any], str]]:
-    """Yield the text and the pair of each row, None without a text; its record, and its place."""
-    # Rows of JSONL may have different keys.
-    names_of: dict[tuple[str, ...], tuple[str, str | None]] = {}
-    for number, record in enumerate(_records(file, columns), start=1):
-        keys = tuple(record)
-        if keys not in names_of:
-            names_of[keys] = _text_columns(file, record, columns)
-        name, pair_name = names_of[keys]
-        text, pair = _text(record[name]), None
-        if pair_name is not None and record[pair_name] not in (None, ""):
-            pair = _text(record[pair_name])
-            text = None if pair is None else text
-        yield None if text is None else (text, pair), record, f"{file}, row {number}"
+def _texts(row: Record, names: ColumnNames, columns: Columns) -> tuple[str, str | None] | None:
+    """Return the text and the pair of a record; None without a text, or a pair that it needs."""
+    text, pair = _text(row.values[names.text]), None
+    if names.pair is not None and (
+        columns.pairs == "required" or row.values[names.pair] not in (None, "")
+    ):
+        pair = _text(row.values[names.pair])
+        text = None if pair is None else text
+    return None if text is None else (text, pair)
 
 
-def _text_columns(file: Path, record: dict[str, Any], columns: Columns) -> tuple[str, str | None]:
-    """Return the columns of the text and, in a file of pairs, of the second text."""
-    for option, name in (("text", columns.text), ("pair", columns.pair)):
-        if name is not None and name not in record:
-            raise CorpusError(f"{file}: no column {name} for --{option}-column; {_found(record)}")
-    if columns.text is not None:
-        return columns.text, columns.pair
-    for first, second in _PAIRS:
-        pair = columns.pair or second
-        if first in record and pair in record and first != pair:
-            return first, pair
-    for name in _TEXTS:
-        if name in record and name != columns.pair:
-            return name, columns.pair
-    raise CorpusError(
-        f"{file}: no column {' or '.join(_TEXTS)}; {_found(record)}; give --text-column"
-    )
-
-
-def _label_column(file: Path, record: dict[str, Any], columns: Columns) -> str:
-    for name in (columns.label,) if columns.label is not None else _LABELS:
-        if name in record:
-            return name
-    if columns.label is not None:
-        raise CorpusError(f"{file}: no column {columns.label} for --label-column; {_found(record)}")
-    raise CorpusError(
-        f"{file}: no column {' or '.join(_LABELS[:3])}; {_found(record)}; give --label-column"
-    )
-
-
-def _found(record: dict[str, Any]) -> str:
-    return "its columns are " + ", ".join(str(name) for name in record)
-
-
-def _records(file: Path, columns: Columns) -> Iterator[dict[str, Any]]:
-    suffixes = set(file.suffixes)
-    try:
-        if ".parquet" in suffixes:
-            yield from _parquet_records(file)
-        elif ".jsonl" in suffixes:
-            yield from _json_records(file, read_lines(file))
-        elif suffixes & {".tsv", ".csv"}:
-            yield from _table_records(file, columns)
-        else:
-            raise CorpusError(
-                f"{file}: the format is unknown; name it .csv, .tsv, .jsonl or .parquet"
-            )
-    except csv.Error as error:
-        raise CorpusError(f"{file}: {error}") from error
-
-
-def _json_records(file: Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise CorpusError(f"{file}, line {number}: {error}") from error
-            if not isinstance(record, dict):
-                raise CorpusError(f"{file}, line {number}: no JSON object")
-            yield record
-
-
-def _table_records(file: Path, columns: Columns) -> Iterator[dict[str, Any]]:
-    lines = iter(read_lines(file))
-    header = next(lines, "")
-    is_tsv = ".tsv" in file.suffixes
-    delimiter = columns.delimiter or ("\t" if is_tsv else _detect_delimiter(header))
-    # As in GLUE, quotes are ordinary characters of a TSV file.
-    reader = csv.DictReader(
-        chain([header], lines),
-        delimiter=delimiter,
-        quoting=csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL,
-    )
-    for number, record in enumerate(reader, start=1):
-        if None in record:
-            raise CorpusError(
-                f"{file}, row {number}: more fields than the header's {len(record) - 1} "
-                f"(delimiter {delimiter!r}; --delimiter gives another)"
-            )
-        yield record
-
-
-def _detect_delimiter(header: str) -> str:
-    """Return the delimiter that divides the header into the most columns."""
-    return max(
-        _DELIMITERS, key=lambda delimiter: len(next(csv.reader([header], delimiter=delimiter), []))
-    )
-
-
-def _parquet_records(file: Path) -> Iterator[dict[str, Any]]:
-    try:
-        for batch in pq.ParquetFile(file).iter_batches():
-            yield from batch.to_pylist()
-    except (pa.ArrowException, OSError) as error:
-        raise CorpusError(f"{file} cannot be read: {error}") from error
-
-
-def _text(value: object) -> str | None:
+def _text(value: Any) -> str | None:
     """Return a cell as text without surrounding spaces; None if it is empty."""
     if not isinstance(value, str | int | float):
         return None

@@ -20,7 +20,6 @@ from training.evaluation.predictions import (
     MAX_ANSWER_LENGTH,
     EvaluationError,
     Item,
-    predict,
     question_items,
 )
 from training.evaluation.squad import (
@@ -31,13 +30,10 @@ from training.evaluation.squad import (
     score_answer,
     version_of,
 )
-from training.evaluation.torch_engine import TorchEngine
 from training.model.heads import AlbertForTasks
 
 BEST_F1_THRESHOLD: Final = "question_answering_best_f1_threshold"
 
-_TOKENS_A_BATCH: Final = 8192
-_TOKENS_AT_ONCE: Final = 8 * _TOKENS_A_BATCH
 _SHOWN_IDS: Final = 5
 
 
@@ -88,8 +84,7 @@ def answer_questions(
         if item is None:
             raise EvaluationError(f"question {question.id} is empty, or too long for the model")
         items.append(item)
-    engine = TorchEngine(model, max_batch_tokens=_TOKENS_A_BATCH)
-    answers = predict(engine, items, max_tokens_at_once=_TOKENS_AT_ONCE, title="questions")
+    answers = predict_in_torch(model, items, "questions")
     return [
         AnsweredQuestion(question=question, n_best=n_best, no_answer=none, null_score=null_score)
         for question, (n_best, none, null_score) in zip(questions, answers, strict=True)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Final
 
 import torch
 
 from albert_serve.tasks.base import EncoderInput, Logits
 from albert_serve.tasks.grouping import group_by_length
 from training.data.batch import pad
+from training.evaluation.predictions import Item, predict
 from training.model.heads import AlbertForTasks, Task
+
+_TOKENS_A_BATCH: Final = 8192
+_TOKENS_AT_ONCE: Final = 8 * _TOKENS_A_BATCH
 
 
 class TorchEngine:
@@ -18,7 +23,7 @@ class TorchEngine:
     Inputs are sorted by length into batches of at most `max_batch_tokens` tokens.
     """
 
-    def __init__(self, model: AlbertForTasks, *, max_batch_tokens: int = 8192) -> None:
+    def __init__(self, model: AlbertForTasks, *, max_batch_tokens: int = _TOKENS_A_BATCH) -> None:
         self.max_batch_tokens = max_batch_tokens
         self._model = model.eval()
         self._device = next(model.parameters()).device
@@ -40,3 +45,13 @@ class TorchEngine:
             task: Task = encoded.task  # type: ignore[assignment]
             results[index] = self._model.logits(task, hidden_SH[rows]).float().cpu().numpy()
         return results
+
+
+def predict_in_torch(model: AlbertForTasks, items: Sequence[Item], title: str) -> list[Any]:
+    """Return the predictions of all items, in order.
+
+    Args:
+        title: of the progress bar.
+    """
+    engine = TorchEngine(model)
+    return predict(engine, items, max_tokens_at_once=_TOKENS_AT_ONCE, title=title)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from albert_serve.progress import progress
 from training.data.batch import MicroBatch, PretrainBatch
@@ -19,7 +19,7 @@ from training.data.examples import ExampleSettings
 from training.data.masking import NgramMasking
 from training.data.packing import Plan
 from training.data.shards import Shards
-from training.losses import Tally
+from training.losses import PredictionTally, Tally
 from training.model.heads import Task
 from training.system.precision import PrecisionName, precision
 
@@ -51,11 +51,20 @@ class Validation:
 
     Attributes:
         tasks: the tasks of the batches; None for those of the run's first task stream.
+        metrics: of text classification, from logits (N, K) and targets (N,); None for accuracy.
     """
 
     batches: Sequence[MicroBatch]
     every: int
     tasks: tuple[Task, ...] | None = None
+    metrics: Callable[[Tensor, Tensor], Mapping[str, float]] | None = None
+
+    def figures(self, tally: Tally) -> dict[str, float]:
+        """Return the figures of a task's tally by name."""
+        figures = {"loss": tally.loss}
+        if self.metrics is not None and isinstance(tally, PredictionTally):
+            return {**figures, **self.metrics(*tally.predictions)}
+        return {**figures, "accuracy": tally.accuracy}
 
 
 def measure(
@@ -66,21 +75,23 @@ def measure(
     products: PrecisionName = "auto",
     *,
     should_stop: Callable[[], bool] = lambda: False,
+    tally: type[Tally] = Tally,
 ) -> dict[Task, Tally] | None:
     """Return each task's tally over the batches; None if `should_stop` interrupted it.
 
     Args:
         objective: the `Objective`, wrapped by `share`; all processes must call this function.
         products: precision of matrix products.
+        tally: the class of the tallies.
     """
-    tallies: dict[Task, Tally] = {task: Tally() for task in tasks}
+    tallies: dict[Task, Tally] = {task: tally() for task in tasks}
     with evaluating(objective), precision(device, products):
         for batch in progress(batches, title="validation", unit="batches"):
             if should_stop():
                 return None
             scores = objective(batch)
-            for task, tally in tallies.items():
-                tally.add(scores[task])
+            for task, its_tally in tallies.items():
+                its_tally.add(scores[task])
     return tallies
 
 

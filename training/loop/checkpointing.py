@@ -1,7 +1,8 @@
 """Checkpoints of a run: written atomically, hashed, and rotated.
 
 `checkpoints/step-00001000/` holds a Hugging Face directory, the training state `state.pt`, and
-`hashes.json`; `checkpoint` links to the newest. A damaged checkpoint is renamed to
+`hashes.json`; `checkpoint` links to the newest, and `best` to that of the best validation, which is
+kept however old it is. A damaged checkpoint is renamed to
 `step-00001000.damaged` and removed at the next rotation.
 """
 
@@ -29,6 +30,8 @@ _HASHES: Final = "hashes.json"
 _STATE: Final = "state.pt"
 _PARTIAL: Final = ".partial"
 _DAMAGED: Final = ".damaged"
+_NEWEST_LINK: Final = "checkpoint"
+_BEST_LINK: Final = "best"
 # Errors of a failed write: Python's, torch's and safetensors' own.
 _UNWRITABLE: Final = (OSError, RuntimeError, safetensors.SafetensorError)
 
@@ -48,7 +51,7 @@ class Checkpoints:
     num_kept: int = 2
 
     def __post_init__(self) -> None:
-        link = self.folder / "checkpoint"
+        link = self.folder / _NEWEST_LINK
         if link.is_dir() and not link.is_symlink() and not (link / _HASHES).is_file():
             raise RunError(
                 f"{link} was written by an earlier version; give another --output, and "
@@ -82,7 +85,7 @@ class Checkpoints:
             _seal(partial)
             os.replace(partial, final)
             sync(self._all)
-            self._link(final)
+            self._link(_NEWEST_LINK, final)
         except _UNWRITABLE as error:
             shutil.rmtree(partial, ignore_errors=True)
             raise RunError(
@@ -101,20 +104,28 @@ class Checkpoints:
         """
         for partial in self._all.glob("*" + _PARTIAL):
             shutil.rmtree(partial)
-        self._adopt_copy()
+        for name in (_NEWEST_LINK, _BEST_LINK):
+            self._adopt_copy(name)
         damaged: list[Path] = []
         for folder in self._steps():
             damage = find_damage(folder)
             if damage is None:
                 for damaged_folder in damaged:
                     _set_aside(damaged_folder)
-                self._link(folder)
+                self._link(_NEWEST_LINK, folder)
                 return folder
             print(f"warning: passed over {folder}: {damage}", file=sys.stderr)
             damaged.append(folder)
         if damaged:
             raise RunError(f"no checkpoint in {self._all} is whole; give another --output")
         return None
+
+    def link_best(self, step: int | None) -> None:
+        """Link `best` to a step's checkpoint; remove the link if the step is None, or lost."""
+        if step is not None and self.at(step).is_dir():
+            self._link(_BEST_LINK, self.at(step))
+        else:
+            (self.folder / _BEST_LINK).unlink(missing_ok=True)
 
     def at(self, step: int) -> Path:
         """Return the folder of a step's checkpoint."""
@@ -134,34 +145,40 @@ class Checkpoints:
         return f"the last one, {last}, is whole" if last else "there is none before it"
 
     def _remove_old(self) -> None:
-        for old in (*self._steps()[self.num_kept :], *self._all.glob("*" + _DAMAGED)):
+        best = (self.folder / _BEST_LINK).resolve()
+        old_steps = [
+            folder for folder in self._steps()[self.num_kept :] if folder.resolve() != best
+        ]
+        for old in (*old_steps, *self._all.glob("*" + _DAMAGED)):
             # Renamed first, so that a half-removed folder is never taken for a checkpoint.
             partial = partial_path(old)
             os.replace(old, partial)
             shutil.rmtree(partial)
 
-    def _adopt_copy(self) -> None:
-        """Move `checkpoint` into `checkpoints/` if copying the run turned the link into a folder.
+    def _adopt_copy(self, name: str) -> None:
+        """Move a link's target into `checkpoints/` if copying the run turned it into a folder.
 
         Raises:
             RunError: it is damaged, and the only checkpoint.
         """
-        copy = self.folder / "checkpoint"
+        copy = self.folder / name
         if copy.is_symlink() or not copy.is_dir():
             return
         self._all.mkdir(exist_ok=True)
         damage = find_damage(copy)
-        if damage is None and not (known := self.at(load_state(copy)["step"])).is_dir():
-            os.replace(copy, known)
-            return
-        if damage is not None and not self._steps():
+        if damage is None:
+            known = self.at(load_state(copy)["step"])
+            if not known.is_dir():
+                os.replace(copy, known)
+                return
+        elif not self._steps():
             raise RunError(f"{copy} is not whole: {damage}; give another --output")
-        partial = self._all / ("copy" + _PARTIAL)
+        partial = self._all / (name + _PARTIAL)
         os.replace(copy, partial)
         shutil.rmtree(partial)
 
-    def _link(self, target: Path) -> None:
-        link = self.folder / "checkpoint"
+    def _link(self, name: str, target: Path) -> None:
+        link = self.folder / name
         fresh = partial_path(link)
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(target.relative_to(self.folder), target_is_directory=True)

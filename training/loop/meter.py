@@ -83,3 +83,12 @@ def describe(figures: Mapping[str, float]) -> str:
     if "mfu" in figures:
         words.append(f"MFU {figures['mfu']:.0%}")
     return ", ".join(words)
+
+
+def describe_validation(figures: Mapping[str, float]) -> str:
+    """Format the figures of a task's validation."""
+    words = [
+        f"{name} {value:.2%}" if name == "accuracy" else f"{name} {value:.4f}"
+        for name, value in figures.items()
+    ]
+    return ", ".join(words)

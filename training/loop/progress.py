@@ -13,7 +13,7 @@ from albert_serve.files import write_atomically
 from training.errors import TrainingError
 
 # Settings of a run's end, which may be changed when it is resumed.
-_ENDS: Final = frozenset({"steps", "num_steps", "epochs", "budget", "budget_s"})
+_ENDS: Final = frozenset({"steps", "num_steps", "epochs", "budget", "budget_s", "patience"})
 
 
 class RunError(TrainingError):

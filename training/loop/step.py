@@ -20,6 +20,7 @@ from training.data.feeds import Feed
 from training.loop.distributed import World, accumulating, shard_like, shard_states, whole
 from training.loop.progress import Progress, RunError, Stability
 from training.loop.reproducibility import reproducible
+from training.loop.selection import Selection
 from training.losses import Score, Tally
 from training.model.checkpoint import parameters
 from training.model.heads import AlbertForTasks
@@ -59,6 +60,7 @@ class Run:
         precision: of matrix products, in training and validation.
         num_steps: steps so far, by the task stream's name.
         num_tokens: real tokens trained on so far.
+        selection: the best validation so far; None if none is to be kept.
     """
 
     model: AlbertForTasks
@@ -76,6 +78,7 @@ class Run:
     stability: Stability = field(default_factory=Stability)
     num_steps: Counter[str] = field(default_factory=Counter)
     num_tokens: int = 0
+    selection: Selection | None = None
 
     def step(self, done: float) -> Step:
         """Train one step on a task stream drawn at random; `done` is the run's progress before it.
@@ -159,6 +162,7 @@ class Run:
             "num_steps": dict(self.num_steps),
             "feeds": {feed.name: feed.state() for feed in self.feeds},
             "stability": asdict(self.stability),
+            **({} if self.selection is None else {"selection": self.selection.state()}),
         }
 
     def restore(self, weights: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
@@ -179,5 +183,7 @@ class Run:
         self.num_tokens = state["tokens"]
         self.num_steps = Counter(state["num_steps"])
         self.stability = Stability(**state["stability"])
+        if self.selection is not None:
+            self.selection.restore(state.get("selection", {}))
         for feed in self.feeds:
             feed.restore(state["feeds"][feed.name])

@@ -17,12 +17,13 @@ from albert_serve.progress import progress_bar
 from training.evaluation.validation import Validation, measure
 from training.loop.checkpointing import Checkpoints, claim, load_state, step_of
 from training.loop.distributed import World, reshard, whole
-from training.loop.meter import Meter, describe
+from training.loop.meter import Meter, describe, describe_validation
 from training.loop.metrics import Metrics
 from training.loop.plateau import PlateauAlarm
 from training.loop.progress import RunError
 from training.loop.provenance import record_stage
 from training.loop.step import Run
+from training.losses import PredictionTally, Tally
 from training.model.checkpoint import parameters, read_weights, save_checkpoint
 from training.model.similarity import layer_similarity
 from training.system.memory import keep_freed_memory
@@ -103,7 +104,19 @@ class Saver:
         if newest is None:
             return False
         run.restore(read_weights(newest), load_state(newest))
+        if run.selection is not None and run.world.is_main:
+            self.checkpoints.link_best(run.selection.best_step)
         return True
+
+    def save_best(self, run: Run) -> None:
+        """Write a checkpoint, and link `best` to it; all processes must call it.
+
+        Raises:
+            RunError: as `save`.
+        """
+        self.save(run)
+        if run.world.is_main:
+            self.checkpoints.link_best(run.progress.step)
 
     def _find_newest(self, world: World) -> Path | None:
         """Find the newest checkpoint in the main process, and share its step with the others."""
@@ -205,9 +218,10 @@ class Trainer:
         run, meter, shown_at = self.run, self._meter(), 0.0
         if run.progress.step == 0:
             self.saver.save(run)  # a rollback needs a checkpoint from the first step on
+        self._make_up_for_validation(stop, bar)
         while True:
             decision = self._decide(stop)
-            if decision.done >= 1 or decision.stop is not None:
+            if decision.done >= 1 or decision.stop is not None or self._is_over:
                 break
             # Weights between skipped steps may be the cause of the non-finite gradients.
             if decision.saves and not run.stability.num_in_a_row:
@@ -218,12 +232,14 @@ class Trainer:
                 self._tell(bar, f"step {run.progress.step:,} left out: its gradient is not finite")
             if run.stability.is_lost:
                 self._roll_back(bar)
+                self._make_up_for_validation(stop, bar)
                 meter = self._meter()
                 continue
             if run.progress.step % self.report_every == 0:
                 self._report(meter, decision.done, bar)
                 meter = self._meter()
-            self._validate(stop, bar)
+            if self._is_validation_due:
+                self._validate(stop, bar)
             bar.update(decision.done - bar.n)
             if run.world.size == 1 and time.monotonic() - shown_at > _POSTFIX_EVERY_S:
                 bar.set_postfix_str(describe(meter.figures(run.world)), refresh=False)
@@ -231,6 +247,7 @@ class Trainer:
         bar.update(decision.done - bar.n)
         self.saver.save(run)
         if decision.stop is None or decision.done >= 1:
+            self._report_selection(bar, decision.done)
             return 0
         self._tell(bar, f"stopped at {decision.done:.1%}; the same command resumes it")
         return 128 + decision.stop
@@ -287,11 +304,24 @@ class Trainer:
                 self._tell(bar, message)
         self._write(figures)
 
+    @property
+    def _is_validation_due(self) -> bool:
+        step, validation = self.run.progress.step, self.validation
+        return validation is not None and step > 0 and step % validation.every == 0
+
+    def _make_up_for_validation(self, stop: StopFlag, bar: tqdm[Any]) -> None:
+        """Validate the step of a checkpoint that a signal interrupted in its validation."""
+        run = self.run
+        is_missing = run.selection is not None and (
+            run.selection.validated_step != run.progress.step
+        )
+        if is_missing and self._is_validation_due:
+            self._validate(stop, bar)
+
     def _validate(self, stop: StopFlag, bar: tqdm[Any]) -> None:
-        """Validate on held-out text every `validation.every` steps."""
+        """Validate on held-out text."""
         run, validation = self.run, self.validation
-        if validation is None or run.progress.step % validation.every:
-            return
+        assert validation is not None
         # A signal interrupts the validation of a single process; several finish it together.
         tallies = measure(
             run.objective,
@@ -300,19 +330,17 @@ class Trainer:
             run.world.device,
             run.precision,
             should_stop=lambda: run.world.size == 1 and stop.signal is not None,
+            tally=Tally if validation.metrics is None else PredictionTally,
         )
         if tallies is None:
             return
         figures: dict[str, float] = {}
         for task, tally in tallies.items():
-            figures |= {
-                f"validation/{task}/loss": tally.loss,
-                f"validation/{task}/accuracy": tally.accuracy,
-            }
+            of_task = validation.figures(tally)
+            figures |= {f"validation/{task}/{name}": value for name, value in of_task.items()}
             self._tell(
                 bar,
-                f"step {run.progress.step:,}, validation of {task}: loss {tally.loss:.4f}, "
-                f"accuracy {tally.accuracy:.2%}",
+                f"step {run.progress.step:,}, validation of {task}: {describe_validation(of_task)}",
             )
         self._write(figures)
         # All processes take part, since the weights may be sharded.
@@ -320,6 +348,29 @@ class Trainer:
         reshard(run.objective)
         if self.metrics is not None:
             self.metrics.write_layers(step=run.progress.step, layers=layers)
+        # Weights between skipped steps are not saved; see `_loop`.
+        if run.selection is not None and not run.stability.num_in_a_row:
+            (first, *_) = tallies.values()
+            if run.selection.take(run.progress.step, validation.figures(first)):
+                self.saver.save_best(run)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the run stops early."""
+        return self.run.selection is not None and self.run.selection.is_over
+
+    def _report_selection(self, bar: tqdm[Any], done: float) -> None:
+        """Report the best validation at the end of a run, and whether the run stopped early."""
+        selection = self.run.selection
+        if selection is None:
+            return
+        if done < 1:
+            self._tell(
+                bar,
+                f"stopped early at {done:.1%}: no better validation in {selection.num_since}",
+            )
+        folder = self.saver.folder / "best"
+        self._tell(bar, f"the best validation, in {folder}: {selection.describe()}")
 
     def _write(self, figures: Mapping[str, float]) -> None:
         if self.metrics is not None:

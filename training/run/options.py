@@ -8,11 +8,13 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import get_args
 
 import torch
 
-from training.data.labelled import Columns
+from training.data.columns import Columns
+from training.glue.tasks import TASKS, task_name
 from training.loop.progress import RunError
 from training.optim.optimizers import OptimizerName, ScheduleName
 from training.system.precision import PrecisionName
@@ -26,6 +28,34 @@ def add_end(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     end.add_argument("--steps", type=parse_count)
     end.add_argument("--budget", type=parse_duration, help="training time, such as 25m or 2h")
     return end
+
+
+def add_task(group: argparse._ActionsContainer) -> None:
+    """Add the options of a task of GLUE; `check_task` checks them."""
+    titles = ", ".join(task.title for task in TASKS.values())
+    group.add_argument("--task", type=_parse_task, metavar="NAME", help=f"a task of GLUE: {titles}")
+    group.add_argument(
+        "--data", type=Path, metavar="FOLDER", help="the folder with the official files of --task"
+    )
+
+
+def check_task(options: argparse.Namespace) -> None:
+    """Check that a task and its folder are given together.
+
+    Raises:
+        RunError: one is given alone.
+    """
+    if options.task is not None and options.data is None:
+        raise RunError(f"--task {options.task} needs --data, the folder with its official files")
+    if options.task is None and options.data is not None:
+        raise RunError(f"--data {options.data} is the folder of a task; give --task")
+
+
+def _parse_task(text: str) -> str:
+    try:
+        return task_name(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def add_columns(group: argparse._ActionsContainer) -> None:

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from training.data.columns import Columns
 from training.data.corpus import CorpusError
-from training.data.labelled import Columns, read_labelled, read_texts
+from training.data.labelled import Scale, read_labelled, read_splits, read_texts
 
 ROWS = [("A good film", "pos"), ('A "bad", long film', "neg"), ("Fair", "pos")]
 
@@ -104,20 +105,28 @@ def test_json_labels_may_be_numbers(tmp_path: Path) -> None:
     [
         ("a.tsv", "", "no examples in .*a.tsv"),
         ("a.tsv", "text\tlabel\n", "no examples in .*a.tsv"),
-        ("a.tsv", "words\tlabel\na\t1\n", "its columns are words, label; give --text-column"),
-        ("a.tsv", "text\tclass\na\t1\n", "its columns are text, class; give --label-column"),
-        ("a.tsv", "text\tlabel\na\t1\nb\n", "row 2: no value in column label"),
-        ("a.tsv", "text\tlabel\na\t1\n \t0\n", "row 2: no text"),
-        ("a.csv", "text,label\na, b,1\n", "row 1: more fields than the header's 2"),
+        (
+            "a.tsv",
+            "words\tlabel\na\t1\n",
+            "a.tsv, line 1: no column text or sentence or .*; its columns are words, label",
+        ),
+        (
+            "a.tsv",
+            "text\tclass\na\t1\n",
+            "a.tsv, line 1: no column label or .*; its columns are text, class",
+        ),
+        ("a.tsv", "text\tlabel\na\t1\nb\n", "line 3: no value in column label"),
+        ("a.tsv", "text\tlabel\na\t1\n \t0\n", "line 3: no text"),
+        ("a.csv", "text,label\na, b,1\n", "line 2: 3 fields, more than the header's 2"),
         ("a.txt", "text\n", "the format is unknown; name it .csv, .tsv, .jsonl or .parquet"),
         ("a.jsonl", "{\n", "a.jsonl, line 1: Expecting property name"),
         ("a.parquet", "PAR1", "a.parquet cannot be read"),
         ("a.jsonl", '{"text": "a", "label": 1}\n[1]\n', "line 2: no JSON object"),
-        ("a.jsonl", '{"text": ["a"], "label": 1}\n', "row 1: no text"),
+        ("a.jsonl", '{"text": ["a"], "label": 1}\n', "line 1: no text"),
         (
             "a.jsonl",
             '{"text": "a", "text_pair": ["b"], "label": 1}\n',
-            "row 1: no text",
+            "line 1: no text",
         ),
     ],
 )
@@ -128,7 +137,7 @@ def test_bad_files_are_named(tmp_path: Path, name: str, content: str, message: s
 
 def test_a_label_without_a_name_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "a.tsv", "text\tlabel\na\t0\nb\t2\n")
-    with pytest.raises(CorpusError, match=r"row 2: label '2' \(1 rows\); allowed are no, yes"):
+    with pytest.raises(CorpusError, match=r"line 3: label '2' \(1 rows\); allowed are no, yes"):
         read_labelled([file], ["no", "yes"])
 
 
@@ -136,7 +145,7 @@ def test_a_wrong_label_among_names_is_listed_alone(tmp_path: Path) -> None:
     file = write(tmp_path / "a.tsv", "text\tlabel\na\tno\nb\tyes\nc\tmaybe\n")
     with pytest.raises(CorpusError) as caught:
         read_labelled([file], ["no", "yes"])
-    assert str(caught.value).endswith("row 3: label 'maybe' (1 rows); allowed are no, yes")
+    assert str(caught.value).endswith("line 4: label 'maybe' (1 rows); allowed are no, yes")
     assert "\n" not in str(caught.value)
 
 
@@ -152,12 +161,12 @@ def test_all_bad_rows_are_listed_at_once(tmp_path: Path) -> None:
     with pytest.raises(CorpusError) as caught:
         read_labelled([file], ["no", "yes"])
     lines = str(caught.value).splitlines()
-    assert lines[0].endswith("row 2: no text")
-    assert lines[1].endswith("row 3: no value in column label")
-    assert lines[2].endswith("row 4: label '7' (1 rows); allowed are no, yes")
-    assert lines[3].endswith("row 5: label '9' (30 rows); allowed are no, yes")
+    assert lines[0].endswith("line 3: no text")
+    assert lines[1].endswith("line 4: no value in column label")
+    assert lines[2].endswith("line 5: label '7' (1 rows); allowed are no, yes")
+    assert lines[3].endswith("line 6: label '9' (30 rows); allowed are no, yes")
     empty = write(tmp_path / "b.tsv", "\n".join(["text\tlabel", *["\t1"] * 31]))
-    with pytest.raises(CorpusError, match="row 20: no text\nand 11 more rows"):
+    with pytest.raises(CorpusError, match="line 21: no text\nand 11 more rows"):
         read_labelled([empty])
 
 
@@ -218,3 +227,112 @@ def test_whole_numbers_are_labels_without_a_fraction(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["a", "b"], "label": [1.0, 0.0]}), file)
     examples, names = read_labelled([file], ["no", "yes"])
     assert (names, [e.label for e in examples]) == (["no", "yes"], [1, 0])
+
+
+SPLITS = {"training": "text\tlabel\na\tno\nb\tyes\n", "validation": "text\tlabel\nc\tyes\n"}
+
+
+def splits_of(folder: Path, **contents: str) -> dict[str, list[Path]]:
+    return {
+        split: [write(folder / f"{split}.tsv", content)]
+        for split, content in {**SPLITS, **contents}.items()
+    }
+
+
+def test_the_labels_are_those_of_the_training_split(tmp_path: Path) -> None:
+    splits = read_splits(splits_of(tmp_path))
+    assert splits.names == ["no", "yes"]
+    assert [(e.text, e.label) for e in splits.texts["validation"]] == [("c", 1)]
+
+
+def test_a_split_may_number_the_labels_that_another_names(tmp_path: Path) -> None:
+    files = splits_of(tmp_path, validation="text\tlabel\nc\t1\nd\t0\n")
+    splits = read_splits(files, ["no", "yes"])
+    assert [e.label for e in splits.texts["validation"]] == [1, 0]
+
+
+def test_all_that_is_wrong_in_any_file_is_listed_at_once(tmp_path: Path) -> None:
+    broken = '{"text": "a", "label": 1}\n{"text": \n{"words": "c", "label": 1}\n'
+    files = {
+        "training": [
+            write(tmp_path / "a.tsv", "text\tlabel\na\tno\n\tyes\nb\tyes\n"),
+            write(tmp_path / "comma.tsv", "text,label\nc,no\n"),
+            write(tmp_path / "broken.jsonl", broken),
+            tmp_path / "none.csv",
+        ],
+        "validation": [write(tmp_path / "b.csv", "text,label\nx,maybe\ny,no,more\n")],
+        "test": [write(tmp_path / "empty.tsv", "text\tlabel\n")],
+    }
+    with pytest.raises(CorpusError) as caught:
+        read_splits(files)
+    lines = [line.removeprefix(f"{tmp_path}/") for line in str(caught.value).splitlines()]
+    assert lines[0] == "a.tsv, line 3: no text"
+    assert lines[1].startswith("comma.tsv, line 1: no column text or ")
+    assert lines[1].endswith("; its columns are text,label; is its delimiter ','? Give --delimiter")
+    assert lines[2].startswith("broken.jsonl, line 2: Expecting value")
+    assert lines[3].startswith("broken.jsonl, line 3: no column text or ")
+    assert "none.csv" in lines[4]
+    assert lines[5].startswith("b.csv, line 3: 3 fields, more than the header's 2 ")
+    assert lines[6] == f"no examples in {tmp_path}/empty.tsv"
+    assert lines[7] == "b.csv, line 2: label 'maybe' (1 rows); the training split has 1, no, yes"
+    assert len(lines) == 8
+
+
+def test_a_label_that_no_row_of_training_has_is_refused(tmp_path: Path) -> None:
+    """Though it is among the names."""
+    files = splits_of(tmp_path, validation="text\tlabel\nc\tyes\nd\tmaybe\ne\tmaybe\n")
+    message = r"validation.tsv, line 3: label 'maybe' \(2 rows\); the training split has no, yes"
+    with pytest.raises(CorpusError, match=message):
+        read_splits(files, ["no", "yes", "maybe"])
+
+
+def test_an_unknown_number_is_never_taken_for_the_index_of_a_label(tmp_path: Path) -> None:
+    files = splits_of(
+        tmp_path, training="text\tlabel\na\t1\nb\t2\n", validation="text\tlabel\nc\t0\n"
+    )
+    with pytest.raises(CorpusError, match=r"label '0' \(1 rows\); the training split has 1, 2"):
+        read_splits(files)
+
+
+def test_scores_are_numbers_of_their_scale(tmp_path: Path) -> None:
+    scale = Scale(least=0, most=5)
+    file = write(tmp_path / "a.tsv", "text\ttext_pair\tlabel\na\tb\t3.8\nc\td\t5\n")
+    splits = read_splits({"training": [file]}, scale=scale)
+    assert splits.names == ["score"]
+    assert [e.label for e in splits.texts["training"]] == [3.8, 5.0]
+    write(file, "text\tlabel\na\t5.1\nb\tnan\nc\tx\nd\t1\n")
+    with pytest.raises(CorpusError) as caught:
+        read_splits({"training": [file]}, scale=scale)
+    lines = str(caught.value).splitlines()
+    for line, (number, text) in zip(lines, [(2, "5.1"), (3, "nan"), (4, "x")], strict=True):
+        assert line == f"{file}, line {number}: '{text}' is not a number from 0 to 5"
+
+
+def test_a_file_without_a_header_is_read_by_the_columns_order(tmp_path: Path) -> None:
+    columns = Columns(
+        text="sentence", label="label", headerless=("source", "label", "x", "sentence")
+    )
+    bare = "gj04\t1\t\tThe boat sank.\ngj04\t0\t*\tSank the.\n"
+    for content in (bare, "source\tlabel\tx\tsentence\n" + bare):
+        examples, _ = read_labelled([write(tmp_path / "a.tsv", content)], columns=columns)
+        assert [(e.text, e.label) for e in examples] == [("The boat sank.", 1), ("Sank the.", 0)]
+    assert [e.place for e in examples] == [f"{tmp_path}/a.tsv, line {n}" for n in (2, 3)]
+
+
+def test_short_rows_can_be_left_out(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.tsv", "text\tlabel\na\tno\nb\n\tyes\nc\tyes\n")
+    splits = read_splits({"training": [file]}, columns=Columns(short_rows="leave out"))
+    assert [e.text for e in splits.texts["training"]] == ["a", "c"]
+    assert splits.num_left_out == {file: 2}
+
+
+def test_a_row_of_several_lines_is_named_by_its_first(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.csv", 'text,label\n"a\nb",1\nc,\n')
+    with pytest.raises(CorpusError, match="line 4: no value in column label"):
+        read_labelled([file])
+
+
+def test_other_suffixes_are_read_if_the_delimiter_is_a_tab(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.txt", 'text\tlabel\n"a\t1\nb\t0\n')
+    examples, _ = read_labelled([file], columns=Columns(delimiter="\t"))
+    assert [e.text for e in examples] == ['"a', "b"]

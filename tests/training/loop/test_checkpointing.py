@@ -74,6 +74,37 @@ def test_the_newest_stay(tmp_path: Path, keep: int) -> None:
     assert load_state(newest)["moments"].equal(torch.arange(100.0))
 
 
+def test_the_best_stays_however_old_it_is(tmp_path: Path) -> None:
+    checkpoints = save(tmp_path, 0, 5)
+    checkpoints.link_best(5)
+    save(tmp_path, 10, 15, keep=1)
+    assert names(tmp_path) == ["step-00000005", "step-00000015"]
+    assert step_of((tmp_path / "best").resolve()) == 5
+    assert linked_step(tmp_path) == 15
+    checkpoints.link_best(15)
+    save(tmp_path, 20, keep=1)
+    assert names(tmp_path) == ["step-00000015", "step-00000020"]
+
+
+@pytest.mark.parametrize("step", [None, 7])
+def test_a_best_that_is_lost_has_no_link(tmp_path: Path, step: int | None) -> None:
+    checkpoints = save(tmp_path, 5)
+    checkpoints.link_best(5)
+    checkpoints.link_best(step)
+    assert not (tmp_path / "best").is_symlink()
+
+
+def test_a_copy_that_followed_the_link_to_the_best(tmp_path: Path) -> None:
+    checkpoints = save(tmp_path / "run", 0, 5)
+    checkpoints.link_best(0)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    copy = Checkpoints(folder=tmp_path / "copy")
+    assert copy.newest() == tmp_path / "copy" / "checkpoints" / "step-00000005"
+    copy.link_best(0)
+    assert step_of((tmp_path / "copy" / "best").resolve()) == 0
+    assert names(tmp_path / "copy") == ["step-00000000", "step-00000005"]
+
+
 def test_a_step_is_saved_once(tmp_path: Path) -> None:
     checkpoints = save(tmp_path, 3)
     before = (tmp_path / "checkpoint" / "state.pt").stat()

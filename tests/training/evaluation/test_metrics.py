@@ -1,0 +1,76 @@
+"""Metrics against values by hand and in the literature."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from training.evaluation.metrics import mean_metric, metric_figures
+
+# 6 right positives, 1 missed, 2 false, 3 right negatives.
+LABELS = np.array([1] * 6 + [1] + [0] * 2 + [0] * 3)
+PREDICTED = np.array([1] * 6 + [0] + [1] * 2 + [0] * 3)
+
+
+def logits_of(predicted: NDArray[np.int64], num_labels: int = 2) -> NDArray[np.float64]:
+    return np.eye(num_labels)[predicted]
+
+
+def test_classification_by_hand() -> None:
+    figures = metric_figures(
+        ("accuracy", "f1", "macro_f1", "matthews_correlation"), logits_of(PREDICTED), LABELS
+    )
+    negative_f1 = 2 * 3 / (2 * 3 + 1 + 2)
+    positive_f1 = 2 * 6 / (2 * 6 + 1 + 2)
+    assert figures == pytest.approx(
+        {
+            "accuracy": 9 / 12,
+            "f1": positive_f1,
+            "macro_f1": (positive_f1 + negative_f1) / 2,
+            # Wikipedia's example of the coefficient, with the labels of cats and dogs.
+            "matthews_correlation": 0.478,
+        },
+        abs=5e-4,
+    )
+
+
+def test_matthews_correlation_of_several_labels_and_of_one_prediction() -> None:
+    labels = np.array([0, 1, 2, 0, 1, 2])
+    (perfect,) = metric_figures(("matthews_correlation",), logits_of(labels, 3), labels).values()
+    assert perfect == 1
+    same = logits_of(np.zeros(6, np.int64), 3)
+    (none,) = metric_figures(("matthews_correlation",), same, labels).values()
+    assert none == 0
+
+
+def test_correlations_by_hand() -> None:
+    """IQ and hours of television, Wikipedia's example of Spearman's correlation."""
+    iq = np.array([106, 100, 86, 101, 99, 103, 97, 113, 112, 110], np.float64)
+    hours = np.array([7, 27, 2, 50, 28, 29, 20, 12, 6, 17], np.float64)
+    figures = metric_figures(("pearson", "spearman"), hours[:, None], iq)
+    assert figures["spearman"] == pytest.approx(-29 / 165)
+    deviations = (iq - iq.mean(), hours - hours.mean())
+    expected = (deviations[0] * deviations[1]).sum() / math.prod(
+        math.sqrt((each**2).sum()) for each in deviations
+    )
+    assert figures["pearson"] == pytest.approx(expected)
+
+
+def test_ties_share_their_rank() -> None:
+    (value,) = metric_figures(
+        ("spearman",), np.array([[1.0], [2.0], [2.0], [3.0]]), np.array([1.0, 2.0, 3.0, 4.0])
+    ).values()
+    # Ranks 1, 2.5, 2.5, 4 and 1, 2, 3, 4: covariance 4.5 over sqrt(4.5 * 5).
+    assert value == pytest.approx(4.5 / math.sqrt(4.5 * 5))
+
+
+def test_a_constant_prediction_has_no_correlation() -> None:
+    figures = metric_figures(("pearson", "spearman"), np.ones((3, 1)), np.array([1.0, 2.0, 3.0]))
+    assert all(math.isnan(value) for value in figures.values())
+
+
+def test_a_task_of_two_metrics_is_scored_by_their_mean() -> None:
+    assert mean_metric({"f1": 0.8, "accuracy": 0.7}) == pytest.approx(0.75)

@@ -1,0 +1,181 @@
+"""The official files of each task are read as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from training.data.corpus import CorpusError
+from training.glue.files import dev_files, read_task, training_files
+from training.glue.tasks import TASKS, task_name
+
+Capture = pytest.CaptureFixture[str]
+
+_MNLI = (
+    "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\t"
+    "sentence1_parse\tsentence2_parse\tsentence1\tsentence2\tlabel1\tgold_label\n"
+)
+_STSB = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n"
+_QQP = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
+_MRPC = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
+# Task, content of its training file, and the texts, pair and label of the first row.
+FILES = [
+    ("cola", 'gj04\t0\t*\tThe "car honked.\ngj04\t1\t\tHe left.\n', ('The "car honked.', None, 0)),
+    ("sst2", "sentence\tlabel\na fine film \t1\nbleak \t0\n", ("a fine film", None, 1)),
+    ("mrpc", f"{_MRPC}1\t7\t8\tHe said.\tHe spoke.\n0\t7\t9\tA\tB\n", ("He said.", "He spoke.", 1)),
+    ("stsb", f"{_STSB}0\tn\tf\t2012\t1\t-\t-\tOne.\tTwo.\t3.800\n", ("One.", "Two.", 3.8)),
+    ("qqp", f"{_QQP}5\t1\t2\tWho?\tWhen?\t0\n6\t1\t3\tWho?\tWhom?\t1\n", ("Who?", "When?", 0)),
+    (
+        "mnli",
+        f"{_MNLI}0\t1\t1n\tfiction\t( a )\t( b )\t(X)\t(Y)\tIt is.\tIt was.\tneutral\tneutral\n",
+        ("It is.", "It was.", 1),
+    ),
+    (
+        "qnli",
+        "index\tquestion\tsentence\tlabel\n0\tWho?\tHe did.\tnot_entailment\n",
+        ("Who?", "He did.", 1),
+    ),
+    (
+        "rte",
+        "index\tsentence1\tsentence2\tlabel\n0\tIt rains.\tIt is wet.\tentailment\n",
+        ("It rains.", "It is wet.", 0),
+    ),
+    (
+        "wnli",
+        "index\tsentence1\tsentence2\tlabel\n0\tIt is.\tIt was.\t1\n",
+        ("It is.", "It was.", 1),
+    ),
+]
+
+
+def write(folder: Path, **contents: str) -> Path:
+    """Write files by name."""
+    for name, content in contents.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    return folder
+
+
+def test_every_task_has_an_example() -> None:
+    assert {name for name, *_ in FILES} == TASKS.keys()
+
+
+@pytest.mark.parametrize(("name", "content", "first"), FILES, ids=[name for name, *_ in FILES])
+def test_official_files(
+    tmp_path: Path, name: str, content: str, first: tuple[str, str | None, float]
+) -> None:
+    task = TASKS[name]
+    write(tmp_path, **{"train.tsv": content})
+    for dev, *_ in task.dev.values():
+        write(tmp_path, **{dev: content})
+    files = training_files(task, tmp_path)
+    splits = read_task(task, {"training": files.train, "validation": files.validation})
+    example, *_ = splits.texts["training"]
+    assert (example.text, example.pair, example.label) == first
+    assert [e.label for e in splits.texts["validation"]] == [
+        e.label for e in splits.texts["training"]
+    ]
+    assert splits.names == (list(task.labels) or ["score"])
+    for split, found in dev_files(task, tmp_path).items():
+        assert [file.name for file in found] == list(task.dev[split][:1])
+
+
+def test_the_original_files_of_the_sts_benchmark(tmp_path: Path) -> None:
+    """Without a header, and some rows end with two sources."""
+    rows = (
+        "main-captions\tMSRvid\t2012test\t0001\t5.000\tA plane.\tAn air plane.\n"
+        "main-news\thead\t2013\t0002\t0.5\tYes.\tNo.\thttp://a\thttp://b\n"
+    )
+    write(tmp_path, **{"sts-train.tsv": rows, "sts-dev.tsv": rows})
+    files = training_files(TASKS["stsb"], tmp_path)
+    assert [file.name for file in files.validation] == ["sts-dev.tsv"]
+    texts = read_task(TASKS["stsb"], {"training": files.train}).texts["training"]
+    assert [(t.text, t.pair, t.label) for t in texts] == [
+        ("A plane.", "An air plane.", 5.0),
+        ("Yes.", "No.", 0.5),
+    ]
+
+
+def test_the_original_files_of_mrpc(tmp_path: Path) -> None:
+    content = f"{_MRPC}1\t7\t8\tHe said.\tHe spoke.\n0\t7\t9\tA\tB\n"
+    names = ("msr_paraphrase_train.txt", "msr_paraphrase_test.txt")
+    write(tmp_path, **dict.fromkeys(names, content))
+    files = training_files(TASKS["mrpc"], tmp_path)
+    assert [file.name for file in (*files.train, *files.validation)] == list(names)
+    splits = read_task(TASKS["mrpc"], {"training": files.train})
+    assert [text.label for text in splits.texts["training"]] == [1, 0]
+
+
+def test_parts_and_a_validation_file_without_a_header(tmp_path: Path) -> None:
+    """`val.tsv`, held out of the training files, is for validation; `dev.tsv` for evaluation."""
+    header, row = "index\tsentence1\tsentence2\tlabel\n", "{}\tA.\tB.\t{}\n"
+    rows = row.format(2, "entailment") + row.format(7, "not_entailment")
+    names = ("train.part1.tsv", "train.part2.tsv", "dev.tsv")
+    write(tmp_path, **dict.fromkeys(names, header + rows), **{"val.tsv": rows})
+    files = training_files(TASKS["rte"], tmp_path)
+    assert [file.name for file in files.train] == ["train.part1.tsv", "train.part2.tsv"]
+    assert [file.name for file in files.validation] == ["val.tsv"]
+    assert [f.name for f in dev_files(TASKS["rte"], tmp_path)["dev"]] == ["dev.tsv"]
+    splits = read_task(TASKS["rte"], {"training": files.train, "validation": files.validation})
+    assert {split: len(texts) for split, texts in splits.texts.items()} == {
+        "training": 4,
+        "validation": 2,
+    }
+
+
+def test_broken_rows_of_the_official_qqp_are_left_out(tmp_path: Path, capsys: Capture) -> None:
+    rows = "1\t2\t3\tWho?\tWhom?\t1\n2\t2\t3\tWho\n3\t4\t5\tWhy?\t\t0\n4\t5\t6\tA?\tB?\t0\n"
+    file = write(tmp_path, **{"train.tsv": _QQP + rows}) / "train.tsv"
+    texts = read_task(TASKS["qqp"], {"training": [file]}).texts["training"]
+    assert [text.text for text in texts] == ["Who?", "A?"]
+    expected = f"{file}: 2 rows without a text or a label are left out\n"
+    assert capsys.readouterr().out == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "messages"),
+    [
+        ("rte", "index,sentence1,sentence2,label\n0,A,B,entailment\n", ["is its delimiter ','?"]),
+        ("qnli", "index\tsentence\tlabel\n0\tA\tentailment\n", ["no column question for "]),
+        ("stsb", "n\tf\t12\t1\t5.5\tA\tB\n", ["line 1: '5.5' is not a number from 0 to 5"]),
+        (
+            "rte",
+            "0\tA.\t\tentailment\n1\tA.\tB.\tmaybe\n",
+            ["line 1: no text", "line 2: label 'maybe' (1 rows); allowed are entailment, not_"],
+        ),
+    ],
+)
+def test_what_is_wrong_is_listed(
+    tmp_path: Path, name: str, content: str, messages: list[str]
+) -> None:
+    file = write(tmp_path, **{"train.tsv": content}) / "train.tsv"
+    with pytest.raises(CorpusError) as caught:
+        read_task(TASKS[name], {"training": [file]})
+    lines = str(caught.value).splitlines()
+    assert len(lines) == len(messages)
+    for line, message in zip(lines, messages, strict=True):
+        assert line.startswith(str(file))
+        assert message in line
+
+
+def test_missing_files_are_listed(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError) as caught:
+        training_files(TASKS["mrpc"], tmp_path)
+    assert str(caught.value).splitlines() == [
+        f"{tmp_path} has no training file train.tsv or msr_paraphrase_train.txt",
+        f"{tmp_path} has no held-out file dev.tsv or msr_paraphrase_test.txt",
+    ]
+    with pytest.raises(CorpusError, match=r"no held-out file dev_matched.tsv\n.*dev_mismatched"):
+        dev_files(TASKS["mnli"], tmp_path)
+    with pytest.raises(CorpusError, match="nowhere is not a folder"):
+        training_files(TASKS["mrpc"], tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(("text", "name"), [("SST-2", "sst2"), ("mnli", "mnli"), ("STS-B", "stsb")])
+def test_tasks_are_named_as_in_the_literature(text: str, name: str) -> None:
+    assert task_name(text) == name
+
+
+def test_an_unknown_task_is_refused() -> None:
+    with pytest.raises(ValueError, match="no task 'ax'; there are cola, sst2, "):
+        task_name("ax")

@@ -1,0 +1,327 @@
+"""Tasks of GLUE are trained, validated and evaluated; the best checkpoint is kept."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.training.processes import before_step, die, run_in_process
+from tests.training.support import (
+    checkpoint_state,
+    read_metrics,
+    refusal,
+    run_command,
+    same_weights,
+    stop_at,
+)
+from training import evaluate
+from training.finetune import main
+from training.loop.checkpointing import step_of
+from training.model.checkpoint import load_checkpoint, read_config
+
+Capture = pytest.CaptureFixture[str]
+run = partial(run_command, main)
+
+PAIRS = ("the game was good", "a city was great", "his music died", "her work was lost")
+MNLI = (
+    "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\t"
+    "sentence1_parse\tsentence2_parse\tsentence1\tsentence2\tlabel1\tgold_label"
+)
+
+
+def write(folder: Path, rows_of: dict[str, Sequence[str]]) -> Path:
+    folder.mkdir()
+    for name, rows in rows_of.items():
+        (folder / name).write_text("\n".join([*rows, ""]), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def cola(tmp_path: Path) -> Path:
+    """Sentences in order, and in reverse."""
+    rows = [f"x\t1\t\t{text}" for text in PAIRS]
+    rows += [f"x\t0\t*\t{' '.join(reversed(text.split()))}" for text in PAIRS]
+    return write(tmp_path / "cola", {"train.tsv": rows, "dev.tsv": rows})
+
+
+@pytest.fixture
+def stsb(tmp_path: Path) -> Path:
+    """Pairs of the same sentence, of others, and of one that is named twice."""
+    rows = [f"g\tf\t12\t1\t5.000\t{text}\t{text}" for text in PAIRS]
+    rows += [f"g\tf\t12\t1\t{n}.5\t{PAIRS[n]}\t{PAIRS[n - 1]}\ta\tb" for n in range(4)]
+    return write(tmp_path / "stsb", {"sts-train.tsv": rows, "sts-dev.tsv": rows})
+
+
+@pytest.fixture
+def mrpc(tmp_path: Path) -> Path:
+    rows = ["\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"]
+    rows += [f"1\t1\t2\t{text}\t{text}" for text in PAIRS]
+    rows += [f"0\t1\t2\t{PAIRS[n]}\t{PAIRS[n - 1]}" for n in range(4)]
+    names = ("msr_paraphrase_train.txt", "msr_paraphrase_test.txt")
+    return write(tmp_path / "mrpc", dict.fromkeys(names, rows))
+
+
+@pytest.fixture
+def mnli(tmp_path: Path) -> Path:
+    labels = ("entailment", "neutral", "contradiction", "entailment")
+    rows = [MNLI]
+    for number, label in enumerate(labels):
+        texts = f"{PAIRS[number]}\t{PAIRS[number - 1]}"
+        rows.append(f"{number}\t1\t1n\tfiction\t(\t(\t(\t(\t{texts}\t{label}\t{label}")
+    files = {"train.tsv": rows, "dev_matched.tsv": rows, "dev_mismatched.tsv": rows[:3]}
+    return write(tmp_path / "mnli", files)
+
+
+@pytest.fixture
+def start(pretrained: Path) -> list[str]:
+    """A run of six steps, two an epoch of eight examples; its task is left to be named."""
+    return [
+        *("--initialize-from", str(pretrained / "checkpoint"), "--length", "64"),
+        *("--batch-size", "4", "--steps", "6", "--lr", "1e-2", "--adamw-lr", "1e-2"),
+        *("--precision", "fp32", "--device", "cpu", "--report-every", "2"),
+    ]
+
+
+def validations(folder: Path, figure: str) -> dict[int, float]:
+    """A figure of each validation, by its step."""
+    name = f"validation/text-classification/{figure}"
+    return {int(line["step"]): line[name] for line in read_metrics(folder) if name in line}
+
+
+def best_step(folder: Path) -> int:
+    assert (folder / "best").is_symlink()
+    return step_of((folder / "best").resolve())
+
+
+def figures_of(checkpoint: Path, task: str, data: Path) -> dict[str, float]:
+    assert evaluate.main([str(checkpoint), "--task", task, "--data", str(data)]) == 0
+    figures: dict[str, float] = json.loads((checkpoint / "evaluation.json").read_text())
+    return figures
+
+
+@pytest.mark.parametrize(
+    ("task", "figure", "labels"),
+    [
+        ("cola", "matthews_correlation", ["unacceptable", "acceptable"]),
+        ("stsb", "combined_score", ["score"]),
+        ("mrpc", "combined_score", ["not_equivalent", "equivalent"]),
+    ],
+)
+def test_the_best_checkpoint_has_the_figures_of_its_validation(
+    start: list[str],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    task: str,
+    figure: str,
+    labels: list[str],
+) -> None:
+    """By the official metrics, which `training.evaluate` computes on whole, padded texts."""
+    data: Path = request.getfixturevalue(task)
+    folder = tmp_path / "run"
+    assert run([*start, "--keep", "1", "--task", task, "--data", str(data)], folder) == 0
+    measured = validations(folder, figure)
+    assert list(measured) == [2, 4, 6]
+    best = best_step(folder)
+    assert measured[best] == max(measured.values())
+    assert best == min(step for step, value in measured.items() if value == measured[best])
+    figures = figures_of(folder / "best", task, data)
+    name = f"text_classification_{figure}"
+    assert figures[name] == pytest.approx(measured[best], abs=1e-3)
+    loss = validations(folder, "loss")[best]
+    assert figures["text_classification_loss"] == pytest.approx(loss, rel=1e-3)
+    config = read_config(folder / "best")
+    assert list(config["id2label"].values()) == labels
+    problem = "regression" if task == "stsb" else "single_label_classification"
+    assert config["problem_type"] == problem
+
+
+def test_both_held_out_files_of_mnli_are_evaluated(
+    start: list[str], mnli: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """Then weights for three labels start a regression, with a new head."""
+    folder = tmp_path / "run"
+    options = [*start, "--task", "MNLI", "--data", str(mnli)]
+    assert run(options, folder) == 0
+    assert "a new one is trained" not in capsys.readouterr().out  # there was none before
+    figures = figures_of(folder / "best", "mnli", mnli)
+    assert figures["text_classification_texts"] == 4
+    assert figures["text_classification_mismatched_texts"] == 2
+    assert 0 <= figures["text_classification_mismatched_accuracy"] <= 1
+
+
+def test_a_classifier_of_other_labels_is_new_and_said_to_be(
+    start: list[str], mnli: Path, stsb: Path, mrpc: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    one = ["--steps", "1"]
+    first = [*start, *one, "--task", "mnli", "--data", str(mnli)]
+    assert run(first, tmp_path / "mnli-run") == 0
+    warm = ["--initialize-from", str(tmp_path / "mnli-run" / "checkpoint")]
+    second = [*start, *one, *warm, "--task", "stsb", "--data", str(stsb)]
+    assert run(second, tmp_path / "stsb-run") == 0
+    assert (
+        "the checkpoint's classifier has 3 outputs (entailment, neutral, contradiction); "
+        "a new one is trained, of 1 (score)\n"
+    ) in capsys.readouterr().out
+    assert load_checkpoint(tmp_path / "stsb-run" / "checkpoint").tasks["text-classification"] == 1
+    # Evaluation says that the labels are not the task's.
+    checkpoint = str(tmp_path / "stsb-run" / "checkpoint")
+    assert evaluate.main([checkpoint, "--task", "mrpc", "--data", str(mrpc)]) == 1
+    assert (
+        "error: the labels of MRPC are not_equivalent, equivalent; those of the checkpoint's "
+        "classifier are score\n"
+    ) in capsys.readouterr().err
+    mnli_run = str(tmp_path / "mnli-run" / "checkpoint")
+    assert evaluate.main([mnli_run, "--task", "stsb", "--data", str(stsb)]) == 1
+    assert "STS-B is a regression; the checkpoint's classifier has 3" in capsys.readouterr().err
+
+
+def test_a_run_stops_when_validation_gets_no_better(
+    start: list[str], cola: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """With rates so low that nothing changes; and it has ended, unless patience grows."""
+    options = [*start, "--steps", "20", "--lr", "1e-12", "--adamw-lr", "1e-12"]
+    options += ["--task", "cola", "--data", str(cola), "--metric", "accuracy"]
+    assert run(options, tmp_path / "run", "--patience", "2") == 0
+    said = capsys.readouterr()
+    assert "stopped early at 30.0%: no better validation in 2" in said.out + said.err
+    assert checkpoint_state(tmp_path / "run")["step"] == 6
+    assert best_step(tmp_path / "run") == 2
+    for patience, step in (("2", 6), ("3", 8)):
+        assert run(options, tmp_path / "run", "--patience", patience) == 0
+        assert checkpoint_state(tmp_path / "run")["step"] == step
+
+
+def test_a_run_that_is_stopped_in_validation_goes_on_as_one_that_was_not(
+    start: list[str], cola: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The validation that the signal interrupted counts: for the best, and for patience."""
+    options = [*start, "--task", "cola", "--data", str(cola), "--dropout", "0.1"]
+    options += ["--steps", "10", "--patience", "3", "--metric", "loss", "--keep", "1"]
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert run(options, whole) == 0
+    for step in (2, 5):
+        with monkeypatch.context() as patch:
+            stop_at(patch, step, signal.SIGTERM)
+            assert run(options, stopped) == 143
+    assert checkpoint_state(stopped)["step"] == 5
+    assert run(options, stopped) == 0
+    assert same_weights(stopped, whole)
+    assert best_step(stopped) == best_step(whole)
+    assert validations(stopped, "loss") == validations(whole, "loss")
+
+
+def test_a_run_that_is_killed_goes_on_to_the_same_best_weights(
+    start: list[str], stsb: Path, tmp_path: Path
+) -> None:
+    options = [*start, "--task", "stsb", "--data", str(stsb), "--recipe", "paper", "--keep", "1"]
+    options += ["--dropout", "0.1", "--optimizer", "muon"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert run(options, whole) == 0
+    for step, saving in ((3, "10h"), (4, "0.0001s"), (6, "10h")):
+        ended = run_in_process(
+            options,
+            killed,
+            *("--save-every", saving),
+            fate=partial(before_step, step, die),
+            program="training.finetune",
+        )
+        assert ended.status == -signal.SIGKILL
+    assert run_in_process(options, killed, program="training.finetune").status == 0
+    assert same_weights(killed, whole)
+    assert best_step(killed) == best_step(whole)
+    names = ("model.safetensors", "config.json")
+    assert all(
+        (killed / "best" / n).read_bytes() == (whole / "best" / n).read_bytes() for n in names
+    )
+
+
+def test_the_papers_recipe_is_recorded_and_can_be_overridden(
+    start: list[str], tmp_path: Path
+) -> None:
+    header = "index\tsentence1\tsentence2\tlabel"
+    rows = [f"0\t{text}\t{PAIRS[0]}\tentailment" for text in PAIRS]
+    rows += [f"0\t{text}\t{PAIRS[1]}\tnot_entailment" for text in PAIRS]
+    data = write(tmp_path / "rte", {"train.tsv": [header, *rows], "dev.tsv": [header, *rows]})
+    checkpoint = start[1]
+    options = ["--initialize-from", checkpoint, "--task", "rte", "--data", str(data)]
+    options += ["--recipe", "paper", "--length", "64", "--steps", "1", "--device", "cpu"]
+    assert run(options, tmp_path / "run") == 0
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    expected = {"lr": "3e-05", "batch_size": "[32]", "schedule": "linear", "warmup": "0.25"}
+    expected |= {"optimizer": "adamw", "length": "64", "steps": "1", "dropout": "0.1"}
+    assert {name: record[name] for name in expected} == expected
+    config = read_config(tmp_path / "run" / "checkpoint")
+    assert config["hidden_dropout_prob"] == config["attention_probs_dropout_prob"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--task", "cola"], "--task cola needs --data, the folder with its official files"),
+        (["--data", "cola"], "--data cola is the folder of a task; give --task"),
+        (
+            ["--task", "cola", "--data", "x", "--labels", "a", "--text-column", "b"],
+            "--task has its own files, columns and labels; leave out --labels, --text-column",
+        ),
+        (["--task", "cola", "--data", "nowhere"], "nowhere is not a folder"),
+        (["--recipe", "paper"], "--recipe paper differs from task to task; give --task"),
+        (["--patience", "2"], "--patience goes with --validation"),
+        (["--metric", "f1"], "--metric goes with --validation"),
+    ],
+)
+def test_options_of_tasks_that_do_not_fit(
+    start: list[str], tmp_path: Path, more: list[str], message: str, capsys: Capture
+) -> None:
+    assert run(start, tmp_path / "run", *more) == 1
+    assert message in refusal(capsys, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--metric", "pearson"], "--metric pearson is none of 2 labels; take accuracy, "),
+        (
+            ["--class-weights", "1", "2", "3"],
+            "--class-weights 1.0 2.0 3.0: give `balanced`, or one number for each of 2 labels (una",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_the_labels(
+    start: list[str], cola: Path, tmp_path: Path, more: list[str], message: str, capsys: Capture
+) -> None:
+    options = [*start, "--task", "cola", "--data", str(cola)]
+    assert run(options, tmp_path / "run", *more) == 1
+    assert message in refusal(capsys, tmp_path / "run")
+
+
+def test_all_bad_rows_of_training_and_validation_are_listed_before_the_run(
+    start: list[str], cola: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    (cola / "train.tsv").write_text("x\t1\t\tGood.\nx\t2\t\tBad.\nx\t0\n")
+    (cola / "dev.tsv").write_text("x\t0\t\tUnseen.\n")
+    assert run([*start, "--task", "cola", "--data", str(cola)], tmp_path / "run") == 1
+    error = capsys.readouterr().err
+    assert error.splitlines() == [
+        f"error: {cola}/train.tsv, line 3: no text",
+        f"{cola}/train.tsv, line 2: label '2' (1 rows); allowed are unacceptable, acceptable",
+        f"{cola}/dev.tsv, line 1: label '0' (1 rows); the training split has acceptable",
+    ]
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_class_weights_change_the_weights(start: list[str], cola: Path, tmp_path: Path) -> None:
+    """Balanced ones are 1 of balanced data."""
+    options = [*start, "--steps", "2", "--task", "cola", "--data", str(cola)]
+    for name, more in (
+        ("plain", []),
+        ("balanced", ["--class-weights", "balanced"]),
+        ("numbers", ["--class-weights", "1", "3"]),
+    ):
+        assert run(options, tmp_path / name, *more) == 0
+    assert same_weights(tmp_path / "plain", tmp_path / "balanced")
+    assert not same_weights(tmp_path / "plain", tmp_path / "numbers")

@@ -1,0 +1,145 @@
+"""Columns of labelled texts: those that are named, or those that data sets commonly have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+from training.data.tables import Row, RowError, TableFormat, likely_delimiter, read_records
+
+# Pairs of columns that data sets use, the first that a file has is taken: GLUE's (QNLI before
+# the others, since its second column is also the name of a single text), SICK's and MRPC's.
+_PAIRS: Final = (
+    ("text", "text_pair"),
+    ("question", "sentence"),
+    ("question1", "question2"),
+    ("sentence1", "sentence2"),
+    ("sentence_A", "sentence_B"),
+    ("premise", "hypothesis"),
+    ("#1 String", "#2 String"),
+)
+_TEXTS: Final = ("text", "sentence", "sentence1", "sentence_A")
+_LABELS: Final = (
+    "label",
+    "category",
+    "gold_label",
+    "entailment_judgment",
+    "Quality",
+    "is_duplicate",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """The columns to read, by name; None for those that data sets commonly have.
+
+    Attributes:
+        delimiter: of CSV and TSV files; None to detect it.
+        pairs: whether each row needs a second text.
+        headerless: names of the columns of CSV and TSV files without a header, if there may be
+            such; `text` and `label` are then among them.
+        short_rows: rows without a text or a label are errors, or they are left out.
+    """
+
+    text: str | None = None
+    pair: str | None = None
+    label: str | None = None
+    delimiter: str | None = None
+    pairs: Literal["optional", "required"] = "optional"
+    headerless: tuple[str, ...] = ()
+    short_rows: Literal["refuse", "leave out"] = "refuse"
+
+    @property
+    def table_format(self) -> TableFormat:
+        """The properties of CSV and TSV files."""
+        named = tuple(name for name in (self.text, self.pair, self.label) if name is not None)
+        return TableFormat(delimiter=self.delimiter, headerless=self.headerless, named=named)
+
+
+# Those that data sets commonly have.
+COMMON_COLUMNS: Final = Columns()
+
+
+class ColumnNames(NamedTuple):
+    """The columns of a record's text, second text and label."""
+
+    text: str
+    pair: str | None
+    label: str = ""
+
+
+def read_columns(
+    file: Path, columns: Columns, *, needs_label: bool
+) -> Iterator[tuple[Row, ColumnNames]]:
+    """Yield the records of a file with their columns; one error where records lack some."""
+    # Rows of JSONL may have different keys.
+    names_of: dict[tuple[str, ...], ColumnNames | None] = {}
+    nothing = ColumnNames("", None)
+    for row in read_records(file, columns.table_format):
+        if isinstance(row, RowError):
+            yield row, nothing
+            continue
+        keys = tuple(row.values)
+        if keys not in names_of:
+            names_of[keys], message = _find_columns(keys, columns, needs_label=needs_label)
+            if message:
+                yield RowError(f"{row.header}: {message}"), nothing
+        names = names_of[keys]
+        if names is not None:
+            yield row, names
+
+
+def _find_columns(
+    keys: Sequence[str], columns: Columns, *, needs_label: bool
+) -> tuple[ColumnNames | None, str]:
+    """Return the columns among a record's keys; or None and the message of those it lacks."""
+    texts = _text_columns(keys, columns)
+    label = _label_column(keys, columns) if needs_label else ""
+    if texts is not None and label is not None:
+        return ColumnNames(*texts, label), ""
+    lacks = []
+    if texts is None:
+        lacks.append(_missing(keys, _asked_texts(columns), _TEXTS, "text"))
+    if label is None:
+        asked = [] if columns.label is None else [("label", columns.label)]
+        lacks.append(_missing(keys, asked, _LABELS[:3], "label"))
+    delimiter = likely_delimiter(keys[0]) if len(keys) == 1 else None
+    advice = f"; is its delimiter {delimiter!r}? Give --delimiter" if delimiter else ""
+    return None, "; ".join(lacks) + f"; its columns are {', '.join(map(str, keys))}{advice}"
+
+
+def _asked_texts(columns: Columns) -> list[tuple[str, str]]:
+    names = (("text", columns.text), ("pair", columns.pair))
+    return [(option, name) for option, name in names if name is not None]
+
+
+def _missing(
+    keys: Sequence[str], asked: Sequence[tuple[str, str]], usual: Sequence[str], option: str
+) -> str:
+    lacks = [
+        f"no column {name} for --{name_of}-column" for name_of, name in asked if name not in keys
+    ]
+    return "; ".join(lacks) or f"no column {' or '.join(usual)} (--{option}-column names another)"
+
+
+def _text_columns(keys: Sequence[str], columns: Columns) -> tuple[str, str | None] | None:
+    """Return the columns of the text and, in a file of pairs, of the second text."""
+    if any(name not in keys for _, name in _asked_texts(columns)):
+        return None
+    if columns.text is not None:
+        return columns.text, columns.pair
+    for first, second in _PAIRS:
+        pair = columns.pair or second
+        if first in keys and pair in keys and first != pair:
+            return first, pair
+    for name in _TEXTS:
+        if name in keys and name != columns.pair:
+            return name, columns.pair
+    return None
+
+
+def _label_column(keys: Sequence[str], columns: Columns) -> str | None:
+    usual = (columns.label,) if columns.label is not None else _LABELS
+    return next((name for name in usual if name in keys), None)

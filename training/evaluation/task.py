@@ -1,0 +1,91 @@
+"""Evaluation of a classifier on the held-out files of a GLUE task, by the official metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from albert_serve.tokenizer import AlbertTokenizer
+from training.evaluation.classification import (
+    PREFIX,
+    evaluate_classification,
+    evaluate_regression,
+)
+from training.evaluation.predictions import EvaluationError
+from training.glue.files import dev_files, read_task
+from training.glue.tasks import GlueTask
+from training.model.heads import AlbertForTasks
+
+_COMBINED: Final = "combined_score"
+
+
+def evaluate_task(
+    model: AlbertForTasks,
+    tokenizer: AlbertTokenizer,
+    task: GlueTask,
+    names: Sequence[str],
+    folder: Path,
+    *,
+    truncation: bool = False,
+) -> dict[str, Any]:
+    """Evaluate a model on each held-out split of a task.
+
+    Figures of splits after the first (mismatched MNLI) have the split's name in theirs. Of several
+    official metrics there is also the mean, as in transformers' run_glue.
+
+    Args:
+        names: of the model's labels, in the order of its outputs.
+        folder: of the task's files.
+
+    Raises:
+        EvaluationError: the model's labels are not the task's.
+        CorpusError: a file is missing or cannot be read, or as `evaluate_classification`.
+    """
+    outputs = [] if task.scale is not None else _outputs(task, names)
+    if task.scale is not None and len(names) != 1:
+        raise EvaluationError(
+            f"{task.title} is a regression; the checkpoint's classifier has {len(names)} labels"
+        )
+    results: dict[str, Any] = {f"{PREFIX}_task": task.title}
+    for number, (split, files) in enumerate(dev_files(task, folder).items()):
+        texts = read_task(task, {split: files}).texts[split]
+        if task.scale is not None:
+            figures = evaluate_regression(model, tokenizer, texts, truncation=truncation)
+        else:
+            figures = evaluate_classification(
+                model,
+                tokenizer,
+                texts,
+                task.labels,
+                truncation=truncation,
+                metrics=task.metrics,
+                outputs=outputs,
+            )
+        if len(task.metrics) > 1:
+            official = [figures[f"{PREFIX}_{metric}"] for metric in task.metrics]
+            figures[f"{PREFIX}_{_COMBINED}"] = sum(official) / len(official)
+        prefix = PREFIX if number == 0 else f"{PREFIX}_{split}"
+        results |= {prefix + name.removeprefix(PREFIX): value for name, value in figures.items()}
+    return results
+
+
+def _outputs(task: GlueTask, names: Sequence[str]) -> list[int]:
+    """Return the model's output of each of the task's labels.
+
+    Names count without case. Labels without names are in the task's order.
+
+    Raises:
+        EvaluationError: the labels are others.
+    """
+    mine = [name.lower() for name in names]
+    numbers = range(len(task.labels))
+    if sorted(mine) == sorted(task.labels):
+        return [mine.index(label) for label in task.labels]
+    unnamed = ([f"label_{number}" for number in numbers], [str(number) for number in numbers])
+    if mine in unnamed:
+        return list(numbers)
+    raise EvaluationError(
+        f"the labels of {task.title} are {', '.join(task.labels)}; "
+        f"those of the checkpoint's classifier are {', '.join(names)}"
+    )

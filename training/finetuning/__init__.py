@@ -1,0 +1,1 @@
+"""Finetuning: text classification, hyperparameters, and the model that a run starts from."""

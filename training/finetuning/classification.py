@@ -1,0 +1,263 @@
+"""Text classification of a finetuning run: its examples, its loss, and validation on it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import torch
+from sklearn.utils.class_weight import compute_class_weight
+from torch import Tensor
+
+from albert_serve.tokenizer import AlbertTokenizer
+from training.data.batch import TokenisedExample
+from training.data.collate import collate_examples
+from training.data.feeds import LabelledExample, labelled_examples
+from training.data.labelled import LabelledSplits, LabelledText, read_splits, read_texts
+from training.evaluation.metrics import mean_metric, metric_figures
+from training.evaluation.validation import Validation
+from training.glue.files import read_task
+from training.glue.tasks import TASKS, Metric
+from training.loop.progress import RunError
+from training.loop.selection import Selection
+from training.losses import (
+    LossFunction,
+    classification_scores,
+    cls_logits,
+    compile_logits,
+    regression_scores,
+)
+from training.model.checkpoint import label_keys
+from training.run.options import columns_of
+from training.system.precision import PrecisionName
+
+_TRAINING: Final = "training"
+_VALIDATION: Final = "validation"
+# Texts of a batch of validation.
+_VALIDATED_TOGETHER: Final = 64
+# The mean of several official metrics, as in transformers' run_glue.
+_COMBINED: Final = "combined_score"
+_OF_REGRESSION: Final[tuple[Metric, ...]] = ("pearson", "spearman")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Classification:
+    """The data and the loss of text classification in a run.
+
+    Attributes:
+        labels: keys of `config.json` that name the labels.
+        loss: None for the usual one.
+        held_out: examples of validation.
+        metrics: of validation, the official ones first.
+        num_official: how many of the metrics decide, by their mean, which validation is best.
+    """
+
+    examples: Sequence[TokenisedExample]
+    labels: dict[str, Any]
+    loss: LossFunction | None = None
+    held_out: Sequence[LabelledExample] = ()
+    metrics: tuple[Metric, ...] = ("accuracy",)
+    num_official: int = 1
+
+    def validation(self, *, every: int, row_length: int) -> Validation:
+        """Return the validation on the held-out texts, in batches of like lengths."""
+        examples = sorted(self.held_out, key=lambda example: len(example.ids))
+        return Validation(
+            batches=[
+                collate_examples(
+                    "text-classification",
+                    examples[begin : begin + _VALIDATED_TOGETHER],
+                    row_length=row_length,
+                )
+                for begin in range(0, len(examples), _VALIDATED_TOGETHER)
+            ],
+            every=every,
+            tasks=("text-classification",),
+            metrics=self._figures,
+        )
+
+    def selection(self, options: argparse.Namespace) -> Selection:
+        """Return the selection of the best validation by `--metric`, or the official metrics."""
+        official = self.metrics[0] if self.num_official == 1 else _COMBINED
+        return Selection(figure=options.metric or official, patience=options.patience)
+
+    def _figures(self, logits_NK: Tensor, targets_N: Tensor) -> dict[str, float]:
+        figures = metric_figures(self.metrics, logits_NK.numpy(), targets_N.numpy())
+        named: dict[str, float] = {**figures}
+        if self.num_official > 1:
+            official = {metric: figures[metric] for metric in self.metrics[: self.num_official]}
+            named[_COMBINED] = mean_metric(official)
+        return named
+
+
+def build_classification(
+    options: argparse.Namespace,
+    tokenizer: AlbertTokenizer,
+    precision: PrecisionName,
+    *,
+    compiles: bool,
+) -> Classification:
+    """Read and tokenise the texts of the training and validation files.
+
+    Args:
+        compiles: whether the model's pass is compiled.
+
+    Raises:
+        CorpusError: files cannot be read, or hold what cannot be trained; all of it is listed.
+        RunError: options do not fit the data.
+    """
+    logits = compile_logits(cls_logits) if compiles else cls_logits
+    if options.teacher is not None:
+        return _taught(options, tokenizer, precision, logits)
+    splits = _read(options)
+    task = TASKS.get(options.task)
+    is_regression = task is not None and task.scale is not None
+    if len(splits.names) < 2 and not is_regression:
+        raise RunError(
+            f"all texts have the label {splits.names[0]}; a classifier needs two or more"
+        )
+    official: tuple[Metric, ...] = ("accuracy",) if task is None else task.metrics
+    metrics = _metrics(options.metric, official, len(splits.names))
+    texts = splits.texts[_TRAINING]
+    weights = _class_weights(options.class_weights, texts, splits.names)
+    loss: LossFunction | None = None
+    if is_regression:
+        loss = partial(regression_scores, logits=logits)
+    elif weights is not None:
+        loss = partial(classification_scores, logits=logits, class_weights=weights)
+    return Classification(
+        examples=_tokenised(options, tokenizer, texts),
+        labels=label_keys(splits.names),
+        loss=loss,
+        held_out=_tokenised(options, tokenizer, splits.texts.get(_VALIDATION, [])),
+        metrics=metrics,
+        num_official=len(official),
+    )
+
+
+def _read(options: argparse.Namespace) -> LabelledSplits:
+    files = {_TRAINING: options.text_classification}
+    if options.validation:
+        files[_VALIDATION] = options.validation
+    if options.task is not None:
+        return read_task(TASKS[options.task], files)
+    return read_splits(files, options.labels, columns_of(options))
+
+
+def _tokenised(
+    options: argparse.Namespace, tokenizer: AlbertTokenizer, texts: Sequence[LabelledText]
+) -> list[LabelledExample]:
+    """Tokenise texts as --length and --truncation say, and report how many were cut."""
+    examples, num_cut = labelled_examples(
+        texts, tokenizer, length=options.length, truncation=options.truncation
+    )
+    if num_cut:
+        print(f"{num_cut:,} of {len(texts):,} texts are cut to {options.length} tokens")
+    return examples
+
+
+def _metrics(
+    asked: str | None, official: tuple[Metric, ...], num_labels: int
+) -> tuple[Metric, ...]:
+    """Return the metrics of validation, the official ones first.
+
+    Raises:
+        RunError: `--metric` is none of these labels.
+    """
+    allowed: tuple[Metric, ...] = ("accuracy", "macro_f1", "matthews_correlation")
+    if num_labels == 1:
+        allowed = _OF_REGRESSION
+    elif num_labels == 2:
+        allowed = (*allowed, "f1")
+    if asked in (None, "loss"):
+        return official
+    chosen = [metric for metric in allowed if metric == asked]
+    if not chosen:
+        what = "a regression" if num_labels == 1 else f"{num_labels} labels"
+        raise RunError(f"--metric {asked} is none of {what}; take {', '.join(allowed)} or loss")
+    return (*official, *(metric for metric in chosen if metric not in official))
+
+
+def _class_weights(
+    asked: Sequence[str | float] | None, texts: Sequence[LabelledText], names: Sequence[str]
+) -> Tensor | None:
+    """Return the weights (K,) of the labels that `--class-weights` asks for.
+
+    Raises:
+        RunError: there is not one for each label.
+    """
+    if asked is None:
+        return None
+    numbers = [weight for weight in asked if isinstance(weight, int | float)]
+    if len(names) > 1 and len(numbers) == len(asked) == len(names):
+        return torch.tensor(numbers, dtype=torch.float32)
+    if len(names) == 1 or list(asked) != ["balanced"]:
+        raise RunError(
+            f"--class-weights {' '.join(map(str, asked))}: give `balanced`, or one number for "
+            f"each of {len(names)} labels ({', '.join(names)})"
+        )
+    labels = np.array([text.label for text in texts])
+    present = np.unique(labels)
+    weights = np.ones(len(names))
+    weights[present] = compute_class_weight("balanced", classes=present, y=labels)
+    return torch.from_numpy(weights).float()
+
+
+def _taught(
+    options: argparse.Namespace,
+    tokenizer: AlbertTokenizer,
+    precision: PrecisionName,
+    logits: Callable[..., Tensor],
+) -> Classification:
+    """Return the same of texts with a teacher's logits as labels."""
+    # Imported here, since only a teacher needs transformers.
+    from training.distillation.pseudo_labels import (
+        PseudoLabelLoss,
+        pseudo_label,
+        pseudo_labelled_examples,
+    )
+
+    _check_teacher(options)
+    texts = read_texts(options.text_classification, columns_of(options))
+    labels = pseudo_label(texts, options.teacher, options.device, options.output, precision)
+    return Classification(
+        examples=pseudo_labelled_examples(texts, labels, tokenizer, length=options.length),
+        labels=label_keys(labels.names, multi_label=labels.problem == "multi_label"),
+        loss=PseudoLabelLoss(
+            problem=labels.problem, temperature=options.temperature, logits=logits
+        ),
+    )
+
+
+def _check_teacher(options: argparse.Namespace) -> None:
+    """Refuse options of labelled texts.
+
+    Raises:
+        RunError: there are some.
+    """
+    if options.labels:
+        raise RunError("--labels goes with labelled texts; with --teacher the labels are its own")
+    if options.class_weights:
+        raise RunError("--class-weights goes with labelled texts, not with --teacher")
+    if not options.truncation:
+        raise RunError("--no-truncation goes with labelled texts, not with --teacher")
+
+
+def check_validation(options: argparse.Namespace) -> None:
+    """Check that validation and its options go with the data.
+
+    Raises:
+        RunError: they do not.
+    """
+    if options.validation:
+        if not options.text_classification or options.teacher is not None:
+            raise RunError("--validation takes labelled texts; it goes with --text-classification")
+        return
+    asked: Mapping[str, object] = {"--patience": options.patience, "--metric": options.metric}
+    for option, value in asked.items():
+        if value is not None:
+            raise RunError(f"{option} goes with --validation")

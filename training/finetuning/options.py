@@ -1,0 +1,118 @@
+"""Command-line options of text classification and of the hyperparameters of finetuning."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import get_args
+
+from training.finetuning.recipes import DEFAULTS, with_defaults
+from training.glue.files import training_files
+from training.glue.tasks import TASKS, Metric
+from training.loop.progress import RunError
+from training.run.options import (
+    add_columns,
+    add_optimization,
+    add_task,
+    check_task,
+    parse_count,
+    parse_part,
+    parse_positive,
+)
+
+# Options of the user's own files, which a task of GLUE has in its table.
+_OWN_FILES = ("text_classification", "labels", "teacher", "text_column", "pair_column")
+_OWN_FILES += ("label_column", "delimiter")
+_FIGURES = ("loss", *get_args(Metric))
+
+
+def add_classification(group: argparse._ArgumentGroup) -> None:
+    """Add the options of the data of text classification, and of validation on it."""
+    add = group.add_argument
+    add_task(group)
+    add("--text-classification", nargs="+", type=Path, help="CSV, TSV, JSONL or Parquet")
+    add("--labels", nargs="+", help="names of the labels 0, 1, ... of those files")
+    add(
+        "--class-weights",
+        nargs="+",
+        type=_parse_class_weight,
+        metavar="WEIGHT",
+        help="factors of the loss of each label, in their order; `balanced` weighs a label by the "
+        "inverse of its frequency",
+    )
+    add(
+        "--teacher",
+        help="a finetuned encoder of transformers, a folder or a name on the hub, whose logits "
+        "replace the labels; --text-classification may then be .txt files, one text per line",
+    )
+    add(
+        "--temperature",
+        type=parse_positive,
+        default=2.0,
+        help="of the teacher's and the student's probabilities (%(default)s)",
+    )
+    add_columns(group)
+
+
+def add_validation(group: argparse._ArgumentGroup) -> None:
+    """Add the options of validation during training."""
+    add = group.add_argument
+    add(
+        "--validation",
+        nargs="+",
+        type=Path,
+        help="held-out files of text classification, measured during training; the best "
+        "checkpoint is kept as `best` (with --task: val.tsv if there is one, or dev.tsv)",
+    )
+    add("--validate-every", type=parse_count, help="steps between validations (an epoch)")
+    add("--metric", choices=_FIGURES, help="figure that decides which is the best (the task's)")
+    add("--patience", type=parse_count, help="stop after so many validations without a new best")
+
+
+def add_hyperparameters(group: argparse._ArgumentGroup) -> None:
+    """Add the options that a recipe has values for."""
+    add = group.add_argument
+    add("--recipe", choices=("paper",), help="the paper's hyperparameters of --task (table 14)")
+    add("--length", type=parse_count, help="maximum tokens of a sequence")
+    add(
+        "--batch-size",
+        nargs="+",
+        type=parse_count,
+        help="examples per step, of pretraining rows of --length tokens; one number, or one for "
+        "each task in the order of --weights",
+    )
+    add("--dropout", type=parse_part, help="of hidden states and attention (the checkpoint's)")
+    add("--classifier-dropout", type=parse_part, help="of pooled states (the checkpoint's)")
+    add_optimization(group, {})
+    for action in group._group_actions:
+        if action.dest in DEFAULTS:
+            value = DEFAULTS[action.dest]
+            shown = " ".join(map(str, value)) if isinstance(value, list) else value
+            action.help = f"{action.help} ({shown})"
+
+
+def resolve(options: argparse.Namespace) -> argparse.Namespace:
+    """Return the options with the files of the task, and the values of the recipe.
+
+    Raises:
+        RunError: options contradict each other.
+        CorpusError: files of the task are missing.
+    """
+    check_task(options)
+    if options.task is not None:
+        given = [name for name in _OWN_FILES if getattr(options, name) is not None]
+        if given:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise RunError(f"--task has its own files, columns and labels; leave out {names}")
+        files = training_files(TASKS[options.task], options.data)
+        own = {
+            "text_classification": files.train,
+            "validation": options.validation or files.validation,
+        }
+        options = argparse.Namespace(**{**vars(options), **own})
+    return with_defaults(options)
+
+
+def _parse_class_weight(text: str) -> str | float:
+    """Parse `balanced`, or a number above 0."""
+    return text if text == "balanced" else parse_positive(text)

@@ -1,0 +1,79 @@
+"""The model that a finetuning run starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from albert_serve.config import AlbertConfig
+from training.model.checkpoint import cut_positions, load_checkpoint, read_config
+from training.model.heads import AlbertForTasks, Task, head_sizes
+
+
+def load_start(
+    folder: Path, config: AlbertConfig, tasks: tuple[Task, ...], labels: Mapping[str, Any]
+) -> AlbertForTasks:
+    """Load a checkpoint with the heads of the tasks beside its own, and report a new classifier.
+
+    A head that the checkpoint lacks, or has with another number of outputs, is new.
+
+    Args:
+        config: its sizes, perhaps with fewer positions and other dropout.
+        labels: keys of `config.json` that name the labels of text classification, if it is trained.
+
+    Raises:
+        CheckpointError: as `load_checkpoint`.
+    """
+    heads = load_checkpoint(folder).tasks
+    sizes = {**heads, **head_sizes(config, tasks, len(labels.get("id2label", ())))}
+    if "text-classification" in heads and labels:
+        notice = _describe_change(folder, heads["text-classification"], labels)
+        if notice:
+            print(notice)
+    model = load_checkpoint(folder, sizes)
+    if config.max_positions != model.config.max_positions:
+        model = cut_positions(model, config.max_positions)
+    return model if config == model.config else _with_config(model, config)
+
+
+def changed_config(
+    config: AlbertConfig,
+    *,
+    max_positions: int | None,
+    dropout: float | None,
+    classifier_dropout: float | None,
+) -> AlbertConfig:
+    """Return the config with the values that are not None."""
+    values = {
+        "max_positions": max_positions,
+        "hidden_dropout": dropout,
+        "attention_dropout": dropout,
+        "classifier_dropout": classifier_dropout,
+    }
+    return replace(config, **{name: value for name, value in values.items() if value is not None})
+
+
+def _with_config(model: AlbertForTasks, config: AlbertConfig) -> AlbertForTasks:
+    """Return the model with another config of the same sizes."""
+    changed = AlbertForTasks(config, model.tasks)
+    changed.load_state_dict(model.state_dict())
+    return changed
+
+
+def _describe_change(folder: Path, num_outputs: int, labels: Mapping[str, Any]) -> str | None:
+    """Describe how the labels differ from those of the checkpoint's classifier; None if not."""
+    names = list(labels["id2label"].values())
+    before = [str(name) for name in (read_config(folder).get("id2label") or {}).values()]
+    is_named = len(before) == num_outputs
+    described = f"{num_outputs} outputs" + (f" ({', '.join(before)})" if is_named else "")
+    if num_outputs != len(names):
+        return (
+            f"the checkpoint's classifier has {described}; "
+            f"a new one is trained, of {len(names)} ({', '.join(names)})"
+        )
+    if not is_named or before == names or before == [f"LABEL_{i}" for i in range(num_outputs)]:
+        return None
+    shown = f"{', '.join(before)}, for {', '.join(names)}"
+    return f"the classifier goes on from the checkpoint's of {shown}"

@@ -1,0 +1,1 @@
+"""The tasks of GLUE: their official files, labels and metrics."""

@@ -1,0 +1,78 @@
+"""The files of a GLUE task in a folder, and their texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from training.data.corpus import CorpusError
+from training.data.labelled import LabelledSplits, raise_listed, read_splits
+from training.glue.tasks import GlueTask
+
+_COMPRESSED: Final = ("", ".gz", ".bz2", ".xz", ".zst")
+# Held out of the training files, to select a model without the official held-out files.
+_VALIDATION: Final = ("val.tsv", "validation.tsv")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingFiles:
+    """The files of a task to train on, and those to validate on meanwhile."""
+
+    train: list[Path]
+    validation: list[Path]
+
+
+def training_files(task: GlueTask, folder: Path) -> TrainingFiles:
+    """Find the files of a task in a folder.
+
+    Validation is on `val.tsv` if there is one, otherwise on the first official held-out split.
+
+    Raises:
+        CorpusError: some are missing; the message lists them.
+    """
+    train = _find(folder, task.train)
+    first_dev = next(iter(task.dev.values()))
+    validation = _find(folder, _VALIDATION) or _find(folder, first_dev)
+    missing = [] if train else [_missing(folder, "training", task.train)]
+    if not validation:
+        missing.append(_missing(folder, "held-out", first_dev))
+    raise_listed(missing)
+    return TrainingFiles(train=train, validation=validation)
+
+
+def dev_files(task: GlueTask, folder: Path) -> dict[str, list[Path]]:
+    """Find the held-out files of each split of a task in a folder.
+
+    Raises:
+        CorpusError: those of a split are missing.
+    """
+    files = {split: _find(folder, patterns) for split, patterns in task.dev.items()}
+    missing = [patterns for split, patterns in task.dev.items() if not files[split]]
+    raise_listed([_missing(folder, "held-out", patterns) for patterns in missing])
+    return files
+
+
+def read_task(task: GlueTask, files: Mapping[str, Sequence[Path]]) -> LabelledSplits:
+    """Read the files of each split, the training split first, and report rows left out.
+
+    Raises:
+        CorpusError: as `read_splits`.
+    """
+    splits = read_splits(files, task.labels or None, task.columns, task.scale)
+    for file, count in splits.num_left_out.items():
+        print(f"{file}: {count:,} rows without a text or a label are left out")
+    return splits
+
+
+def _find(folder: Path, patterns: Sequence[str]) -> list[Path]:
+    """Return the files of the first pattern that has any, compressed or not."""
+    if not folder.is_dir():
+        raise CorpusError(f"{folder} is not a folder; give that of the task's files")
+    names = (pattern + suffix for pattern in patterns for suffix in _COMPRESSED)
+    return next((files for name in names if (files := sorted(folder.glob(name)))), [])
+
+
+def _missing(folder: Path, kind: str, patterns: Sequence[str]) -> str:
+    return f"{folder} has no {kind} file {' or '.join(patterns)}"

@@ -1,0 +1,173 @@
+"""The tasks of GLUE: names of files and columns, labels, and the official metric of each.
+
+Wang et al. 2019, https://gluebenchmark.com/tasks. Columns are those of the official archives, and
+of the original MRPC and STS benchmark. Diagnostics (AX) has no training data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, Literal, TypeAlias
+
+from training.data.columns import Columns
+from training.data.labelled import Scale
+
+# `f1` is that of label 1 of two; `macro_f1` the mean over the labels.
+Metric: TypeAlias = Literal[
+    "accuracy", "f1", "macro_f1", "matthews_correlation", "pearson", "spearman"
+]
+# Name of the held-out split of tasks with one; MNLI has two.
+ONLY_DEV: Final = "dev"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GlueTask:
+    """A task of GLUE.
+
+    Attributes:
+        title: the name in tables of the literature.
+        columns: of its files.
+        labels: names of the labels 0, 1, ...; the files have the names or the numbers. Empty for a
+            regression.
+        scale: of a regression's scores.
+        metrics: official metrics; where there are several, their mean counts.
+        train: patterns of the training files' names, of which the first with a file is taken.
+        dev: the same of each held-out split.
+    """
+
+    title: str
+    columns: Columns
+    labels: tuple[str, ...] = ()
+    scale: Scale | None = None
+    metrics: tuple[Metric, ...] = ("accuracy",)
+    train: tuple[str, ...] = ("train.tsv", "train.part*.tsv")
+    dev: Mapping[str, tuple[str, ...]] = field(
+        default_factory=lambda: MappingProxyType({ONLY_DEV: ("dev.tsv",)})
+    )
+
+
+_SENTENCES: Final = Columns(
+    text="sentence1",
+    pair="sentence2",
+    pairs="required",
+    label="label",
+    delimiter="\t",
+    headerless=("index", "sentence1", "sentence2", "label"),
+)
+_ENTAILMENT: Final = ("entailment", "not_entailment")
+
+TASKS: Final[Mapping[str, GlueTask]] = MappingProxyType(
+    {
+        "cola": GlueTask(
+            title="CoLA",
+            columns=Columns(
+                text="sentence",
+                label="label",
+                delimiter="\t",
+                headerless=("source", "label", "original_label", "sentence"),
+            ),
+            labels=("unacceptable", "acceptable"),
+            metrics=("matthews_correlation",),
+        ),
+        "sst2": GlueTask(
+            title="SST-2",
+            columns=Columns(text="sentence", label="label", delimiter="\t"),
+            labels=("negative", "positive"),
+        ),
+        "mrpc": GlueTask(
+            title="MRPC",
+            columns=Columns(
+                text="#1 String",
+                pair="#2 String",
+                pairs="required",
+                label="Quality",
+                delimiter="\t",
+            ),
+            labels=("not_equivalent", "equivalent"),
+            metrics=("f1", "accuracy"),
+            train=("train.tsv", "msr_paraphrase_train.txt"),
+            dev={ONLY_DEV: ("dev.tsv", "msr_paraphrase_test.txt")},
+        ),
+        "stsb": GlueTask(
+            title="STS-B",
+            columns=Columns(
+                text="sentence1",
+                pair="sentence2",
+                pairs="required",
+                label="score",
+                delimiter="\t",
+                # Some rows end with the two sources.
+                headerless=(
+                    *("genre", "filename", "year", "old_index", "score"),
+                    *("sentence1", "sentence2", "source1", "source2"),
+                ),
+            ),
+            scale=Scale(least=0, most=5),
+            metrics=("pearson", "spearman"),
+            train=("train.tsv", "sts-train.tsv"),
+            dev={ONLY_DEV: ("dev.tsv", "sts-dev.tsv")},
+        ),
+        "qqp": GlueTask(
+            title="QQP",
+            # A few rows of the official files are broken off, and some have an empty question.
+            columns=Columns(
+                text="question1",
+                pair="question2",
+                pairs="required",
+                label="is_duplicate",
+                delimiter="\t",
+                short_rows="leave out",
+            ),
+            labels=("not_duplicate", "duplicate"),
+            metrics=("f1", "accuracy"),
+        ),
+        "mnli": GlueTask(
+            title="MNLI",
+            columns=Columns(
+                text="sentence1",
+                pair="sentence2",
+                pairs="required",
+                label="gold_label",
+                delimiter="\t",
+            ),
+            labels=("entailment", "neutral", "contradiction"),
+            dev={"matched": ("dev_matched.tsv",), "mismatched": ("dev_mismatched.tsv",)},
+        ),
+        "qnli": GlueTask(
+            title="QNLI",
+            columns=Columns(
+                text="question",
+                pair="sentence",
+                pairs="required",
+                label="label",
+                delimiter="\t",
+                headerless=("index", "question", "sentence", "label"),
+            ),
+            labels=_ENTAILMENT,
+        ),
+        "rte": GlueTask(
+            title="RTE",
+            columns=_SENTENCES,
+            labels=_ENTAILMENT,
+        ),
+        "wnli": GlueTask(
+            title="WNLI",
+            columns=_SENTENCES,
+            labels=("not_entailment", "entailment"),
+        ),
+    }
+)
+
+
+def task_name(text: str) -> str:
+    """Return the name of a task that is written as in the literature, such as `SST-2`.
+
+    Raises:
+        ValueError: there is no such task.
+    """
+    name = text.lower().replace("-", "").replace("_", "")
+    if name not in TASKS:
+        raise ValueError(f"no task {text!r}; there are {', '.join(TASKS)}")
+    return name
