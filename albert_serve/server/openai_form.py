@@ -25,7 +25,7 @@ from albert_serve.api.schemas import MODEL_PATH, describe
 from albert_serve.api.wire import shorten
 from albert_serve.errors import InvalidInputError, NotFoundError
 from albert_serve.server.answering import Question
-from albert_serve.server.hosted_model import HostedModel
+from albert_serve.server.models.hosted_model import HostedModel
 from albert_serve.tasks import Prepared
 
 

@@ -30,6 +30,7 @@ from training.evaluation.squad import (
     score_answer,
     version_of,
 )
+from training.evaluation.torch_engine import predict_in_torch
 from training.model.heads import AlbertForTasks
 
 BEST_F1_THRESHOLD: Final = "question_answering_best_f1_threshold"
