@@ -29,7 +29,7 @@ def test_every_request_in_the_greeting_is_answered(bundle_dir: Path, client: htt
     assert port is not None
     text = greeting({"tiny": Bundle.open(bundle_dir)}, "tiny", "127.0.0.1", port)
     commands = re.findall(r"^curl .*?\\\n.*$", text, re.MULTILINE)
-    assert len(commands) == 4
+    assert len(commands) == 5
     for command in commands:
         _, url, _, header, _, body = shlex.split(command.replace("\\\n", ""))
         name, value = header.split(": ")
@@ -47,7 +47,7 @@ def test_the_greetings_address_can_be_called(bundle_dir: Path, host: str, url: s
 def test_the_greeting_tells_where_a_key_goes(bundle_dir: Path) -> None:
     bundles = {"tiny": Bundle.open(bundle_dir)}
     text = greeting(bundles, "tiny", "127.0.0.1", 80, needs_key=True)
-    assert text.count('-H "Authorization: Bearer $ALBERT_API_KEY"') == text.count("curl ") == 4
+    assert text.count('-H "Authorization: Bearer $ALBERT_API_KEY"') == text.count("curl ") == 5
 
 
 def test_info_describes_a_bundle(bundle_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -283,6 +283,15 @@ def test_every_path_has_a_guarded_surface_but_health_and_the_page(path: str) -> 
     assert parse(label).label == label
 
 
+@pytest.mark.parametrize(
+    ("path", "model"), [("/v1/embeddings", None), ("/v1/models/tiny/embeddings", "tiny")]
+)
+def test_openais_paths_are_guarded_and_limited_as_the_task(path: str, model: str | None) -> None:
+    target = parse(path)
+    assert (target.surface, target.task, target.model) == ("api", "feature-extraction", model)
+    assert target.label == path.replace("tiny", "{model}")
+
+
 @given(
     st.lists(st.from_regex(r"[A-Za-z0-9._~+/-]{16,40}=?", fullmatch=True), min_size=1), st.text()
 )
