@@ -252,7 +252,7 @@ def test_no_answer_wins_where_its_logit_is_over_the_threshold(
 ) -> None:
     """The threshold of the request, or the model's own; answers and no answer add up to 1."""
     own = replace(task, null_score_diff_threshold=threshold)
-    default = {"handle_impossible_answer": True, "top_k": 5}
+    default: dict[str, Any] = {"handle_impossible_answer": True, "top_k": 5}
     given = {**default, "null_score_diff_threshold": threshold}
     for one, options in ((own, default), (task, given)):
         prepared = one.prepare(ask("a b", "c"), QuestionAnsweringParameters(**options))
@@ -266,7 +266,7 @@ def test_no_answer_wins_where_its_logit_is_over_the_threshold(
         assert sum(each.score for each in result) == pytest.approx(1)
 
 
-def test_the_threshold_moves_the_scores_of_answers(task: QuestionAnswering) -> None:
+def test_the_threshold_moves_the_scores_of_answers() -> None:
     """Also where no answer is not among the answers: 0.5 is where both are as likely."""
     spans = find_spans(two_tokens(no_answer=6), [(0, 1), (2, 3)], max_answer_len=9, top_k=1)
     assert spans.null_score == pytest.approx(2)
