@@ -39,10 +39,10 @@ from albert_serve.server.bentoml.tracing import NO_SPANS, CallersTrace, has_expo
 from albert_serve.server.error_replies import ErrorReplies
 from albert_serve.server.logging import configure_logs
 from albert_serve.server.metrics import Metrics
+from albert_serve.server.models.registry import Models, check_models
 from albert_serve.server.openapi import describe_service
 from albert_serve.server.paths import Labels, Paths
 from albert_serve.server.pid_file import hold_pid_file
-from albert_serve.server.registry import Models, check_models
 from albert_serve.server.routes import make_app
 from albert_serve.server.shared_replies import SharedReplies
 from albert_serve.settings import DEFAULT_VARIABLE, Settings, num_workers, supervisor_pid
@@ -51,8 +51,7 @@ from albert_serve.settings import DEFAULT_VARIABLE, Settings, num_workers, super
 _BENTOML_TIMEOUT_S: Final = 60
 # The context of a call within this process, where BentoML passes none.
 _IN_PROCESS: Final[Any] = None
-# The document is built once: 0.05 s of CPU on the event loop.
-_app = make_app(cache(lambda: describe_service(AlbertServe.openapi_spec.asdict())))
+_app = make_app(lambda: describe_service(AlbertServe.openapi_spec.asdict()))
 _metrics = cache(Metrics)  # those of a process, however many instances it has
 
 

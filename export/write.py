@@ -34,6 +34,7 @@ from albert_serve.bundle.manifest import (
     file_entry,
 )
 from albert_serve.bundle.weights import TaskName, read_header
+from albert_serve.files import partial_folder
 from albert_serve.progress import progress
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
@@ -135,7 +136,7 @@ def export_bundle(
     target = target.resolve()
     limits = limits or Limits()
     _check_target(Path(checkpoint), target, overwrite)
-    with open_checkpoint(checkpoint) as opened, _partial_folder(target) as folder:
+    with open_checkpoint(checkpoint) as opened, _new_folder(target) as folder:
         source = read_source(opened.folder)
         shown = examples or {}
         check_tasks(shown, source.tasks)
@@ -198,19 +199,13 @@ def _check_target(checkpoint: Path, target: Path, overwrite: bool) -> None:
 
 
 @contextmanager
-def _partial_folder(target: Path) -> Iterator[Path]:
-    """Create a temporary folder beside the target, removed afterwards unless it was moved."""
-    folder = target.with_name(f".{target.name}.{os.getpid()}.partial")
+def _new_folder(target: Path) -> Iterator[Path]:
+    """Create a temporary folder beside the target, removed afterwards unless it was renamed."""
     try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise ExportError(f"{target.parent} cannot be written to: {error}") from error
-    try:
-        yield folder
+        with partial_folder(target) as folder:
+            yield folder
     except OSError as error:
         raise ExportError(f"{target} cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_graphs(source: Source, folder: Path, cuda_form: Form) -> list[Path]:

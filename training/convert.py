@@ -7,14 +7,12 @@ or none) are repeated, so that each layer has its own copy; the outputs are the 
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from albert_serve.files import partial_folder
 from training.conversion.source import REFERENCE_HELP, open_checkpoint
 from training.conversion.standard import write_for_transformers
 from training.errors import report_errors
@@ -42,21 +40,10 @@ def convert(reference: str | Path, target: Path) -> None:
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise CheckpointError(f"{target} is there already; name a new folder")
-    with open_checkpoint(reference) as checkpoint, _partial_folder(target) as folder:
-        write_for_transformers(checkpoint.folder, folder)
-
-
-@contextmanager
-def _partial_folder(target: Path) -> Iterator[Path]:
-    """Name a folder beside the target, moved to it at the end, and removed after an error."""
     target = target.resolve()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        yield folder
+    with open_checkpoint(reference) as checkpoint, partial_folder(target) as folder:
+        write_for_transformers(checkpoint.folder, folder)
         folder.rename(target)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -30,19 +30,17 @@ from training.errors import report_errors
 from training.loop.distributed import join_world
 from training.loop.progress import is_known_run
 from training.loop.reproducibility import run_precision
-from training.pretrain import (
+from training.run.options import add_end, add_reports, parse_count, parse_weight
+from training.run.pretraining import corpus_record, make_job, train_job
+from training.run.pretraining_options import (
     add_data,
     add_machine,
     add_recipe,
     add_sizes,
     changed_recipe,
-    corpus_record,
     make_config,
-    make_job,
     open_start,
-    train_job,
 )
-from training.run.options import add_end, add_reports, parse_count, parse_weight
 from training.run.recipes import DISTILLATION, Recipe
 from training.system.command_line import make_parser
 

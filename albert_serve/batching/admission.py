@@ -99,7 +99,7 @@ class ConcurrencyLimiter:
             self._start_window()
 
     def pause(self) -> None:
-        """Stop counting a request as in progress: its client has to send more of it."""
+        """Stop counting a request as in progress: it is not read yet, or was refused unread."""
         self.num_requests -= 1
 
     def resume(self) -> None:
@@ -122,10 +122,6 @@ class ConcurrencyLimiter:
             f"{self.limit} are taken at once; try again later",
             retry_after_s=limit_retry_after_s(latency_s),
         )
-
-    def withdraw(self) -> None:
-        """Give up the slot of a request that the application refused without reading it."""
-        self.num_requests -= 1
 
     def release(self, status: int | None = HTTPStatus.OK) -> None:
         """Count a request as done, by the status of its reply; None if it has no reply."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from albert_serve.bundle.catalog import read_catalogue
+from albert_serve.cli.greeting import greeting
 from albert_serve.cli.options import (
     add_command,
     add_model_options,
@@ -19,7 +20,6 @@ from albert_serve.cli.options import (
     chosen,
 )
 from albert_serve.errors import ConfigError
-from albert_serve.server.greeting import greeting
 from albert_serve.server.pid_file import check_pid_file, reload_service
 from albert_serve.settings import Settings, default_pid_file
 

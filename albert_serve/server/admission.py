@@ -6,8 +6,6 @@ The rules and the limits are in `batching/admission.py`; here the first of them 
 from __future__ import annotations
 
 import logging
-import math
-import time
 from collections.abc import Callable
 from typing import Final, Literal, Protocol
 
@@ -19,9 +17,9 @@ from albert_serve.batching.scheduler import PRIORITIES, Priority
 from albert_serve.errors import QueueFullError
 from albert_serve.server.auth import PRIORITY_HEADER
 from albert_serve.server.error_replies import error_response, find_or_make_id
+from albert_serve.server.logging import RepeatedWarning
 from albert_serve.server.paths import Target, target_of
 
-_LOG_INTERVAL_S: Final = 10.0
 _REFUSAL: Final = "albert_serve.refusal"
 _PRIORITY: Final = "albert_serve.priority"
 _logger = logging.getLogger(__name__)
@@ -74,8 +72,7 @@ class AdmissionController:
         self._max_latencies_s: dict[bool, float] = {False: max_latency_s, True: max_batch_latency_s}
         self._limiters: dict[tuple[str, bool], ConcurrencyLimiter] = {}
         self._pacer = RefusalPacer()
-        self._num_refused = 0
-        self._logged_s = -math.inf
+        self._refusals = RepeatedWarning(_logger, "%d requests refused, the last to model %s")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -90,7 +87,7 @@ class AdmissionController:
 
         def refuse() -> QueueFullError:
             directory.count_refusal(model, task)
-            self._log_refusal(model)
+            self._refusals.log(model)
             return limiter.refuse()
 
         if limiter.is_full():
@@ -112,14 +109,6 @@ class AdmissionController:
                 self._max_latencies_s[is_batch]
             )
         return limiter
-
-    def _log_refusal(self, model: str) -> None:
-        """Log refusals at most every 10 s: under overload a line for each costs too much."""
-        self._num_refused += 1
-        if time.monotonic() - self._logged_s < _LOG_INTERVAL_S:
-            return
-        _logger.warning("%d requests refused, the last to model %s", self._num_refused, model)
-        self._num_refused, self._logged_s = 0, time.monotonic()
 
 
 class _Slot:
@@ -179,7 +168,7 @@ class _Slot:
             if self._is_begun:
                 self._limiter.release(status)
             else:  # 401 or 415, which tell nothing of the throughput
-                self._limiter.withdraw()
+                self._limiter.pause()
         self._state = "released"
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextvars
 import json
 import logging
+import math
 import re
 import sys
+import time
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
@@ -18,6 +20,7 @@ REQUEST_ID: Final[contextvars.ContextVar[str | None]] = contextvars.ContextVar(
 ACCESS_FIELDS: Final = ("method", "path", "status", "duration_ms")
 _TRACE: Final = re.compile(r"trace=(?P<trace>\w+),span=(?P<span>\w+)")
 _OURS: Final = "albert_serve"
+_INTERVAL_S: Final = 10.0
 
 
 def configure_logs(log_format: Literal["text", "json"]) -> None:
@@ -30,6 +33,28 @@ def configure_logs(log_format: Literal["text", "json"]) -> None:
     for name in ("", *logging.root.manager.loggerDict):
         for handler in logging.getLogger(name).handlers:
             handler.setFormatter(JsonFormatter())
+
+
+class RepeatedWarning:
+    """A warning that is logged at most every 10 s: under overload a line for each costs too much.
+
+    Args:
+        message: its first argument is the number of events since the last line.
+    """
+
+    def __init__(self, logger: logging.Logger, message: str) -> None:
+        self._logger = logger
+        self._message = message
+        self._num_events = 0
+        self._logged_s = -math.inf
+
+    def log(self, *args: object) -> None:
+        """Count an event, and log it if none was logged lately."""
+        self._num_events += 1
+        if time.monotonic() - self._logged_s < _INTERVAL_S:
+            return
+        self._logger.warning(self._message, self._num_events, *args)
+        self._num_events, self._logged_s = 0, time.monotonic()
 
 
 class JsonFormatter(logging.Formatter):

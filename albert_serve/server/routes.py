@@ -17,8 +17,8 @@ from starlette.routing import Route
 from albert_serve.api.schemas import MODEL_PATH, MODELS_PATH, ModelsReply
 from albert_serve.errors import AlbertServeError, NotReadyError
 from albert_serve.server.answering import answer_request, reply_to_error
-from albert_serve.server.hosted_model import HostedModel
-from albert_serve.server.registry import Models
+from albert_serve.server.models.hosted_model import HostedModel
+from albert_serve.server.models.registry import Models
 from albert_serve.tasks import TASKS
 from albert_serve.web import page_routes
 

@@ -20,7 +20,7 @@ import pytest
 
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.cli import main
-from albert_serve.server.greeting import greeting
+from albert_serve.cli.greeting import greeting
 from tests.albert_serve.support import ROOT, free_port
 
 

@@ -181,7 +181,7 @@ def test_the_checkpoint_is_never_replaced(checkpoint: Path, where: str) -> None:
 
 def test_a_target_that_cannot_be_written(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ExportError, match="cannot be written to"):
+    with pytest.raises(ExportError, match="cannot be written"):
         export_bundle(checkpoint, tmp_path / "file/bundle")
 
 

@@ -94,7 +94,7 @@ def _add_tokenizer(source: Path, folder: Path, config: AlbertConfig) -> None:
 
 
 def write_for_transformers(source: Path, folder: Path) -> None:
-    """Write a checkpoint in standard form as one that `transformers` reads, into a new folder.
+    """Write a checkpoint in standard form as one that `transformers` reads, into an empty folder.
 
     Of shared parts of layers, which `transformers` cannot share, each layer gets a copy.
 
@@ -106,7 +106,7 @@ def write_for_transformers(source: Path, folder: Path) -> None:
     if check_config(hf, source).sharing != "all":
         expand_for_hf(source, folder)
         return
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     _write_config(hf, folder)
     for name in (WEIGHTS_FILE, *_KEPT):
         if (source / name).is_file():

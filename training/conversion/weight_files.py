@@ -27,6 +27,8 @@ PICKLE_FILE: Final = "pytorch_model.bin"
 # In the order of `transformers`. Each may also be `NAME.index.json`, a list of several files.
 _FORMS: Final = (WEIGHTS_FILE, PICKLE_FILE)
 _MAX_INDEX_BYTES: Final = 16 << 20
+# Tied weights are saved under each of their names.
+_MAX_COPIES: Final = 4
 # Buffers of old versions, which hold no weights.
 _BUFFER: Final = re.compile(r"(^|\.)(position_ids|token_type_ids)$")
 # Names of norms in weights that were converted from TensorFlow.
@@ -109,6 +111,12 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{file} holds {type(content).__name__}, not weights by name")
     for name, tensor in content.items():
         _check_tensor(file, name, tensor)
+    num_bytes = sum(tensor.nbytes for tensor in content.values())
+    if num_bytes > _MAX_COPIES * file.stat().st_size:
+        raise CheckpointError(
+            f"{file} has {num_bytes:,} bytes of weights, more than {_MAX_COPIES} times the file's "
+            "size: many of them are views of the same numbers"
+        )
     return dict(content)
 
 

@@ -17,7 +17,7 @@ from albert_serve.api.schemas import InfoReply
 from albert_serve.errors import AlbertServeError
 from albert_serve.server.answering import answer_call, answer_request, reply_to_error
 from albert_serve.server.error_replies import JSON, error_response, media_type_of, not_json
-from albert_serve.server.registry import Models
+from albert_serve.server.models.registry import Models
 from albert_serve.tasks import TASKS
 
 # BentoML's format between the services of one deployment.

@@ -17,6 +17,8 @@ import uvicorn
 import uvicorn.config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from albert_serve.server.logging import RepeatedWarning
+
 MAX_HEAD_BYTES: Final = 1 << 16
 MAX_HEADERS: Final = 256
 # Requests that were sent before the replies to those before them.
@@ -28,7 +30,9 @@ _FRAMING_SHARE: Final = 1 / 16
 _TURN_BYTES: Final = (1 << 11, 1 << 14)
 _MANY_PARTS: Final = 100
 _TOO_LARGE: Final = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-_logger = logging.getLogger(__name__)
+_closed = RepeatedWarning(
+    logging.getLogger(__name__), "%d connections closed: too many headers, or pipelined requests"
+)
 
 
 def limit_connections() -> None:
@@ -150,7 +154,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _refuse(self) -> None:
         self._is_ended = True
-        _logger.warning("too many headers, or pipelined requests: connection closed")
+        _closed.log()
         is_answering = self.cycle is not None and not self.cycle.response_complete
         if self._is_in_head and not is_answering:
             self.transport.write(_reply())

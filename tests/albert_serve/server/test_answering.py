@@ -22,7 +22,7 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.errors import InvalidInputError, TooMuchAtOnceError
 from albert_serve.server.answering import answer_request
-from albert_serve.server.hosted_model import HostedModel, work_of
+from albert_serve.server.models.hosted_model import HostedModel, work_of
 
 MAX_ITEMS = 3
 

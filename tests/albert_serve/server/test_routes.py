@@ -24,9 +24,9 @@ from albert_serve.bundle.manifest import Bundle
 from albert_serve.errors import EngineError
 from albert_serve.runtime.engine import Engine
 from albert_serve.server.error_replies import ErrorReplies
-from albert_serve.server.hosted_model import HostedModel
 from albert_serve.server.metrics import Metrics
-from albert_serve.server.registry import Models
+from albert_serve.server.models.hosted_model import HostedModel
+from albert_serve.server.models.registry import Models
 from albert_serve.server.routes import make_app
 from albert_serve.settings import RuntimeOptions, Settings
 from albert_serve.tasks import EncoderInput, Logits

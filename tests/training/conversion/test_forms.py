@@ -214,6 +214,10 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
         write_pickle({"albert.pooler.weight": torch.zeros(1).expand(2**20, 2**20)}),
         "more than the file holds",
     ),
+    "views of one tensor": (
+        write_pickle(dict.fromkeys(map(str, range(100)), torch.zeros(1000))),
+        "are views of the same numbers",
+    ),
     "sparse": (write_pickle({"x": torch.zeros(3, 3).to_sparse()}), "only dense weights"),
     "whole numbers": (write_pickle({"x": torch.zeros(3, dtype=torch.int8)}), "not floating point"),
     "two of one": (

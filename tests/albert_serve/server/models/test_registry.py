@@ -28,7 +28,7 @@ from albert_serve.bundle.manifest import Bundle
 from albert_serve.client import AlbertClient
 from albert_serve.errors import AlbertServeError, ConfigError, NotFoundError
 from albert_serve.server.metrics import Metrics
-from albert_serve.server.registry import Models, check_models
+from albert_serve.server.models.registry import Models, check_models
 from albert_serve.settings import Settings
 from albert_serve.tokenizer import AlbertTokenizer
 from export.write import Limits, export_bundle

@@ -1,0 +1,1 @@
+"""The served models: each with its engine and queue, and all of them together."""
