@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tqdm import tqdm
@@ -42,7 +42,7 @@ def progress(
         unit: the name of several items.
         is_step: whether the work is one step of several: its bar comes late and goes.
     """
-    total = len(items) if hasattr(items, "__len__") else None
+    total = len(items) if isinstance(items, Sized) else None
     with progress_bar(title=title, total=total, unit=unit, is_step=is_step) as bar:
         for item in items:
             yield item
@@ -98,7 +98,7 @@ def progress_bar(
 class _Lines(_Bar):
     """Writes whole lines, where a terminal would show one line that changes."""
 
-    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
         """Write the line."""
         text = str(self) if msg is None else msg
         try:
@@ -107,7 +107,6 @@ class _Lines(_Bar):
                 self.fp.flush()
         except OSError:  # nobody reads any more, which is no reason to end the work
             self.disable = True
-        return True
 
     def clear(self, nolock: bool = False) -> None:
         """Leave what is written."""
@@ -122,7 +121,7 @@ class _Lines(_Bar):
         """Write a last line, if there were lines."""
         if self.disable:
             return
-        has_lines = self.last_print_t >= self.start_t + self.delay
+        has_lines = self.last_print_t > self.start_t
         if self.leave and has_lines and self.n != self.last_print_n:
             self.display()
         self.last_print_t = 0.0  # so that nothing is cleared

@@ -25,10 +25,10 @@ examples:
 
 A row of the input is {"inputs": ..., "parameters": ...} as the endpoint takes it, or the fields of
 one item: {"text"}, {"text", "text_pair"}, {"question", "context"} or {"sentences"}. A row of the
-output is {"id", "output"}, or {"id", "error", "error_type"}, with the "id" of the input: a bad row
-never stops the job. If every row is in error, the exit status is 1. Files ending in .gz or .xz are
-compressed. The output appears when it is whole; /dev/stdout, a pipe or a device is written to at
-once.
+output is {"id", "output"}, with "truncated_at" where texts were cut ('{"truncation": true}'), or
+{"id", "error", "error_type"}, with the "id" of the input: a bad row never stops the job. If every
+row is in error, the exit status is 1. Files ending in .gz or .xz are compressed. The output appears
+when it is whole; /dev/stdout, a pipe or a device is written to at once.
 """
 
 
