@@ -102,11 +102,7 @@ def _build(
     _check_length(options.length, config.max_positions)
     feeds, texts, loss_of = _feeds(options, config, precision)
     labels = {} if texts is None else texts.labels
-    num_steps = options.steps
-    if options.epochs:
-        in_epochs = math.ceil(options.epochs * _steps_an_epoch(feeds, "--steps"))
-        num_steps = min(in_epochs, num_steps or in_epochs)
-    progress = Progress(num_steps=num_steps, budget_s=options.budget)
+    progress = Progress(num_steps=_num_steps(options, feeds), budget_s=options.budget)
     validation, selection = None, None
     if texts is not None and texts.held_out:
         every = options.validate_every or _steps_an_epoch(feeds, "--validate-every")
@@ -195,7 +191,7 @@ def _feeds(
             "--pretraining"
         )
     loss_of = compiled_losses() if compiles else dict(LOSS_OF)
-    if texts is not None and texts.loss is not None:
+    if texts is not None:
         loss_of["text-classification"] = texts.loss
     return feeds, texts, loss_of
 
@@ -218,6 +214,15 @@ def _weights(options: argparse.Namespace, feeds: Sequence[Feed]) -> list[float]:
         names = ", ".join(feed.name for feed in feeds)
         raise RunError(f"--weights {weights}: give one for each of {names}")
     return list(weights)
+
+
+def _num_steps(options: argparse.Namespace, feeds: Sequence[Feed]) -> int | None:
+    """Return the steps of the run by --steps and --epochs; None if its budget alone ends it."""
+    steps: int | None = options.steps
+    if not options.epochs:
+        return steps
+    in_epochs = math.ceil(options.epochs * _steps_an_epoch(feeds, "--steps"))
+    return min(in_epochs, steps or in_epochs)
 
 
 def _steps_an_epoch(feeds: Sequence[Feed], option: str) -> int:

@@ -101,8 +101,11 @@ def _table_records(file: Path, form: TableFormat) -> Iterator[Row]:
     is_csv = ".csv" in file.suffixes
     delimiter = form.delimiter or ((likely_delimiter(first) or ",") if is_csv else "\t")
     # As in GLUE, quotes are ordinary characters of a TSV file.
-    quoting = csv.QUOTE_MINIMAL if is_csv else csv.QUOTE_NONE
-    reader = csv.reader(chain([first], lines), delimiter=delimiter, quoting=quoting)
+    reader = csv.reader(
+        chain([first], lines),
+        delimiter=delimiter,
+        quoting=csv.QUOTE_MINIMAL if is_csv else csv.QUOTE_NONE,
+    )
     names: Sequence[str] | None = None
     header, end = "", 0
     for fields in reader:

@@ -50,7 +50,6 @@ class Classification:
 
     Attributes:
         labels: keys of `config.json` that name the labels.
-        loss: None for the usual one.
         held_out: examples of validation.
         metrics: of validation, the official ones first.
         num_official: how many of the metrics decide, by their mean, which validation is best.
@@ -58,7 +57,7 @@ class Classification:
 
     examples: Sequence[TokenisedExample]
     labels: dict[str, Any]
-    loss: LossFunction | None = None
+    loss: LossFunction
     held_out: Sequence[LabelledExample] = ()
     metrics: tuple[Metric, ...] = ("accuracy",)
     num_official: int = 1
@@ -124,15 +123,12 @@ def build_classification(
     metrics = _metrics(options.metric, official, len(splits.names))
     texts = splits.texts[_TRAINING]
     weights = _class_weights(options.class_weights, texts, splits.names)
-    loss: LossFunction | None = None
-    if is_regression:
-        loss = partial(regression_scores, logits=logits)
-    elif weights is not None:
-        loss = partial(classification_scores, logits=logits, class_weights=weights)
     return Classification(
         examples=_tokenised(options, tokenizer, texts),
         labels=label_keys(splits.names),
-        loss=loss,
+        loss=partial(regression_scores, logits=logits)
+        if is_regression
+        else partial(classification_scores, logits=logits, class_weights=weights),
         held_out=_tokenised(options, tokenizer, splits.texts.get(_VALIDATION, [])),
         metrics=metrics,
         num_official=len(official),
