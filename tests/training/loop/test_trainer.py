@@ -336,7 +336,7 @@ def test_without_a_terminal_the_progress_is_written_in_lines(
     lines = [line for line in ended.err.splitlines() if " left" in line]
     assert len(lines) >= len(STEPS)
     for line in lines[-len(STEPS) :]:
-        assert re.match(r"\d+\.\d% in [\d:]+, [\d:?]+ left, .*loss", line), line
+        assert re.match(r"\d+\.\d% in [\d:]+, [\d:?]+ left, .*masked \d", line), line
     assert lines[-1].startswith("100.0% in ")
 
 
