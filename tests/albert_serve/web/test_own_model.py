@@ -17,7 +17,7 @@ from export.write import export_bundle
 from tests.albert_serve.support import running_service, service_environment
 from tests.albert_serve.web.browsing import OpenPage, ask, assert_bars
 from training.model.checkpoint import save_checkpoint
-from training.model.heads import AlbertForTasks
+from training.model.heads import AlbertForTasks, Task
 
 PHONE_WIDTH_PX = 390
 NUM_LABELS = 77
@@ -40,10 +40,12 @@ def bundle(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     folder = tmp_path_factory.mktemp("own")
     content = json.loads((checkpoint_dir / "config.json").read_text())
     torch.manual_seed(1)
-    sizes = {"fill-mask": content["vocab_size"], "sentence-order": 2}
-    model = AlbertForTasks(
-        AlbertConfig.from_hf(content), {**sizes, "text-classification": NUM_LABELS}
-    )
+    sizes: dict[Task, int] = {
+        "fill-mask": content["vocab_size"],
+        "sentence-order": 2,
+        "text-classification": NUM_LABELS,
+    }
+    model = AlbertForTasks(AlbertConfig.from_hf(content), sizes)
     labels = {"id2label": {str(number): label for number, label in enumerate(LABELS)}}
     save_checkpoint(
         model, folder / "checkpoint", tokenizer_from=checkpoint_dir, extra_config=labels

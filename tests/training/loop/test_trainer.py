@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -320,6 +322,22 @@ def test_a_return_to_a_checkpoint_gives_no_time_back(budgeted: list[str], tmp_pa
     state = checkpoint_state(tmp_path / "run")
     assert state["step"] == 20 - 5
     assert state["elapsed_s"] == 10
+
+
+def report_often() -> None:
+    patch("albert_serve.progress.LINE_EVERY_S", 1e-9).start()
+
+
+def test_without_a_terminal_the_progress_is_written_in_lines(
+    tiny_options: list[str], tmp_path: Path
+) -> None:
+    ended = run_in_process(tiny_options, tmp_path / "run", fate=report_often)
+    assert ended.status == 0
+    lines = [line for line in ended.err.splitlines() if " left" in line]
+    assert len(lines) >= len(STEPS)
+    for line in lines[-len(STEPS) :]:
+        assert re.match(r"\d+\.\d% in [\d:]+, [\d:?]+ left, .*masked \d", line), line
+    assert lines[-1].startswith("100.0% in ")
 
 
 def test_a_run_that_is_done_stays_as_it_is(
