@@ -437,7 +437,7 @@ def test_a_line_without_end_is_a_rows_error(
     ("name", "content", "kind"),
     [
         ("in.csv", b"id,text\n1,a\n", "CSV"),
-        ("in.tsv.gz", gzip.compress(b"id\ttext\n"), "TSV"),
+        ("in.tsv.gz", gzip.compress(b"id\ttext\n", mtime=0), "TSV"),
         ("in.parquet", b"PAR1\x15\x04", "Parquet"),
         ("input", b"PAR1\x15\x04", "Parquet"),
         ("in.jsonl.zst", b"\x28\xb5\x2f\xfd\x00", "Zstandard"),
