@@ -69,7 +69,8 @@ def test_an_embedding_is_that_of_transformers(bundle: Bundle) -> None:
     for text, item, rows in zip(texts, prepared, hidden, strict=True):
         with torch.inference_mode():
             expected = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0)
-        np.testing.assert_allclose(item.finish([rows]), expected.numpy(), rtol=0, atol=1e-4)
+        embedding: Any = item.finish([rows])
+        np.testing.assert_allclose(embedding, expected.numpy(), rtol=0, atol=1e-4)
 
 
 def test_the_graphs_hold_no_weights(bundle: Bundle) -> None:

@@ -60,8 +60,8 @@ def measure_speeds(
         EngineError: the runtime failed.
     """
     tasks = bundle.manifest.tasks
-    heads: list[str] = sorted(tasks, key=lambda name: tasks[name].num_outputs)
-    lightest = (heads or [FEATURE_EXTRACTION])[0]
+    heads = sorted(tasks, key=lambda name: tasks[name].num_outputs)
+    lightest = heads[0] if heads else FEATURE_EXTRACTION
     return [
         _measure(engine, lightest, shape, fp32_gflops_per_s)
         for shape in progress(_shapes(engine), title="speed", unit="shapes")

@@ -15,7 +15,6 @@ from albert_serve.api.schemas import (
     MAX_MASKS,
     FillMaskParameters,
     FillMaskRequest,
-    Parameters,
     ProblemType,
     QuestionAnsweringParameters,
     QuestionAnsweringRequest,
@@ -25,6 +24,7 @@ from albert_serve.api.schemas import (
     TextClassificationParameters,
     TextClassificationRequest,
 )
+from albert_serve.api.wire import Parameters
 from albert_serve.errors import InvalidInputError, NotFoundError, TooMuchAtOnceError
 from albert_serve.tasks.base import EncoderInput, Logits, Prepared, Round, Task
 from albert_serve.tasks.feature_extraction import FeatureExtraction

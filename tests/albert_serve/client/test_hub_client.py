@@ -57,7 +57,7 @@ def classify(checkpoint_dir: Path) -> Any:
 @pytest.fixture(scope="module")
 def extract(checkpoint_dir: Path) -> Any:
     """Vectors (1, S, H) of a text's tokens."""
-    pipeline = transformers.pipeline(
+    pipeline: Any = transformers.pipeline(
         "feature-extraction", model=str(checkpoint_dir), device="cpu", return_tensors=True
     )
     return lambda text: pipeline(text).numpy()

@@ -107,16 +107,11 @@ def test_a_mixed_batch_equals_single_runs(engine: Engine, max_batch_tokens: int)
 def test_hidden_states_are_read_in_the_batches_of_the_heads(
     engine: Engine, model: AlbertForTasks
 ) -> None:
-    features = [
-        replace(make_input("feature-extraction", length, rows=rows), reduction=reduction)
-        for length in (1, 31, 32, 100)
-        for rows, reduction in (
-            ([0], "none"),
-            (None, "none"),
-            (None, "mean"),
-            ([length - 1], "mean"),
-        )
-    ]
+    features = []
+    for length in (1, 31, 32, 100):
+        for rows in ([0], None):
+            plain = make_input("feature-extraction", length, rows=rows)
+            features += [plain, replace(plain, reduction="mean")]
     inputs = [item for pair in zip(features, mixed_inputs(), strict=False) for item in pair]
     for item, result in zip(inputs, engine.run_batch(inputs), strict=True):
         if item.task != "feature-extraction":

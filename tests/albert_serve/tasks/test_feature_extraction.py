@@ -11,7 +11,11 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from albert_serve.api.embeddings import FeatureExtractionParameters, FeatureExtractionRequest
+from albert_serve.api.embeddings import (
+    FeatureExtractionParameters,
+    FeatureExtractionRequest,
+    TruncationDirection,
+)
 from albert_serve.errors import EngineError, TextTooLongError, TooMuchAtOnceError
 from albert_serve.tasks import FeatureExtraction, TaskSetup, open_task, prepare_request
 from tests.albert_serve.task_fixtures import Answerer
@@ -116,7 +120,11 @@ def test_damaged_hidden_states_are_no_answer(task: FeatureExtraction) -> None:
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("allowed", [{"truncation": "truncate"}, {"truncate": True}])
 def test_a_long_text_is_cut_at_the_end_that_is_asked_for(
-    task: FeatureExtraction, answer: Answerer, oracle: Oracle, side: str, allowed: dict[str, Any]
+    task: FeatureExtraction,
+    answer: Answerer,
+    oracle: Oracle,
+    side: TruncationDirection,
+    allowed: dict[str, Any],
 ) -> None:
     text = f"First of all {LONG} and at last"
     parameters = FeatureExtractionParameters(truncation_direction=side, **allowed)
