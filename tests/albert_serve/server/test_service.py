@@ -70,6 +70,25 @@ def test_hugging_faces_client_answers_questions(service: Running) -> None:
     assert len(client.question_answering(question="What?", context=CONTEXT, top_k=2)) == 2
 
 
+def test_the_threshold_decides_whether_there_is_an_answer(client: httpx.Client) -> None:
+    answers = [
+        client.post(
+            "/question-answering",
+            json={
+                "inputs": VALID["question-answering"],
+                "parameters": {
+                    "handle_impossible_answer": True,
+                    "null_score_diff_threshold": threshold,
+                },
+            },
+        ).json()
+        for threshold in (-1000, 1000)
+    ]
+    assert [bool(answer["answer"]) for answer in answers] == [False, True]
+    assert answers[0]["score"] == pytest.approx(1)
+    assert (answers[0]["start"], answers[0]["end"]) == (0, 0)
+
+
 def test_hugging_faces_asynchronous_client_gets_the_same(service: Running) -> None:
     async def ask() -> tuple[Any, Any, Any]:
         async with (

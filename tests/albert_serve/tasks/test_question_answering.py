@@ -229,7 +229,7 @@ def test_one_token_in_two_windows_is_found_once(task: QuestionAnswering, answer:
     assert all(len(item.ids) <= 48 for item in prepared.inputs)
     result = answer(prepared)
     assert len({(one.start, one.end) for one in result}) == len(result)
-    assert best_scores(result) == pytest.approx(1)
+    assert 0.9 < best_scores(result) <= 1 + 1e-9  # "no answer" may be beyond the first 1000
 
 
 def best_scores(result: Sequence[Answer]) -> float:
