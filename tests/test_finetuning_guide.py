@@ -54,7 +54,7 @@ def test_the_guide_trains_a_better_classifier_than_chance(tmp_path: Path) -> Non
             timeout=900,
         )
         outputs.append(ended.stdout)
-    figures = json.loads((tmp_path / "runs/intents/best/evaluation.json").read_text())
+    figures = json.loads((tmp_path / "runs/intents/checkpoint/evaluation.json").read_text())
     assert figures["text_classification_accuracy"] > 0.6  # by chance it is 1/6
     assert "validation of text-classification" in outputs[0]
     manifest = json.loads((tmp_path / "bundles/intents/manifest.json").read_text())

@@ -212,11 +212,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     figures = evaluate(options)
     classes = figures.get("text_classification_classes", {})
+    width = max(map(len, figures))
     for name, value in figures.items():
         if isinstance(value, float):
-            print(f"{name:34} {value:12,.4f}")
+            print(f"{name:{width}} {value:12,.4f}")
         elif isinstance(value, int):
-            print(f"{name:34} {value:12,}")
+            print(f"{name:{width}} {value:12,}")
     if len(classes) > 2:
         _print_classes(classes)
     folder = Path(options.checkpoint)

@@ -221,7 +221,7 @@ def _num_steps(options: argparse.Namespace, feeds: Sequence[Feed]) -> int | None
     steps: int | None = options.steps
     if not options.epochs:
         return steps
-    in_epochs = math.ceil(options.epochs * _steps_an_epoch(feeds, "--steps"))
+    in_epochs: int = math.ceil(options.epochs * _steps_an_epoch(feeds, "--steps"))
     return min(in_epochs, steps or in_epochs)
 
 

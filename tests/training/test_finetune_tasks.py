@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -34,7 +34,7 @@ MNLI = (
 )
 
 
-def write(folder: Path, rows_of: dict[str, Sequence[str]]) -> Path:
+def write(folder: Path, rows_of: Mapping[str, Sequence[str]]) -> Path:
     folder.mkdir()
     for name, rows in rows_of.items():
         (folder / name).write_text("\n".join([*rows, ""]), encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -87,7 +88,7 @@ def test_logits_of_low_precision_are_summed_in_fp32() -> None:
     assert torch.equal(got.loss, score(logits.float(), torch.arange(4)).loss)
 
 
-def classified(num_labels: int, targets: list[float]) -> tuple[AlbertForTasks, ExampleBatch]:
+def classified(num_labels: int, targets: Sequence[float]) -> tuple[AlbertForTasks, ExampleBatch]:
     """A model without dropout, and a packed batch of three texts."""
     model = AlbertForTasks(TINY, {"text-classification": num_labels})
     randomize(model, seed=3)

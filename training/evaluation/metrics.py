@@ -22,7 +22,7 @@ _Numbers: TypeAlias = "NDArray[Any]"
 
 def metric_figures(
     metrics: Sequence[Metric], logits_NK: _Numbers, targets_N: _Numbers
-) -> dict[Metric, float]:
+) -> dict[str, float]:
     """Return the metrics of logits against labels or, with K = 1, against a regression's scores.
 
     A correlation with numbers that are all the same is nan; Matthews' is then 0.
@@ -31,7 +31,7 @@ def metric_figures(
     return {metric: _METRICS[metric](targets_N, predicted) for metric in metrics}
 
 
-def mean_metric(figures: Mapping[Metric, float]) -> float:
+def mean_metric(figures: Mapping[str, float]) -> float:
     """Return the mean of a task's official metrics, as GLUE's score takes it."""
     return sum(figures.values()) / len(figures)
 

@@ -266,7 +266,7 @@ def _fitting(
         except TextTooLongError:
             drawing.left_out["text-classification"] += 1
         else:
-            yield given, [text.label] if is_labelled else None
+            yield given, [int(text.label)] if is_labelled else None
 
 
 def _classified(

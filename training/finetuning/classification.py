@@ -86,11 +86,10 @@ class Classification:
 
     def _figures(self, logits_NK: Tensor, targets_N: Tensor) -> dict[str, float]:
         figures = metric_figures(self.metrics, logits_NK.numpy(), targets_N.numpy())
-        named: dict[str, float] = {**figures}
-        if self.num_official > 1:
-            official = {metric: figures[metric] for metric in self.metrics[: self.num_official]}
-            named[_COMBINED] = mean_metric(official)
-        return named
+        official: dict[str, float] = {
+            metric: figures[metric] for metric in self.metrics[: self.num_official]
+        }
+        return figures if len(official) == 1 else {**figures, _COMBINED: mean_metric(official)}
 
 
 def build_classification(

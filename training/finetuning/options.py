@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import get_args
+from typing import Final, get_args
 
 from training.finetuning.recipes import DEFAULTS, with_defaults
 from training.glue.files import training_files
@@ -21,9 +21,11 @@ from training.run.options import (
 )
 
 # Options of the user's own files, which a task of GLUE has in its table.
-_OWN_FILES = ("text_classification", "labels", "teacher", "text_column", "pair_column")
-_OWN_FILES += ("label_column", "delimiter")
-_FIGURES = ("loss", *get_args(Metric))
+_OWN_FILES: Final = (
+    *("text_classification", "labels", "teacher"),
+    *("text_column", "pair_column", "label_column", "delimiter"),
+)
+_FIGURES: Final = ("loss", *get_args(Metric))
 
 
 def add_classification(group: argparse._ArgumentGroup) -> None:

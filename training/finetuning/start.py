@@ -46,7 +46,7 @@ def changed_config(
     classifier_dropout: float | None,
 ) -> AlbertConfig:
     """Return the config with the values that are not None."""
-    values = {
+    values: dict[str, Any] = {
         "max_positions": max_positions,
         "hidden_dropout": dropout,
         "attention_dropout": dropout,

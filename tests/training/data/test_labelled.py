@@ -41,7 +41,7 @@ def write_kind(folder: Path, kind: str) -> Path:
 def test_every_kind_gives_the_same(tmp_path: Path, kind: str) -> None:
     examples, names = read_labelled([write_kind(tmp_path, kind)])
     assert names == ["neg", "pos"]
-    assert [(e.text, names[e.label]) for e in examples] == ROWS
+    assert [(e.text, names[int(e.label)]) for e in examples] == ROWS
     assert {e.pair for e in examples} == {None}
 
 
@@ -92,7 +92,7 @@ def test_numbers_are_sorted_by_value(tmp_path: Path) -> None:
     rows = "".join(f"text {n}\t{n}\n" for n in (10, 2, 0, 1, 11))
     examples, names = read_labelled([write(tmp_path / "a.tsv", "text\tlabel\n" + rows)])
     assert names == ["0", "1", "2", "10", "11"]
-    assert [names[e.label] for e in examples] == ["10", "2", "0", "1", "11"]
+    assert [names[int(e.label)] for e in examples] == ["10", "2", "0", "1", "11"]
 
 
 def test_json_labels_may_be_numbers(tmp_path: Path) -> None:
