@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from albert_serve.bundle.manifest import MANIFEST_FILE
 from albert_serve.files import write_atomically
 
 _FILE = "training.json"
@@ -32,19 +33,25 @@ def record_stage(
 
 
 def read_stages(folder: Path) -> list[dict[str, Any]]:
-    """Return the stages that `record_stage` wrote; an empty list without a `training.json` of it.
+    """Return the stages that `record_stage` wrote, or that a bundle's manifest has of them.
 
-    A checkpoint of the Hub may have another file of that name.
+    An empty list without either; a checkpoint of the Hub may have other files of these names.
     """
-    file = folder / _FILE
-    if not file.is_file():
-        return []
-    try:
-        content = json.loads(file.read_bytes())
-    except ValueError:
-        return []
+    content = _read_object(folder / _FILE)
+    if not content:
+        provenance = _read_object(folder / MANIFEST_FILE).get("provenance")
+        content = provenance.get("training") if isinstance(provenance, dict) else None
     stages = content.get("stages") if isinstance(content, dict) else None
     return stages if isinstance(stages, list) else []
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; an empty one if it holds none."""
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def file_names(files: Iterable[Path] | None) -> list[str]:

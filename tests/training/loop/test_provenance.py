@@ -1,0 +1,39 @@
+"""The stages of training that a checkpoint records, and that the next one goes on with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from training.loop.provenance import read_stages, record_stage
+
+
+def test_a_stage_follows_those_of_the_checkpoint_that_it_started_from(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    record_stage(first, "training.pretrain", {"steps": 5})
+    record_stage(second, "training.finetune", {"steps": 2}, earlier=first)
+    stages = read_stages(second)
+    assert [(stage["program"], stage["steps"]) for stage in stages] == [
+        ("training.pretrain", 5),
+        ("training.finetune", 2),
+    ]
+
+
+def test_a_bundle_has_the_stages_in_its_manifest(tmp_path: Path) -> None:
+    stages = [{"program": "training.pretrain", "steps": 5}]
+    manifest = {"provenance": {"training": {"stages": stages}}}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    assert read_stages(tmp_path) == stages
+
+
+@pytest.mark.parametrize("name", ["training.json", "manifest.json"])
+@pytest.mark.parametrize("content", ["", "[1]", '{"stages": 3}', '{"provenance": {"training": 1}}'])
+def test_foreign_files_of_these_names_hold_no_stages(
+    name: str, content: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(content)
+    assert read_stages(tmp_path) == []
