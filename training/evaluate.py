@@ -21,7 +21,7 @@ from albert_serve.files import write_atomically
 from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import REFERENCE_HELP, open_checkpoint
 from training.data.examples import MIN_LENGTH, ExampleSettings, SentenceTask
-from training.data.labelled import read_labelled
+from training.data.labelled.texts import read_labelled
 from training.data.masking import NgramMasking, word_starts
 from training.data.questions import read_squad
 from training.data.shards import Shards

@@ -115,7 +115,7 @@ def diagnose(bundle: Bundle, options: RuntimeOptions, num_workers: int = 1) -> D
 
 def _step(bar: tqdm[Any], name: str) -> None:
     bar.update()
-    bar.set_description(name)
+    bar.set_description_str(name, refresh=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,7 @@ from export.quality import check_quality, measure_quality
 from export.source import Source, read_source
 from export.write import export_bundle
 from tests.export.conftest import WIKI
-from training.data.labelled import read_labelled
+from training.data.labelled.texts import read_labelled
 from training.data.questions import read_squad
 from training.data.windows import span_examples
 from training.evaluation.classification import evaluate_classification

@@ -22,7 +22,7 @@ from tests.training.support import SQUAD, SQUAD_V2, TINY, our_model, randomize
 from training import pretrain
 from training.data.batch import pad
 from training.data.examples import ExampleSettings, SentenceTask
-from training.data.labelled import read_labelled
+from training.data.labelled.texts import read_labelled
 from training.data.masking import NgramMasking
 from training.data.questions import read_squad
 from training.data.shards import Shards

@@ -18,7 +18,7 @@ from albert_serve.tasks.fitting import fit
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import LossName, MicroBatch, TokenisedExample
 from training.data.collate import Collate, Slicing, collate_examples, load_steps
-from training.data.labelled import LabelledText, raise_listed
+from training.data.labelled.texts import LabelledText, raise_listed
 from training.data.packing import Plan, Position, best_row_length
 from training.model.heads import Task
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from albert_serve.tasks.base import EncoderInput
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.feeds import LabelledExample, labelled_examples
-from training.data.labelled import LabelledText
+from training.data.labelled.texts import LabelledText
 from training.evaluation.metrics import metric_figures
 from training.evaluation.predictions import Item
 from training.evaluation.torch_engine import predict_in_torch

@@ -12,8 +12,8 @@ import numpy as np
 
 from albert_serve.progress import progress
 from albert_serve.tokenizer import AlbertTokenizer
-from training.data.columns import Columns
 from training.data.corpus import find_files, read_documents, split_sentences
+from training.data.labelled.columns import Columns
 from training.data.shards import Part
 from training.evaluation.predictions import EvaluationError
 

@@ -26,7 +26,7 @@ from albert_serve.tasks.fitting import fit
 from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.examples import IGNORED, MIN_LENGTH, Example, ExampleSettings, build_examples
-from training.data.labelled import LabelledText, read_labelled
+from training.data.labelled.texts import LabelledText, read_labelled
 from training.data.masking import NgramMasking, word_starts
 from training.data.questions import Question, read_squad
 from training.data.shards import Part

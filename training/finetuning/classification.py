@@ -17,7 +17,7 @@ from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import TokenisedExample
 from training.data.collate import collate_examples
 from training.data.feeds import LabelledExample, labelled_examples
-from training.data.labelled import LabelledSplits, LabelledText, read_splits, read_texts
+from training.data.labelled.texts import LabelledSplits, LabelledText, read_splits, read_texts
 from training.evaluation.metrics import mean_metric, metric_figures
 from training.evaluation.validation import Validation
 from training.glue.files import read_task

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from training.data.corpus import CorpusError
-from training.data.labelled import LabelledSplits, raise_listed, read_splits
+from training.data.labelled.texts import LabelledSplits, raise_listed, read_splits
 from training.glue.tasks import GlueTask
 
 _COMPRESSED: Final = ("", ".gz", ".bz2", ".xz", ".zst")

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
-from training.data.columns import Columns
-from training.data.labelled import Scale
+from training.data.labelled.columns import Columns
+from training.data.labelled.texts import Scale
 
 # `f1` is that of label 1 of two; `macro_f1` the mean over the labels.
 Metric: TypeAlias = Literal[

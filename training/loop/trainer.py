@@ -237,7 +237,7 @@ class Trainer:
                 continue
             if run.progress.step % self.report_every == 0:
                 self._report(meter, decision.done, bar)
-                meter = self._meter()
+                meter, shown_at = self._meter(), time.monotonic()
             if self._is_validation_due:
                 self._validate(stop, bar)
             bar.update(decision.done - bar.n)

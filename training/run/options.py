@@ -13,7 +13,7 @@ from typing import get_args
 
 import torch
 
-from training.data.columns import Columns
+from training.data.labelled.columns import Columns
 from training.glue.tasks import TASKS, task_name
 from training.loop.progress import RunError
 from training.optim.optimizers import OptimizerName, ScheduleName

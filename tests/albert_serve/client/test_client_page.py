@@ -29,6 +29,8 @@ OPTIONS = {
     "sentence_order": requests.SentenceOrderOptions,
     "coherence": requests.SentenceOrderOptions,
     "reorder": requests.SentenceOrderOptions,
+    "feature_extraction": requests.FeatureExtractionOptions,
+    "token_features": requests.TokenFeaturesOptions,
 }
 
 

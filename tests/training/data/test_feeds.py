@@ -27,7 +27,7 @@ from training.data.feeds import (
     labelled_examples,
     shuffled_batches,
 )
-from training.data.labelled import LabelledText
+from training.data.labelled.texts import LabelledText
 from training.data.masking import NgramMasking
 from training.data.packing import Plan, best_row_length
 from training.data.windows import SpanExample

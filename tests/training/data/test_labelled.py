@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from training.data.columns import Columns
 from training.data.corpus import CorpusError
-from training.data.labelled import Scale, read_labelled, read_splits, read_texts
+from training.data.labelled.columns import Columns
+from training.data.labelled.texts import Scale, read_labelled, read_splits, read_texts
 
 ROWS = [("A good film", "pos"), ('A "bad", long film', "neg"), ("Fair", "pos")]
 

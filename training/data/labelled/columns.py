@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-from training.data.tables import Row, RowError, TableFormat, likely_delimiter, read_records
+from training.data.labelled.tables import Row, RowError, TableFormat, likely_delimiter, read_records
 
 # Pairs of columns that data sets use, the first that a file has is taken: GLUE's (QNLI before
 # the others, since its second column is also the name of a single text), SICK's and MRPC's.

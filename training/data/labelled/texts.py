@@ -9,9 +9,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from training.data.columns import COMMON_COLUMNS, ColumnNames, Columns, read_columns
 from training.data.corpus import CorpusError, read_lines
-from training.data.tables import Record, RowError
+from training.data.labelled.columns import COMMON_COLUMNS, ColumnNames, Columns, read_columns
+from training.data.labelled.tables import Record, RowError
 
 _LISTED_ERRORS: Final = 20
 # The one name of a file's only split.

@@ -1,0 +1,1 @@
+"""Labelled texts of CSV, TSV, JSONL and Parquet files."""
