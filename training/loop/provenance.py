@@ -37,11 +37,11 @@ def read_stages(folder: Path) -> list[dict[str, Any]]:
 
     An empty list without either; a checkpoint of the Hub may have other files of these names.
     """
-    content = _read_object(folder / _FILE)
-    if not content:
+    record: Any = _read_object(folder / _FILE)
+    if not record:
         provenance = _read_object(folder / MANIFEST_FILE).get("provenance")
-        content = provenance.get("training") if isinstance(provenance, dict) else None
-    stages = content.get("stages") if isinstance(content, dict) else None
+        record = provenance.get("training") if isinstance(provenance, dict) else None
+    stages = record.get("stages") if isinstance(record, dict) else None
     return stages if isinstance(stages, list) else []
 
 
