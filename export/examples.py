@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -48,8 +48,9 @@ def check_tasks(examples: Collection[str], tasks: Collection[TaskName]) -> None:
 
 
 def _read_task(place: str, name: str, items: Any) -> list[TaskExample]:
-    if name not in TASKS:
-        raise ExportError(f"{place} is no task; there are {', '.join(TASKS)}")
+    names = [task for task in get_args(TaskName) if task in TASKS]
+    if name not in names:
+        raise ExportError(f"{place} is no task with examples; there are {', '.join(names)}")
     if not isinstance(items, list) or not 0 < len(items) <= MAX_EXAMPLES:
         raise ExportError(f"{place} must be a list of 1 to {MAX_EXAMPLES} examples")
     return [_read_one(f"{place}[{number}]", name, item) for number, item in enumerate(items)]

@@ -311,6 +311,7 @@ def _data_names(options: argparse.Namespace) -> dict[str, list[str]]:
     """Return the names of the data files without their folders."""
     return {
         "initialize_from": [options.initial_name],
+        "data": [] if options.data is None else file_names([options.data]),
         "text_classification": file_names(options.text_classification),
         "validation": file_names(options.validation),
         "question_answering": file_names(options.question_answering),

@@ -63,7 +63,8 @@ _REPLY_HEADERS: Final = {
     TRUNCATED_AT_HEADER: {
         "description": "The offset, in code points, of the first character that was left out of "
         f"each of the first {MAX_CUTS_SHOWN} texts that were cut: a JSON object such as "
-        '{"inputs[3].text_pair": 512}.',
+        '{"inputs[3].text_pair": 512}. With truncation_direction "left": of the first that was '
+        "read.",
         "schema": {"type": "string"},
     },
     WARNINGS_HEADER: {

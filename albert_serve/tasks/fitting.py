@@ -102,7 +102,7 @@ def fit_encodings(
         return Fitted(
             encoding=tokenizer.build(first.slice(start, start + kept)),
             num_truncated=num_excess,
-            cut_at=(first.offsets[0][0] if start else cut_at(first, kept),),
+            cut_at=(first.offsets[start][0] if start else cut_at(first, kept),),
         )
     num_first, num_second = _longest_first(len(first), len(second), max_positions - num_special)
     return Fitted(

@@ -45,7 +45,10 @@ def test_they_go_into_the_manifest(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"translation": [{"inputs": "a"}]}, "translation is no task; there are fill-mask"),
+        (
+            {"translation": [{"inputs": "a"}]},
+            "translation is no task with examples; there are fill-mask",
+        ),
         ({"fill-mask": {"inputs": "a"}}, "must be a list of 1 to 20 examples"),
         ({"fill-mask": []}, "must be a list of 1 to 20 examples"),
         ({"fill-mask": [{"label": "a"}]}, r"fill-mask\[0\]: inputs is missing"),

@@ -59,6 +59,7 @@ def _questions(content: dict[str, Any], file: Path) -> Iterator[Question]:
         for paragraph in article["paragraphs"]:
             for record in paragraph["qas"]:
                 answers = [] if record.get("is_impossible") is True else record["answers"]
+                _check_answers(answers, record["id"])
                 yield Question(
                     id=record["id"],
                     question=record["question"].strip(),
@@ -67,6 +68,16 @@ def _questions(content: dict[str, Any], file: Path) -> Iterator[Question]:
                     start=answers[0]["answer_start"] if answers else None,
                     place=f"{file}, question {record['id']}",
                 )
+
+
+def _check_answers(answers: Any, question_id: str) -> None:
+    """Raise a TypeError for answers that are not texts with the places where they start."""
+    for answer in answers:
+        text, start = answer["text"], answer["answer_start"]
+        if not isinstance(text, str) or not isinstance(start, int):
+            raise TypeError(
+                f"an answer to {question_id} has text {text!r} and answer_start {start!r}"
+            )
 
 
 def locate_answers(questions: Sequence[Question]) -> tuple[list[Question], int]:

@@ -136,6 +136,17 @@ def test_a_located_answer_stands_in_its_context(context: str, answer: str, start
         (squad({"id": "x", "question": 5, "answers": []}), "not in SQuAD's format"),
         (squad({"id": "x", "question": "Why?", "answers": [{"text": "A"}]}), "'answer_start'"),
         (squad({"id": "x", "question": "Why?", "answers": "A"}), "not in SQuAD's format"),
+        *(
+            (
+                squad({"id": "x", "question": "Why?", "answers": [answer]}),
+                "not in SQuAD's format: .*an answer to x has text",
+            )
+            for answer in (
+                {"text": "A", "answer_start": "0"},
+                {"text": "A", "answer_start": None},
+                {"text": 5, "answer_start": 0},
+            )
+        ),
         ('{"data": []}', "no questions in"),
     ],
 )

@@ -292,6 +292,8 @@ def _text(value: Any) -> str | None:
     """Return a cell as text without surrounding spaces; None if it is empty."""
     if not isinstance(value, str | int | float):
         return None
+    if isinstance(value, float) and math.isnan(value):  # a gap
+        return None
     if isinstance(value, float) and value.is_integer():  # pandas' integers of a column with gaps
         value = int(value)
     return str(value).strip() or None
