@@ -44,7 +44,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
+class ParsedRequest:
     """A request of a task in any wire format.
 
     Attributes:
@@ -58,7 +58,7 @@ class Question:
 
 
 # Reads the JSON value of a body; raises an InvalidInputError if it is no request of the task.
-Reader: TypeAlias = Callable[[HostedModel, str, Any], Question]
+Reader: TypeAlias = Callable[[HostedModel, str, Any], ParsedRequest]
 
 
 async def answer_request(
@@ -112,16 +112,16 @@ async def _reply(
     model: HostedModel, task: str, read: Reader, body: bytes, ends_s: float, priority: Priority
 ) -> Response:
     if len(body) > _LARGE_BYTES:
-        asked = await run_in_thread(_parse, model, task, read, body, ends_s=ends_s, is_large=True)
+        parsed = await run_in_thread(_parse, model, task, read, body, ends_s=ends_s, is_large=True)
     else:
-        asked = _parse(model, task, read, body)
+        parsed = _parse(model, task, read, body)
     del body
-    prepared, reply = await model.answer(task, asked.request, ends_s, priority, asked.write)
-    headers = _note_headers(asked.request, prepared)
+    prepared, reply = await model.answer(task, parsed.request, ends_s, priority, parsed.write)
+    headers = _note_headers(parsed.request, prepared)
     return Response(reply, headers=headers, media_type="application/json")
 
 
-def _parse(model: HostedModel, task: str, read: Reader, body: bytes) -> Question:
+def _parse(model: HostedModel, task: str, read: Reader, body: bytes) -> ParsedRequest:
     settings = model.settings
     # No answerable request has more: an item is up to three values, or a list of sentences, of
     # which each is read with the next one; parameters have up to 1,000 targets.
@@ -129,8 +129,8 @@ def _parse(model: HostedModel, task: str, read: Reader, body: bytes) -> Question
     return read(model, task, parse_json(body, max_values=max_values))
 
 
-def _read(model: HostedModel, task: str, body: Any) -> Question:
-    return Question(
+def _read(model: HostedModel, task: str, body: Any) -> ParsedRequest:
+    return ParsedRequest(
         request=_validate(model, task, body),
         write=lambda _, reply: pydantic_core.to_json(reply),
     )

@@ -24,12 +24,12 @@ from albert_serve.api.embeddings import (
 from albert_serve.api.schemas import MODEL_PATH, describe
 from albert_serve.api.wire import shorten
 from albert_serve.errors import InvalidInputError, NotFoundError
-from albert_serve.server.answering import Question
+from albert_serve.server.answering import ParsedRequest
 from albert_serve.server.models.hosted_model import HostedModel
 from albert_serve.tasks import Prepared
 
 
-def read_embeddings(model: HostedModel, _task: str, body: Any) -> Question:
+def read_embeddings(model: HostedModel, _task: str, body: Any) -> ParsedRequest:
     """Read a request; see `answering.Reader`.
 
     Raises:
@@ -44,7 +44,7 @@ def read_embeddings(model: HostedModel, _task: str, body: Any) -> Question:
         raise InvalidInputError(describe(error)) from error
     _check_model(model, request.model)
     _check_dimensions(model, request.dimensions)
-    return Question(
+    return ParsedRequest(
         request=request.as_feature_extraction(),
         write=partial(_write, model.name, request),
     )

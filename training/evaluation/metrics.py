@@ -31,6 +31,10 @@ def metric_figures(
     return {metric: _METRICS[metric](targets_N, predicted) for metric in metrics}
 
 
+# The mean of several official metrics of a task, as in transformers' run_glue.
+COMBINED: Final = "combined_score"
+
+
 def mean_metric(figures: Mapping[str, float]) -> float:
     """Return the mean of a task's official metrics, as GLUE's score takes it."""
     return sum(figures.values()) / len(figures)

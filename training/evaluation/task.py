@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from albert_serve.tokenizer import AlbertTokenizer
 from training.evaluation.classification import (
@@ -12,12 +12,11 @@ from training.evaluation.classification import (
     evaluate_classification,
     evaluate_regression,
 )
+from training.evaluation.metrics import COMBINED, mean_metric
 from training.evaluation.predictions import EvaluationError
 from training.glue.files import dev_files, read_task
 from training.glue.tasks import GlueTask
 from training.model.heads import AlbertForTasks
-
-_COMBINED: Final = "combined_score"
 
 
 def evaluate_task(
@@ -63,8 +62,10 @@ def evaluate_task(
                 outputs=outputs,
             )
         if len(task.metrics) > 1:
-            official = [figures[f"{PREFIX}_{metric}"] for metric in task.metrics]
-            figures[f"{PREFIX}_{_COMBINED}"] = sum(official) / len(official)
+            official: dict[str, float] = {
+                metric: figures[f"{PREFIX}_{metric}"] for metric in task.metrics
+            }
+            figures[f"{PREFIX}_{COMBINED}"] = mean_metric(official)
         prefix = PREFIX if number == 0 else f"{PREFIX}_{split}"
         results |= {prefix + name.removeprefix(PREFIX): value for name, value in figures.items()}
     return results

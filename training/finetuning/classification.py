@@ -18,7 +18,7 @@ from training.data.batch import TokenisedExample
 from training.data.collate import collate_examples
 from training.data.feeds import LabelledExample, labelled_examples
 from training.data.labelled.texts import LabelledSplits, LabelledText, read_splits, read_texts
-from training.evaluation.metrics import mean_metric, metric_figures
+from training.evaluation.metrics import COMBINED, mean_metric, metric_figures
 from training.evaluation.validation import Validation
 from training.glue.files import read_task
 from training.glue.tasks import TASKS, Metric
@@ -39,8 +39,6 @@ _TRAINING: Final = "training"
 _VALIDATION: Final = "validation"
 # Texts of a batch of validation.
 _VALIDATED_TOGETHER: Final = 64
-# The mean of several official metrics, as in transformers' run_glue.
-_COMBINED: Final = "combined_score"
 _OF_REGRESSION: Final[tuple[Metric, ...]] = ("pearson", "spearman")
 
 
@@ -81,7 +79,7 @@ class Classification:
 
     def selection(self, options: argparse.Namespace) -> Selection:
         """Return the selection of the best validation by `--metric`, or the official metrics."""
-        official = self.metrics[0] if self.num_official == 1 else _COMBINED
+        official = self.metrics[0] if self.num_official == 1 else COMBINED
         return Selection(figure=options.metric or official, patience=options.patience)
 
     def _figures(self, logits_NK: Tensor, targets_N: Tensor) -> dict[str, float]:
@@ -89,7 +87,7 @@ class Classification:
         official: dict[str, float] = {
             metric: figures[metric] for metric in self.metrics[: self.num_official]
         }
-        return figures if len(official) == 1 else {**figures, _COMBINED: mean_metric(official)}
+        return figures if len(official) == 1 else {**figures, COMBINED: mean_metric(official)}
 
 
 def build_classification(

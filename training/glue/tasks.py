@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
@@ -48,12 +49,12 @@ class GlueTask:
     )
 
 
-_SENTENCES: Final = Columns(
+_single = partial(Columns, delimiter="\t")
+_pairs = partial(Columns, pairs="required", delimiter="\t")
+_SENTENCES: Final = _pairs(
     text="sentence1",
     pair="sentence2",
-    pairs="required",
     label="label",
-    delimiter="\t",
     headerless=("index", "sentence1", "sentence2", "label"),
 )
 _ENTAILMENT: Final = ("entailment", "not_entailment")
@@ -62,10 +63,9 @@ TASKS: Final[Mapping[str, GlueTask]] = MappingProxyType(
     {
         "cola": GlueTask(
             title="CoLA",
-            columns=Columns(
+            columns=_single(
                 text="sentence",
                 label="label",
-                delimiter="\t",
                 headerless=("source", "label", "original_label", "sentence"),
             ),
             labels=("unacceptable", "acceptable"),
@@ -73,17 +73,15 @@ TASKS: Final[Mapping[str, GlueTask]] = MappingProxyType(
         ),
         "sst2": GlueTask(
             title="SST-2",
-            columns=Columns(text="sentence", label="label", delimiter="\t"),
+            columns=_single(text="sentence", label="label"),
             labels=("negative", "positive"),
         ),
         "mrpc": GlueTask(
             title="MRPC",
-            columns=Columns(
+            columns=_pairs(
                 text="#1 String",
                 pair="#2 String",
-                pairs="required",
                 label="Quality",
-                delimiter="\t",
             ),
             labels=("not_equivalent", "equivalent"),
             metrics=("f1", "accuracy"),
@@ -112,12 +110,10 @@ TASKS: Final[Mapping[str, GlueTask]] = MappingProxyType(
         "qqp": GlueTask(
             title="QQP",
             # A few rows of the official files are broken off, and some have an empty question.
-            columns=Columns(
+            columns=_pairs(
                 text="question1",
                 pair="question2",
-                pairs="required",
                 label="is_duplicate",
-                delimiter="\t",
                 short_rows="leave out",
             ),
             labels=("not_duplicate", "duplicate"),
@@ -125,24 +121,20 @@ TASKS: Final[Mapping[str, GlueTask]] = MappingProxyType(
         ),
         "mnli": GlueTask(
             title="MNLI",
-            columns=Columns(
+            columns=_pairs(
                 text="sentence1",
                 pair="sentence2",
-                pairs="required",
                 label="gold_label",
-                delimiter="\t",
             ),
             labels=("entailment", "neutral", "contradiction"),
             dev={"matched": ("dev_matched.tsv",), "mismatched": ("dev_mismatched.tsv",)},
         ),
         "qnli": GlueTask(
             title="QNLI",
-            columns=Columns(
+            columns=_pairs(
                 text="question",
                 pair="sentence",
-                pairs="required",
                 label="label",
-                delimiter="\t",
                 headerless=("index", "question", "sentence", "label"),
             ),
             labels=_ENTAILMENT,
