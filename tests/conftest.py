@@ -1,4 +1,7 @@
-"""Marks tests that start processes, browsers or compilers; `make test-fast` leaves them out."""
+"""Marks tests that start processes, browsers or compilers; `make test-fast` leaves them out.
+
+Adds the option by which CI fails without a browser.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,14 @@ _WITH_PROCESSES: Final = (
     "training/test_pretrain.py",
     "training/test_requirements.py",
 )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require-browser",
+        action="store_true",
+        help="fail the tests of the page where no Chromium is installed, in place of skipping them",
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from huggingface_hub import constants, snapshot_download
+from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -77,21 +78,38 @@ def download(model: HubModel, patterns: Sequence[str]) -> Path:
             f"{model.repo_id} has no revision {model.revision}; it is a branch, a tag or a commit"
         ) from error
     except LocalEntryNotFoundError as error:
-        raise CheckpointError(_not_cached(model, error)) from error
+        reason = _no_answer(error.__cause__ or error)
+        raise CheckpointError(
+            f"{model} is no folder here, and not, or not wholly, in the cache of the Hub "
+            f"({constants.HF_HUB_CACHE}); {reason}"
+        ) from error
     except Exception as error:  # also those of its HTTP library, which differs by version
         raise CheckpointError(f"{model} cannot be downloaded: {_first_line(error)}") from error
     return Path(folder)
 
 
-def _not_cached(model: HubModel, error: LocalEntryNotFoundError) -> str:
-    if constants.HF_HUB_OFFLINE:
-        reason = "HF_HUB_OFFLINE forbids a download"
-    else:
-        reason = f"{constants.ENDPOINT} cannot be reached: {_first_line(error.__cause__ or error)}"
-    return (
-        f"{model} is no folder here, and not, or not wholly, in the cache of the Hub "
-        f"({constants.HF_HUB_CACHE}); {reason}"
-    )
+def check_reachable(model: HubModel, lacking: str) -> None:
+    """Check that the Hub answers, so that what is lacking is not merely not in the cache.
+
+    Args:
+        lacking: what the model's folder in the cache lacks, for the error.
+
+    Raises:
+        CheckpointError: it does not answer.
+    """
+    try:
+        HfApi().model_info(model.repo_id, revision=model.revision)
+    except Exception as error:  # also those of its HTTP library, which differs by version
+        raise CheckpointError(
+            f"{model} is not wholly in the cache of the Hub ({constants.HF_HUB_CACHE}), which "
+            f"lacks {lacking}; {_no_answer(error)}"
+        ) from error
+
+
+def _no_answer(error: BaseException) -> str:
+    if constants.HF_HUB_OFFLINE or isinstance(error, OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE forbids a download"
+    return f"{constants.ENDPOINT} cannot be reached: {_first_line(error)}"
 
 
 def _first_line(error: BaseException) -> str:

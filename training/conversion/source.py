@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from training.conversion.hub import HubModel, download
+from training.conversion.hub import HubModel, check_reachable, download
 from training.conversion.standard import is_standard, write_standard
-from training.conversion.weight_files import find_weights
+from training.conversion.weight_files import find_weights, missing_files
 from training.model.checkpoint import CheckpointError, check_config, read_config
 
 REFERENCE_HELP: Final = (
@@ -100,14 +100,19 @@ def _download(model: HubModel) -> Path:
     """Download a model's configuration and, if it is an ALBERT's, its weights."""
     folder = download(model, _SMALL_FILES)
     if not (folder / "config.json").is_file():
+        check_reachable(model, "config.json")
         raise CheckpointError(f"{model} has no config.json: it is not a model of transformers")
     check_config(read_config(folder), model)
     pinned = HubModel(repo_id=model.repo_id, revision=folder.name)
     for patterns in _WEIGHTS:
         # With config.json, which is there, so that there is no warning if no weights match.
         folder = download(pinned, ("config.json", *patterns))
-        if find_weights(folder) is not None:
+        weights = find_weights(folder)
+        if weights is not None:
+            if missing := missing_files(weights):
+                check_reachable(model, missing[0])
             return folder
+    check_reachable(model, "its weights")
     raise CheckpointError(
         f"{model} has no weights that can be read: neither {' nor '.join(p[0] for p in _WEIGHTS)}"
     )

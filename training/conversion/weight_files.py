@@ -76,25 +76,47 @@ def _read_file(file: Path) -> dict[str, Tensor]:
     return _read_pickle(file)
 
 
-def _read_indexed(index: Path) -> dict[str, Tensor]:
-    """Read the files that an index names."""
+def missing_files(weights: Path) -> list[str]:
+    """Return the names of the files that an index names and that are not beside it.
+
+    Args:
+        weights: what `find_weights` returned; of a file of weights nothing is missing.
+
+    Raises:
+        CheckpointError: the index is damaged.
+    """
+    if weights.suffix != ".json":
+        return []
+    names = sorted(set(_read_index(weights).values()))
+    return [name for name in names if not (weights.parent / name).is_file()]
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    """Return the file of each weight that an index lists."""
     try:
         places = json.loads(read_small_file(index, _MAX_INDEX_BYTES))["weight_map"]
         names = sorted(set(places.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{index} is no index of weights: {error!r}") from error
     suffix = index.name.removesuffix(".index.json").rpartition(".")[2]
-    tensors: dict[str, Tensor] = {}
     for name in names:
         # A file elsewhere is not the checkpoint's, and may be a secret.
         if not isinstance(name, str) or not re.fullmatch(rf"[\w.-]+\.{suffix}", name):
             raise CheckpointError(f"{index} names {name!r}; it must be a .{suffix} file beside it")
-        if not (index.parent / name).is_file():
-            raise CheckpointError(f"{index.parent / name} is not there; {index.name} names it")
+    return dict(places)
+
+
+def _read_indexed(index: Path) -> dict[str, Tensor]:
+    """Read the files that an index names."""
+    places = _read_index(index)
+    if missing := missing_files(index):
+        raise CheckpointError(f"{index.parent / missing[0]} is not there; {index.name} names it")
+    tensors: dict[str, Tensor] = {}
+    for name in sorted(set(places.values())):
         tensors |= _read_file(index.parent / name)
-    missing = sorted(places.keys() - tensors.keys())
-    if missing:
-        raise CheckpointError(f"{index} names {missing[0]}, which none of its files has")
+    lost = sorted(places.keys() - tensors.keys())
+    if lost:
+        raise CheckpointError(f"{index} names {lost[0]}, which none of its files has")
     return tensors
 
 

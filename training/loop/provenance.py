@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +16,22 @@ _FILE = "training.json"
 
 
 def record_stage(
-    folder: Path, program: str, stage: Mapping[str, Any], *, earlier: Path | None = None
+    folder: Path,
+    program: str,
+    stage: Mapping[str, Any],
+    *,
+    earlier: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Write `training.json` into a checkpoint's folder: the stages of `earlier`, then this one.
+    """Write `training.json` into a checkpoint's folder: the earlier stages, then this one.
 
     Args:
         folder: the checkpoint's folder.
         program: module that ran, such as `training.pretrain`.
         stage: settings, steps, tokens and data of this stage.
-        earlier: the folder of the checkpoint that this one started from.
+        earlier: the stages of the checkpoint that this one started from (`read_stages`).
     """
-    stages = read_stages(earlier) if earlier else []
     record = {"program": program, "torch": torch.__version__, **stage}
-    content = json.dumps({"stages": [*stages, record]}, indent=2) + "\n"
+    content = json.dumps({"stages": [*earlier, record]}, indent=2) + "\n"
     write_atomically(folder / _FILE, content.encode())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -24,7 +24,12 @@ from training.loop.progress import RunError
 from training.loop.provenance import record_stage
 from training.loop.step import Run
 from training.losses import PredictionTally, Tally
-from training.model.checkpoint import parameters, read_weights, save_checkpoint
+from training.model.checkpoint import (
+    parameters,
+    read_weights,
+    save_checkpoint,
+    write_tokenizer,
+)
 from training.model.similarity import layer_similarity
 from training.system.memory import keep_freed_memory
 from training.system.signals import StopFlag
@@ -40,19 +45,20 @@ class Saver:
     """Writes a run's checkpoints into its folder.
 
     Attributes:
+        tokenizer: the tokenizer's files by name, which go into each checkpoint.
         program: module that trains, such as `training.pretrain`.
         stage: the settings and data of this run, for the checkpoint's `training.json`.
-        initialized_from: the checkpoint whose weights the run started from, if any.
+        earlier_stages: those of the checkpoint whose weights the run started from.
         extra_config: additional keys of the checkpoint's `config.json`.
     """
 
     folder: Path
     checkpoints: Checkpoints
-    tokenizer_from: Path
+    tokenizer: Mapping[str, bytes]
     every_s: float
     program: str
     stage: Mapping[str, Any]
-    initialized_from: Path | None = None
+    earlier_stages: Sequence[Mapping[str, Any]] = ()
     extra_config: Mapping[str, Any] = field(default_factory=dict)
     _saved_at: float = field(default_factory=time.monotonic)
     _claim: FileLock | None = None
@@ -77,19 +83,14 @@ class Saver:
         self._saved_at = time.monotonic()
 
     def _write(self, run: Run, folder: Path, tensors: Mapping[str, Tensor]) -> None:
-        save_checkpoint(
-            run.model,
-            folder,
-            tensors=tensors,
-            tokenizer_from=self.tokenizer_from,
-            extra_config=self.extra_config,
-        )
+        save_checkpoint(run.model, folder, tensors=tensors, extra_config=self.extra_config)
+        write_tokenizer(self.tokenizer, run.model.config, folder)
         done = {
             "steps": run.progress.step,
             "tokens": run.num_tokens,
             "seconds": round(run.progress.seconds),
         }
-        record_stage(folder, self.program, {**self.stage, **done}, earlier=self.initialized_from)
+        record_stage(folder, self.program, {**self.stage, **done}, earlier=self.earlier_stages)
 
     def resume(self, run: Run) -> bool:
         """Restore the newest intact checkpoint; return whether there is one.

@@ -169,8 +169,7 @@ def save_checkpoint(
     write_atomically(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
     write_weights(tensors, folder / "model.safetensors")
     if tokenizer_from is not None:
-        _copy_tokenizer(tokenizer_from, folder)
-        write_tokenizer_config(model.config, folder)
+        write_tokenizer(read_tokenizer(tokenizer_from), model.config, folder)
 
 
 def write_weights(tensors: Mapping[str, Tensor], file: Path) -> None:
@@ -209,10 +208,25 @@ def label_keys(names: Sequence[str], *, multi_label: bool = False) -> dict[str, 
     }
 
 
-def _copy_tokenizer(source: Path, folder: Path) -> None:
-    for name in _TOKENIZER_FILES:
-        if (source / name).is_file():
-            write_atomically(folder / name, (source / name).read_bytes())
+def read_tokenizer(folder: Path) -> dict[str, bytes]:
+    """Return the content of `tokenizer.json` and `spiece.model` by name, of those that there are.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    files = (folder / name for name in _TOKENIZER_FILES)
+    return {file.name: file.read_bytes() for file in files if file.is_file()}
+
+
+def write_tokenizer(files: Mapping[str, bytes], config: AlbertConfig, folder: Path) -> None:
+    """Write what `read_tokenizer` returned, and `tokenizer_config.json`.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    for name, content in files.items():
+        write_atomically(folder / name, content)
+    write_tokenizer_config(config, folder)
 
 
 def write_tokenizer_config(config: AlbertConfig, folder: Path) -> None:

@@ -13,8 +13,10 @@ from training.loop.checkpointing import Checkpoints
 from training.loop.metrics import Metrics
 from training.loop.plateau import PlateauAlarm
 from training.loop.progress import record_run
+from training.loop.provenance import read_stages
 from training.loop.step import Run
 from training.loop.trainer import Saver, Trainer
+from training.model.checkpoint import read_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,14 +58,16 @@ def train_run(
     Raises:
         RunError: as `Saver.resume` and `Trainer.train`.
     """
+    start = options.initialize_from
+    # Read now: the folders may be temporary, or be removed in the days that a run takes.
     saver = Saver(
         folder=options.output,
         checkpoints=Checkpoints(folder=options.output, num_kept=options.keep),
-        tokenizer_from=origin.tokenizer_from,
+        tokenizer=read_tokenizer(origin.tokenizer_from),
         every_s=options.save_every,
         program=origin.program,
         stage=origin.stage,
-        initialized_from=options.initialize_from,
+        earlier_stages=read_stages(start) if start is not None else (),
         extra_config=origin.extra_config,
     )
     is_main = run.world.is_main

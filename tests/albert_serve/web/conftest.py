@@ -26,12 +26,22 @@ _ARGUMENTS: Final = (
 )
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test of the page, or fail it, before a service is started for it."""
+    if "browser" in getattr(item, "fixturenames", ()) and find_browser() is None:
+        end = pytest.fail if item.config.getoption("--require-browser") else pytest.skip
+        end("Chromium is not installed; apt-get install chromium")
+
+
+def find_browser() -> str | None:
+    """The path of Chromium."""
+    return next(filter(None, map(shutil.which, _NAMES)), None)
+
+
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     """Ends with this folder's tests: while it runs, no other can use asyncio in this process."""
-    path = next(filter(None, map(shutil.which, _NAMES)), None)
-    if path is None:
-        pytest.skip("Chromium is not installed; apt-get install chromium")
+    path = find_browser()
     expect.set_options(timeout=TIMEOUT_S * 1000)
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=path, args=list(_ARGUMENTS))

@@ -7,11 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from training.conversion.source import open_checkpoint
+from training.model.checkpoint import CheckpointError, load_checkpoint
+
 Weights = dict[str, Tensor]
+Damage = Callable[[Path], object]  # of a checkpoint's folder
 
 
 def take_weights(folder: Path) -> Weights:
@@ -72,6 +77,27 @@ def without_prefix(folder: Path) -> None:
     """As a bare `AlbertModel` is saved."""
     bare = {name.removeprefix("albert."): tensor for name, tensor in take_weights(folder).items()}
     torch.save(bare, folder / "pytorch_model.bin")
+
+
+def truncated(name: str, num_bytes: int) -> Damage:
+    def cut(folder: Path) -> None:
+        (folder / name).write_bytes((folder / name).read_bytes()[:num_bytes])
+
+    return cut
+
+
+def changed_json(name: str, **changes: object) -> Damage:
+    def change(folder: Path) -> None:
+        content = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(content | changes))
+
+    return change
+
+
+def assert_refused(folder: Path, message: str, error: type[Exception] = CheckpointError) -> None:
+    """The checkpoint cannot be opened and loaded, for the reason in the message."""
+    with pytest.raises(error, match=message), open_checkpoint(folder) as checkpoint:
+        load_checkpoint(checkpoint.folder)
 
 
 FORMS: Final = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,9 @@ from tests.training.support import (
     ragged,
 )
 from training import convert, evaluate, finetune, pretrain
+from training.loop.provenance import read_stages
+from training.loop.step import Run
+from training.loop.trainer import Saver
 from training.model.checkpoint import load_checkpoint, save_checkpoint
 
 
@@ -49,6 +53,34 @@ def test_finetuning(old: Path, pretrained: Path, labelled: Path, tmp_path: Path)
     assert second["settings"]["initialize_from"] == ["albert-old"]
     # The same command goes on, although the converted folder is another one.
     assert finetune.main([*given, "--output", str(tmp_path)]) == 0
+
+
+def test_checkpoints_are_whole_after_the_converted_folder_is_gone(
+    old: Path, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where something cleans the folder of temporary files during a long run."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    removed = []
+
+    def save(saver: Saver, run: Run) -> None:
+        for folder in temporary.glob("albert-*"):
+            shutil.rmtree(folder)
+            removed.append(folder)
+        save_run(saver, run)
+
+    save_run = Saver.save
+    monkeypatch.setattr(Saver, "save", save)
+    data = ["--text-classification", str(labelled), "--labels", "bad", "good", "--length", "32"]
+    given = ["--initialize-from", str(old), *data, "--steps", "2", "--device", "cpu"]
+    assert finetune.main([*given, "--output", str(tmp_path / "run")]) == 0
+    assert len(removed) == 1
+    checkpoint = tmp_path / "run" / "checkpoint"
+    for name in ("tokenizer.json", "spiece.model", "tokenizer_config.json"):
+        assert (checkpoint / name).is_file()
+    assert (checkpoint / "spiece.model").read_bytes() == (old / "spiece.model").read_bytes()
+    assert len(read_stages(checkpoint)) == 2
 
 
 def test_pretraining_goes_on_with_the_checkpoints_own_tokenizer(

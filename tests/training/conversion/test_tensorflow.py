@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +13,7 @@ import pytest
 import torch
 
 from albert_serve.tokenizer import AlbertTokenizer
+from tests.training.conversion.forms import Damage, assert_refused, changed_json, truncated
 from tests.training.support import REPOSITORY, hf_load
 from training.conversion.source import open_checkpoint
 from training.conversion.tensor_bundle import TensorBundle
@@ -23,6 +22,7 @@ from training.model.albert import Batch
 from training.model.checkpoint import CheckpointError, load_checkpoint
 
 THEIRS = REPOSITORY / "tests" / "data" / "albert_tensorflow"
+CONFIG = "albert_config.json"
 INDEX = "model.ckpt-best.index"
 DATA = "model.ckpt-best.data-00000-of-00001"
 
@@ -82,54 +82,39 @@ def test_variables_that_no_albert_has_are_named(folder: Path) -> None:
         load_tensorflow_weights(folder)
 
 
-def truncate(name: str, num_bytes: int) -> Callable[[Path], object]:
-    def cut(folder: Path) -> None:
-        (folder / name).write_bytes((folder / name).read_bytes()[:num_bytes])
-
-    return cut
+def write_config(text: str) -> Damage:
+    return lambda folder: (folder / CONFIG).write_text(text)
 
 
-def change_config(**changes: object) -> Callable[[Path], object]:
-    def change(folder: Path) -> None:
-        file = folder / "albert_config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-
-    return change
-
-
-def write_config(text: str) -> Callable[[Path], object]:
-    return lambda folder: (folder / "albert_config.json").write_text(text)
-
-
-BAD: dict[str, tuple[Callable[[Path], object], str]] = {
+BAD: dict[str, tuple[Damage, str]] = {
     "no index": (lambda folder: (folder / INDEX).unlink(), "must hold one TensorFlow checkp.*none"),
     "two": (
         lambda folder: shutil.copy(folder / INDEX, folder / "model.ckpt-2.index"),
         "it holds model.ckpt-2.index, model.ckpt-best.index",
     ),
-    "an empty index": (truncate(INDEX, 0), "its end is not that of a table; is it complete"),
-    "half an index": (truncate(INDEX, 2000), "its end is not that of a table; is it complete"),
+    "an empty index": (truncated(INDEX, 0), "its end is not that of a table; is it complete"),
+    "half an index": (truncated(INDEX, 2000), "its end is not that of a table; is it complete"),
     "no data": (lambda folder: (folder / DATA).unlink(), "00000-of-00001 is not there"),
-    "half the data": (truncate(DATA, 50000), "is truncated: .* is not in it"),
+    "half the data": (truncated(DATA, 50000), "is truncated: .* is not in it"),
     "another index": (
         lambda folder: (folder / INDEX).write_bytes(b"x" * 500),
         "its end is not that of a table",
     ),
-    "other sizes": (change_config(hidden_size=24), r"its config.json asks for \(24, 8\)"),
-    "another activation": (change_config(hidden_act="relu"), "hidden_act is 'relu'"),
-    "a gigantic vocabulary": (change_config(vocab_size=10**13), "asks for .10000000000000, 8"),
+    "other sizes": (changed_json(CONFIG, hidden_size=24), r"its config.json asks for \(24, 8\)"),
+    "another activation": (changed_json(CONFIG, hidden_act="relu"), "hidden_act is 'relu'"),
+    "a gigantic vocabulary": (
+        changed_json(CONFIG, vocab_size=10**13),
+        "asks for .10000000000000, 8",
+    ),
     "no configuration": (write_config("{"), "albert_config.json cannot be read"),
     "a list": (write_config("[]"), "is not a JSON object"),
 }
 
 
 @pytest.mark.parametrize(("damage", "message"), BAD.values(), ids=BAD)
-def test_bad_checkpoints_are_refused(
-    folder: Path, damage: Callable[[Path], object], message: str
-) -> None:
+def test_bad_checkpoints_are_refused(folder: Path, damage: Damage, message: str) -> None:
     damage(folder)
-    with pytest.raises(CheckpointError, match=message), open_checkpoint(folder) as checkpoint:
-        load_checkpoint(checkpoint.folder)
+    assert_refused(folder, message)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -15,7 +15,7 @@ def test_a_stage_follows_those_of_the_checkpoint_that_it_started_from(tmp_path: 
     for folder in (first, second):
         folder.mkdir()
     record_stage(first, "training.pretrain", {"steps": 5})
-    record_stage(second, "training.finetune", {"steps": 2}, earlier=first)
+    record_stage(second, "training.finetune", {"steps": 2}, earlier=read_stages(first))
     stages = read_stages(second)
     assert [(stage["program"], stage["steps"]) for stage in stages] == [
         ("training.pretrain", 5),

@@ -1,0 +1,60 @@
+"""Without a browser the tests of the page are skipped here, and fail in CI."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[3]
+TESTS = "tests/albert_serve/web/test_looks.py"
+MISSING = "Chromium is not installed; apt-get install chromium"
+
+
+def without_browser(folder: Path, *tools: str) -> dict[str, str]:
+    """An environment with no other programs than these."""
+    for name in tools:
+        path = shutil.which(name)
+        assert path is not None
+        (folder / name).symlink_to(path)
+    others = {name: text for name, text in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    return {**others, "PATH": str(folder)}
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "outcome"),
+    [([], 0, "SKIPPED"), (["--require-browser"], 1, "Failed: ")],
+)
+def test_a_missing_browser_is_named(
+    tmp_path: Path, options: list[str], status: int, outcome: str
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", TESTS, *options],
+        cwd=REPOSITORY,
+        env=without_browser(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert ended.returncode == status, ended.stdout + ended.stderr
+    assert MISSING in ended.stdout
+    assert outcome in ended.stdout
+    assert "passed" not in ended.stdout
+
+
+def test_ci_ends_with_an_error_before_the_tests(tmp_path: Path) -> None:
+    """Neither `make` nor `apt-get` is there: it would fail later, and otherwise, if it went on."""
+    ended = subprocess.run(
+        [REPOSITORY / ".ci" / "run"],
+        env=without_browser(tmp_path, "bash", "env", "dirname", "id"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: no chromium, chromium-browser or google-chrome")
+    assert ended.stderr.count("\n") == 1
