@@ -33,6 +33,7 @@ from albert_serve.progress import progress
 from albert_serve.runtime.encoders import CpuEncoder, PaddedBatch
 from albert_serve.runtime.ort import encoder_options, head_options, open_session
 from albert_serve.settings import RuntimeOptions
+from albert_serve.tokenizer import SPECIAL_TOKENS
 from export.errors import ExportError
 from export.graph import Compute, Form
 from export.rounding import rounded
@@ -217,14 +218,22 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def random_batches(config: AlbertConfig) -> Iterator[PaddedBatch]:
-    """Random ids: a ragged batch, an unpadded one, and one sequence of all positions."""
+    """Random ids: a ragged batch, an unpadded one, and one sequence of all positions.
+
+    As in real inputs, each begins with [CLS] and ends with [SEP], and one token is [MASK]: it is
+    at these that trained models have their largest values.
+    """
     generator = np.random.default_rng(0)
     longest = config.max_positions
     for lengths in (*_BATCHES, (longest,)):
         lengths_B = np.minimum(lengths, longest).astype(np.int64)
         shape = (len(lengths), int(lengths_B.max()))
+        ids_BS = generator.integers(0, config.vocab_size, shape)
+        every_B = np.arange(len(lengths))
+        for place_B, token in ((0, "[CLS]"), (lengths_B // 2, "[MASK]"), (lengths_B - 1, "[SEP]")):
+            ids_BS[every_B, place_B] = SPECIAL_TOKENS.index(token)
         yield PaddedBatch(
-            ids=generator.integers(0, config.vocab_size, shape),
+            ids=ids_BS,
             types=generator.integers(0, config.num_token_types, shape),
             lengths=lengths_B,
         )

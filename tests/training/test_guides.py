@@ -1,0 +1,75 @@
+"""The commands of docs/pretraining.md and docs/distillation.md work as printed, at small sizes."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.printed import printed_commands, run_printed
+from tests.training.distillation.teachers import make_bert
+from tests.training.distillation.test_pseudo_labels import TEXTS, make_classifier
+from tests.training.support import WIKI, read_metrics
+from training.loop.provenance import read_stages
+from training.model.checkpoint import load_checkpoint
+
+pytestmark = pytest.mark.slow
+PRETRAINING = "docs/pretraining.md"
+DISTILLATION = "docs/distillation.md"
+TINY_SIZES = "--embedding-size 16 --hidden-size 32 --layers 2 --heads 2"
+TWO_STEPS = "--batch-size 2 --steps 2 --report-every 1 --no-compile"
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A folder with the corpus that both documents name."""
+    (tmp_path / "wiki").mkdir()
+    for name in ("train.jsonl.xz", "validation.jsonl.xz"):
+        (tmp_path / "wiki" / name).write_bytes(lzma.compress(WIKI.read_bytes()))
+    return tmp_path
+
+
+def test_pretraining(clone: Path) -> None:
+    plots = printed_commands(PRETRAINING, "training.plot")
+    commands = [
+        *printed_commands(PRETRAINING, "training.vocab"),
+        *printed_commands(PRETRAINING, "--recipe paper"),
+        *(command for command in plots if command.startswith("python")),
+    ]
+    assert len(commands) == 6
+    appended = {
+        "training.vocab": "--vocab-size 800",
+        "training.pretrain": f"{TINY_SIZES} {TWO_STEPS} --validate-every 1",
+    }
+    run_printed(commands, clone, appended)
+    settings = {
+        name: json.loads((clone / "runs" / name / "run.json").read_text())["settings"]
+        for name in ("base", "small")
+    }
+    assert [settings[name]["optimizer"] for name in ("base", "small")] == ["lamb", "muon"]
+    for name in settings:
+        assert [line["step"] for line in read_metrics(clone / "runs" / name)][-1] == 2
+        assert load_checkpoint(clone / "runs" / name / "checkpoint").config.vocab_size == 800
+    for name in ("curves.png", "layers.png"):
+        assert (clone / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_distillation(clone: Path, vocab_dir: Path) -> None:
+    shutil.copytree(vocab_dir, clone / "vocab")
+    shutil.copy(WIKI, clone / "held-out.jsonl")
+    make_bert(clone / "sentence-transformers" / "all-MiniLM-L6-v2")
+    (clone / "textattack").mkdir()
+    make_classifier(clone / "textattack" / "bert-base-uncased-SST-2")
+    (clone / "reviews.txt").write_text("\n".join(TEXTS * 4))
+    (student,) = printed_commands(DISTILLATION, "all-MiniLM-L6-v2")
+    (sentiment,) = printed_commands(DISTILLATION, "bert-base-uncased-SST-2")
+    small = f"--embedding-size 16 --length 32 {TWO_STEPS}"
+    run_printed([student], clone, {"training.distil": small})
+    run_printed([sentiment], clone, {"training.distil": "--steps 2 --length 32"})
+    model = load_checkpoint(clone / "runs" / "sentiment" / "checkpoint")
+    assert model.tasks["text-classification"] == 3
+    stages = read_stages(clone / "runs" / "sentiment" / "checkpoint")
+    assert [stage["program"] for stage in stages] == ["training.distil", "training.finetune"]
