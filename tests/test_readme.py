@@ -50,6 +50,6 @@ def test_the_readmes_commands_make_a_bundle_of_all_tasks(tmp_path: Path) -> None
         ("training.finetune", 6),
     ]
     evaluation = json.loads((tmp_path / "runs/tasks/checkpoint/evaluation.json").read_text())
-    assert manifest["evaluation"] == pytest.approx(evaluation)
+    assert manifest["evaluation"] == evaluation
     assert manifest["quality"]
     assert "question-answering" in outputs[-1]
