@@ -34,10 +34,10 @@ def test_a_missing_package_is_one_line(package: str) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.splitlines() == [
+    assert done.stderr == (
         f"error: {package} is not installed; training and export need more than serving does: "
-        "run `make setup`"
-    ]
+        "run `make setup`\n"
+    )
 
 
 def imported(file: Path) -> Iterator[str]:
