@@ -1,43 +1,51 @@
-"""A command whose packages are missing says which, in one line."""
+"""A venv for serving only: the commands of training and export say what to run."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import training
+from tests.albert_serve.support import ROOT
 from training.requirements import PACKAGES
 
-ROOT = Path(training.__file__).parents[1]
-# Stands for `python -m training.vocab` where a package is not installed.
-WITHOUT = """
-import importlib.util, sys
-find = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *rest: None if name == sys.argv[1] else find(name, *rest)
-sys.argv = ["-m"]
-import training
-"""
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python that has none of the packages of training."""
+    folder = tmp_path_factory.mktemp("venv")
+    venv.create(folder)
+    return folder / "bin/python"
 
 
-@pytest.mark.parametrize("package", ["torch", "pyarrow"])
-def test_a_missing_package_is_one_line(package: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, package],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.mark.parametrize(
+    "command", ["training.finetune", "training.pretrain", "training.evaluate", "export"]
+)
+def test_a_command_without_its_packages_is_one_line(command: str, python: Path) -> None:
+    done = subprocess.run([python, "-m", command], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr == (
-        f"error: {package} is not installed; training and export need more than serving does: "
-        "run `make setup`\n"
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: filelock, ")
+    assert ", torch, " in line
+    assert line.endswith(": run `make setup`")
+
+
+def test_an_import_is_not_ended(python: Path) -> None:
+    program = "import training; print('imported')"
+    done = subprocess.run([python, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "imported\n", done.stderr
+
+
+def test_with_the_packages_the_commands_run() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "export", "--help"], cwd=ROOT, capture_output=True, text=True
     )
+    assert done.returncode == 0, done.stderr
 
 
 def imported(file: Path) -> Iterator[str]:

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import psutil
-
 from training.system.locking import locked_folder
 
 
@@ -74,4 +72,12 @@ def _remove(folder: Path, target: Path) -> None:
 
 def _is_running(pid: int) -> bool:
     """Whether another process has the number; in containers ours often had it before."""
-    return pid != os.getpid() and psutil.pid_exists(pid)
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True

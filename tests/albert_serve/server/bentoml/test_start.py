@@ -31,7 +31,6 @@ def test_the_port_of_bentomls_command_line_is_checked() -> None:
     check_command_line()
 
 
-@pytest.mark.process
 def test_bentoml_serve_with_a_port_in_use_is_one_line(bundle_dir: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
