@@ -62,7 +62,10 @@ def test_a_small_caller_is_answered_beside_any_mix(attacked: Service) -> None:
     assert "Traceback" not in attacked.log
 
 
-def test_refused_texts_of_a_megabyte_leave_nothing_behind(attacked: Service) -> None:
+@pytest.mark.parametrize("num_refused", [60, pytest.param(1000, marks=pytest.mark.slow)])
+def test_refused_texts_of_a_megabyte_leave_nothing_behind(
+    num_refused: int, attacked: Service
+) -> None:
     body = {"inputs": "a b " * 250_000}
 
     def refuse(num_requests: int) -> None:
@@ -72,7 +75,7 @@ def test_refused_texts_of_a_megabyte_leave_nothing_behind(attacked: Service) -> 
 
     refuse(20)
     before_mb = attacked.pss_mb
-    refuse(60)
+    refuse(num_refused)
     assert attacked.pss_mb - before_mb < MAX_GROWTH_OF_REFUSALS_MB
 
 
