@@ -100,7 +100,8 @@ def test_a_reload_signals_no_process_that_only_has_the_number(
 def test_a_file_that_its_holder_removes_meanwhile_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, lock, opened = tmp_path / "served.pid", pid_file._lock, []
+    file, lock = tmp_path / "served.pid", pid_file._lock
+    opened: list[IO[str]] = []
 
     def lock_late(stream: IO[str]) -> bool:
         opened.append(stream)
