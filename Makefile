@@ -52,9 +52,9 @@ test-slow: $(VENV)/.dev  ## run the tests that take minutes
 	$(BIN)/python -m pytest -m slow
 
 fuzz: $(VENV)/.dev  ## 20,000 hostile requests, and the API document held against its service
-	$(BIN)/python -m pytest -s -m slow tests/albert_serve/server/test_fuzz.py tests/albert_serve/server/test_api_document.py
+	$(BIN)/python -m pytest -s -m slow tests/albert_serve/server/hostile/test_fuzz.py tests/albert_serve/server/documents/test_api_document.py
 
-fuzz-waiting: $(VENV)/.dev  ## search for 30 minutes for what makes others wait longest, and holds memory
+fuzz-waiting: $(VENV)/.dev  ## search for 30 minutes for what makes others wait longest, and whether memory grows
 	$(BIN)/python -m benchmarks.reliability.waiting
 
 bench-pretrain: $(VENV)/.dev  ## train with transformers and with this package, and compare

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -35,21 +32,6 @@ def write_atomically(file: Path, content: bytes) -> None:
 def partial_path(path: Path) -> Path:
     """Return the temporary name of a file or folder until it is complete."""
     return path.with_name(path.name + ".partial")
-
-
-@contextmanager
-def partial_folder(target: Path) -> Iterator[Path]:
-    """Create a folder beside `target`, to be renamed to it; what was not renamed is removed.
-
-    Raises:
-        OSError: it cannot be created.
-    """
-    folder = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def put_in_place(partial: Path, path: Path) -> None:

@@ -35,6 +35,7 @@ from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, cors_options
 from albert_serve.server.bentoml.endpoints import Info, MediaTypes, NoInput, answer, input_of
 from albert_serve.server.bentoml.event_loop import accept_many
 from albert_serve.server.bentoml.http import limit_connections
+from albert_serve.server.bentoml.start import check_command_line
 from albert_serve.server.bentoml.supervision import SERVICE_NAME, end_with, mark_started, supervise
 from albert_serve.server.bentoml.tracing import NO_SPANS, CallersTrace, has_exporter
 from albert_serve.server.error_replies import ErrorReplies
@@ -122,6 +123,7 @@ class Serving:
         """Check the settings and bundles before any process starts."""
         try:
             check_runtime()
+            check_command_line()
             settings = Settings.from_environment()
             configure_logs(settings.log_format)
             if settings.has_keys:

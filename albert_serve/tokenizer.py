@@ -18,6 +18,7 @@ from typing import Final
 
 import tokenizers
 from tokenizers import Tokenizer
+from tokenizers.models import Unigram
 
 from albert_serve.errors import (
     BundleCorruptError,
@@ -36,6 +37,7 @@ _MAX_NORMALISED_CHARS: Final = 1_500_000
 _MAX_EXPANSION: Final = 18
 # Several times as many as text of any language has.
 _CHARS_PER_TOKEN: Final = 16
+_MAX_CACHED_WORDS: Final = 10_000
 # No token reaches over such a space, and no normalisation changes it.
 _WORD_GAP: Final = re.compile(r"[A-Za-z0-9](?= [A-Za-z0-9])")
 
@@ -82,6 +84,7 @@ class AlbertTokenizer:
         _check_vocabulary(tokenizer)
         self._tokenizer = tokenizer
         self.vocab_size: int = tokenizer.get_vocab_size()
+        _fill_cache(tokenizer)
 
     @classmethod
     def from_file(cls, file: Path) -> AlbertTokenizer:
@@ -243,6 +246,21 @@ def _check_vocabulary(tokenizer: Tokenizer) -> None:
         raise BundleCorruptError(
             "[MASK] in a text is not read as one token; is it a special token?"
         )
+
+
+def _fill_cache(tokenizer: Tokenizer) -> None:
+    """Fill the library's cache of words with the most frequent ones of the vocabulary.
+
+    It keeps the first words that it sees for ever. Those of some requests, of 250 letters each,
+    would be 14 kB a word, 140 MB in all.
+    """
+    if not isinstance(tokenizer.model, Unigram):
+        return
+    pieces = (tokenizer.id_to_token(index) for index in range(tokenizer.get_vocab_size()))
+    words = [piece[1:] for piece in pieces if piece.startswith("▁") and len(piece) > 1]
+    del words[_MAX_CACHED_WORDS:]
+    tokenizer.model._resize_cache(len(words))
+    tokenizer.encode(" ".join(words), add_special_tokens=False)
 
 
 def _check_text(text: str) -> None:

@@ -21,7 +21,8 @@ from tqdm import tqdm
 from albert_serve.config import PRESETS
 from albert_serve.settings import num_usable_cpus
 from benchmarks.engines.jobs import CONTESTANTS, KINDS, Shape
-from benchmarks.engines.measurement import MeasurementOptions, Subject, measure
+from benchmarks.engines.measurement import MeasurementOptions, measure
+from benchmarks.engines.setting import Subject
 from benchmarks.engines.tables import markdown, save
 from training.errors import report_errors
 from training.run.options import parse_count, parse_duration

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from albert_serve.bundle.manifest import Bundle
+from albert_serve.default_bundle import shipped_bundle
 from albert_serve.errors import AlbertServeError
 from albert_serve.runtime.engine import Engine
-from albert_serve.settings import shipped_bundle
 from albert_serve.tasks import TASKS, AnyTask, Work, prepare_request
 from albert_serve.tasks.load import load_tasks
 

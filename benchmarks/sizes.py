@@ -23,8 +23,9 @@ from transformers import AlbertForPreTraining
 
 from albert_serve.bundle.manifest import TOKENIZER_FILE, WEIGHTS_FILE, Bundle, Precision
 from albert_serve.config import preset
+from albert_serve.default_bundle import shipped_bundle
 from albert_serve.doctor.footprint import Footprint, measure_footprint
-from albert_serve.settings import Prepack, RuntimeOptions, shipped_bundle
+from albert_serve.settings import Prepack, RuntimeOptions
 from export.write import export_bundle
 from training.errors import report_errors
 from training.system.command_line import make_parser

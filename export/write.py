@@ -34,7 +34,6 @@ from albert_serve.bundle.manifest import (
     file_entry,
 )
 from albert_serve.bundle.weights import TaskName, read_header
-from albert_serve.files import partial_folder
 from albert_serve.progress import progress
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
@@ -59,6 +58,7 @@ from training.evaluation.real_text import RealData
 from training.evaluation.torch_engine import TorchEngine
 from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks
+from training.system.partial_folder import partial_folder, put_folder_in_place, remove_leftovers
 
 _TORCH_BATCH_TOKENS: Final = 1024
 _CONFIG_FILE: Final = "config.json"
@@ -138,6 +138,7 @@ def export_bundle(
     """
     target = target.resolve()
     limits = limits or Limits()
+    remove_leftovers(target)
     _check_target(Path(checkpoint), target, overwrite)
     with open_checkpoint(checkpoint) as opened, _new_folder(target) as folder:
         source = read_source(opened.folder)
@@ -182,7 +183,7 @@ def export_bundle(
                 check_quality(quality, limits.max_cost)
             _write_manifest(manifest.model_copy(update={"quality": quality}), folder)
         Bundle.open(folder, verify="size")
-        _move(folder, target)
+        put_folder_in_place(folder, target)
         return Exported(
             bundle=Bundle.open(target, verify="size"),
             unused=unused,
@@ -313,18 +314,3 @@ def _provenance(source: Source, checkpoint: str) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "training": source.training,
     }
-
-
-def _move(folder: Path, target: Path) -> None:
-    """Move the folder to the target, which is kept if that fails."""
-    if not target.exists():
-        folder.rename(target)
-        return
-    old = folder.with_suffix(".old")
-    target.rename(old)
-    try:
-        folder.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    shutil.rmtree(old)

@@ -15,8 +15,8 @@ import transformers
 from albert_serve.bundle.manifest import Bundle, TaskEntry
 from albert_serve.bundle.weights import TaskName
 from albert_serve.config import AlbertConfig
+from albert_serve.default_bundle import shipped_bundle
 from albert_serve.runtime.engine import Engine
-from albert_serve.settings import shipped_bundle
 from albert_serve.tasks import TASKS, prepare_request, shape_reply
 from albert_serve.tasks.load import load_tasks
 from albert_serve.tokenizer import AlbertTokenizer

@@ -1,5 +1,5 @@
 """Training of ALBERT: vocabulary, pretraining, finetuning, evaluation. Run from a checkout."""
 
-from training.requirements import check_packages
+from training.requirements import PACKAGES, check_packages
 
-check_packages("torch", "safetensors", "sentencepiece", "zstandard")
+check_packages(*PACKAGES)

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from albert_serve.files import partial_folder
 from training.conversion.source import REFERENCE_HELP, open_checkpoint
 from training.conversion.standard import write_for_transformers
 from training.errors import report_errors
 from training.model.checkpoint import CheckpointError
 from training.system.command_line import make_parser
+from training.system.partial_folder import partial_folder
 
 _EXAMPLES: Final = """examples:
   python -m training.convert runs/base/checkpoint for-transformers/

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from typing import Final
+
+# What modules of `training` import as they are loaded, and the curves of a run at its end.
+PACKAGES: Final = (
+    *("filelock", "google", "huggingface_hub", "matplotlib", "numpy", "pyarrow", "pydantic"),
+    *("safetensors", "scipy", "sentencepiece", "sentencex", "sklearn", "tokenizers", "torch"),
+    *("tqdm", "zstandard"),
+)
 
 
 def check_packages(*names: str) -> None:

@@ -10,15 +10,9 @@ from typing import Any, get_args
 
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.bundle.store import locate
+from albert_serve.default_bundle import BUNDLE_VARIABLE, MODELS_VARIABLE
 from albert_serve.errors import ConfigError
-from albert_serve.settings import (
-    BUNDLE_VARIABLE,
-    MODELS_VARIABLE,
-    PID_FILE_VARIABLE,
-    Device,
-    Prepack,
-    Settings,
-)
+from albert_serve.settings import PID_FILE_VARIABLE, Device, Prepack, Settings
 
 
 def add_command(commands: Any, name: str, purpose: str, examples: str) -> argparse.ArgumentParser:

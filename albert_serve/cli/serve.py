@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import socket
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -20,11 +19,11 @@ from albert_serve.cli.options import (
     chosen,
 )
 from albert_serve.errors import ConfigError
+from albert_serve.server.bentoml.start import MAX_PORT, check_address
 from albert_serve.server.pid_file import check_pid_file, reload_service
 from albert_serve.settings import Settings, default_pid_file
 
 _PORT: Final = 3000
-_MAX_PORT: Final = 65535
 _SERVICE: Final = "albert_serve.service:AlbertServe"
 # Longer than proxies and clients keep an idle connection (usually 60 s): if the server closed it
 # first, a request sent at that moment would be lost.
@@ -101,7 +100,7 @@ def _serve(options: argparse.Namespace) -> int:
     bundles, errors = catalogue.open_bundles()
     catalogue.check_any(errors)  # the service logs the others
     host = "127.0.0.1" if options.host == "localhost" else options.host
-    _check_address(host, options.port)
+    check_address(host, options.port)
     check_home()
     settings, reload = _with_pid_file(settings, options.port)
     command = [sys.executable, "-m", "bentoml", "serve", _SERVICE]
@@ -135,26 +134,10 @@ def _with_pid_file(settings: Settings, port: int) -> tuple[Settings, str]:
     return settings, f"kill -HUP {os.getpid()}"
 
 
-def _check_address(host: str, port: int) -> None:
-    """See that the service can listen there: BentoML fails with a traceback, after the greeting."""
-    try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on port {port} of {host}: {error.strerror}; choose others with --port "
-            "and --host"
-        ) from error
-
-
 def _port(text: str) -> int:
     port = int(text) if text.isdecimal() else 0
-    if not 1 <= port <= _MAX_PORT:
+    if not 1 <= port <= MAX_PORT:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no port; it must be a whole number from 1 to {_MAX_PORT}"
+            f"{text!r} is no port; it must be a whole number from 1 to {MAX_PORT}"
         )
     return port

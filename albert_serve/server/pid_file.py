@@ -6,7 +6,9 @@ import atexit
 import os
 import signal
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
+
+import psutil
 
 from albert_serve.errors import ConfigError
 
@@ -36,19 +38,6 @@ def check_pid_file(file: Path) -> None:
     _open_locked(file).close()
 
 
-def _open_locked(file: Path) -> IO[str]:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        stream = os.fdopen(os.open(file, os.O_RDWR | os.O_CREAT, 0o644), "r+")
-        if _lock(stream):
-            return stream
-        with stream:
-            pid = stream.read(_MAX_CHARS).strip()
-    except OSError as error:
-        raise ConfigError(f"the PID file {file} cannot be written: {error.strerror}") from error
-    raise ConfigError(f"{file} is the PID file of process {pid}, which runs; name another file")
-
-
 def reload_service(file: Path) -> int:
     """Send SIGHUP to the process that holds a PID file.
 
@@ -56,25 +45,41 @@ def reload_service(file: Path) -> int:
         Its PID.
 
     Raises:
-        ConfigError: no running process holds the file.
+        ConfigError: no process of this machine or container holds the file.
         OSError: the process may not be signalled.
     """
     try:
-        with file.open("r+") as stream:
-            has_ended = _lock(stream)
+        with file.open() as stream:
             content = stream.read(_MAX_CHARS).strip()
     except OSError as error:
         raise ConfigError(
             f"no service with the PID file {file} was found: {error.strerror}; name the service "
             "with --port or --pid-file"
         ) from error
-    if has_ended or not content.isdecimal():
+    if not content.isdecimal() or not _has_open(int(content), file):
         raise ConfigError(f"no running service holds the PID file {file}")
     os.kill(int(content), signal.SIGHUP)
     return int(content)
 
 
-def _lock(stream: IO[Any]) -> bool:
+def _open_locked(file: Path) -> IO[str]:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            stream = os.fdopen(os.open(file, os.O_RDWR | os.O_CREAT, 0o644), "r+")
+            if not _lock(stream):
+                break
+            if _is_at(stream, file):
+                return stream
+            stream.close()  # its holder removed it between the two calls
+        with stream:
+            pid = stream.read(_MAX_CHARS).strip()
+    except OSError as error:
+        raise ConfigError(f"the PID file {file} cannot be written: {error.strerror}") from error
+    raise ConfigError(f"{file} is the PID file of process {pid}, which runs; name another file")
+
+
+def _lock(stream: IO[str]) -> bool:
     """Whether a file could be locked: no other process holds it."""
     import fcntl  # not on Windows, where the other commands run
 
@@ -85,6 +90,28 @@ def _lock(stream: IO[Any]) -> bool:
     return True
 
 
-def _release(file: Path, stream: IO[Any]) -> None:
+def _is_at(stream: IO[str], file: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(stream.fileno()), file.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _has_open(pid: int, file: Path) -> bool:
+    """Whether a process has a file open.
+
+    The lock alone does not tell whose it is: the PID may be of a process in another container that
+    has the same folder, or of one that has ended, while another service starts.
+    """
+    try:
+        opened = [Path(one.path) for one in psutil.Process(pid).open_files()]
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied as error:
+        raise PermissionError(f"process {pid} may not be signalled by this user") from error
+    return any(path.exists() and path.samefile(file) for path in opened)
+
+
+def _release(file: Path, stream: IO[str]) -> None:
     file.unlink(missing_ok=True)
     stream.close()

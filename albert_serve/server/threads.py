@@ -10,16 +10,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import cache, partial
-from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
+from typing import TypeVar, TypeVarTuple, Unpack
 
 from albert_serve.errors import DeadlineExceededError
-from albert_serve.runtime.ort import return_free_memory
 
-# What a large request held is free some time after it: glibc would keep most of it.
-_TRIM_AFTER_S: Final = 1.0
 _Args = TypeVarTuple("_Args")
 _ResultT = TypeVar("_ResultT")
 
@@ -51,22 +48,5 @@ async def run_in_thread(
 
 
 @cache
-def _large_requests() -> _LargeRequests:
-    return _LargeRequests()
-
-
-class _LargeRequests(ThreadPoolExecutor):
-    """One thread, which returns the memory of what it did to the system, once a second at most."""
-
-    def __init__(self) -> None:
-        super().__init__(1, thread_name_prefix="large-requests")
-        self._timer: asyncio.TimerHandle | None = None
-
-    def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_TRIM_AFTER_S, self._trim)
-        return super().submit(function, *args, **kwargs)
-
-    def _trim(self) -> None:
-        self._timer = None
-        super().submit(return_free_memory)
+def _large_requests() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="large-requests")

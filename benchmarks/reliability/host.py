@@ -17,7 +17,7 @@ from typing import Any, Final
 import psutil
 
 from albert_serve.bundle.manifest import MANIFEST_FILE, WEIGHTS_FILE, read_manifest
-from albert_serve.settings import shipped_bundle
+from albert_serve.default_bundle import shipped_bundle
 from benchmarks.harness.load import http_request
 from benchmarks.harness.service import REPOSITORY, ServiceProcess, start
 

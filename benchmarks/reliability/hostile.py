@@ -9,6 +9,8 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from random import Random
+from string import ascii_lowercase
 from typing import Any, Final
 
 from benchmarks.harness.service import HOST
@@ -82,6 +84,12 @@ def _numbered(num: int, end: str = "") -> list[str]:
     return [f"word{i}{end}" for i in range(num)]
 
 
+def _words(num: int) -> list[str]:
+    """Words that are the longest that tokenizers keep, and never the same."""
+    chance = Random(num)
+    return ["".join(chance.choices(ascii_lowercase, k=250)) for _ in range(num)]
+
+
 def _chunked(chunks: bytes) -> bytes:
     head = f"POST /fill-mask HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
     return f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + chunks
@@ -106,6 +114,7 @@ KINDS: Final[dict[str, Kind]] = {
     "cut-text": Kind(make=lambda n: _classify(_repeat(_WORDS, n)), most=_CHARS),
     "cut-letters": Kind(make=lambda n: _classify(_repeat("a b c d ", n)), most=_CHARS),
     "cut-word": Kind(make=lambda n: _classify("ab" * (n // 2 + 1)), most=_CHARS),
+    "new-words": Kind(make=lambda n: _classify(" ".join(_words(n))), most=4000),
     "cut-blanks": Kind(make=lambda n: _classify("a" + " " * n), most=_CHARS),
     "expanding-text": Kind(make=lambda n: _classify(_EXPANDING * n), most=90_000),
     "marks": Kind(make=lambda n: _classify("e" + _repeat(_MARKS, n)), most=_CHARS),

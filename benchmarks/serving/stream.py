@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from albert_serve.bundle.manifest import TOKENIZER_FILE, WEIGHTS_FILE
 from albert_serve.bundle.weights import read_header
 from albert_serve.config import PRESETS, AlbertConfig
-from albert_serve.settings import shipped_bundle
+from albert_serve.default_bundle import shipped_bundle
 from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.engines.inputs import Selection, choose
 from benchmarks.harness.errors import BenchmarkError

@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 from unittest import mock
 
@@ -19,6 +20,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from albert_serve.errors import BundleCorruptError, BundleMissingError, InvalidInputError
+from albert_serve.runtime.ort import return_free_memory
+from albert_serve.server.memory import num_anonymous_bytes
 from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer, Encoding
 from training.data.corpus import read_documents
 from training.vocab import build_tokenizer, text_normalizer, train_vocab
@@ -257,6 +260,23 @@ def test_half_a_surrogate_pair_is_refused(tokenizer: AlbertTokenizer, code: int)
         tokenizer.encode(text)
     with pytest.raises(InvalidInputError, match="surrogate"):
         tokenizer.encode("the", text)
+
+
+def test_words_that_were_never_seen_leave_nothing_behind(folder: Path) -> None:
+    tokenizer = AlbertTokenizer.from_file(folder / "tokenizer.json")
+    chance = Random(0)
+    texts = [
+        " ".join("".join(chance.choices("qzxjvkwy", k=250)) for _ in range(200)) for _ in range(11)
+    ]
+    tokenizer.encode(texts[0])
+    before = num_anonymous_bytes()
+    for text in texts:
+        tokenizer.encode(text)
+    return_free_memory()
+    after = num_anonymous_bytes()
+    assert before is not None
+    assert after is not None
+    assert after - before < 8 << 20
 
 
 def test_an_empty_pair_still_ends_in_its_separator(tokenizer: AlbertTokenizer) -> None:

@@ -12,7 +12,7 @@ import torch
 from tqdm import tqdm
 
 from albert_serve.config import AlbertConfig
-from albert_serve.settings import shipped_bundle
+from albert_serve.default_bundle import shipped_bundle
 from benchmarks import serve
 from benchmarks.harness.errors import BenchmarkError
 from benchmarks.harness.replies import LoadResult, Reply

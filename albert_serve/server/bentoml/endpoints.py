@@ -16,7 +16,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from albert_serve.api.schemas import InfoReply
 from albert_serve.errors import AlbertServeError
 from albert_serve.server.answering import answer_call, answer_request, reply_to_error
-from albert_serve.server.error_replies import JSON, error_response, media_type_of, not_json
+from albert_serve.server.error_replies import (
+    JSON,
+    error_response,
+    keep_error,
+    media_type_of,
+    not_json,
+)
 from albert_serve.server.models.registry import Models
 from albert_serve.tasks import TASKS
 
@@ -78,7 +84,11 @@ class NoInput(_Described):
         invalid one with another status and format, and log it as a failure (docs/decisions.md).
         """
         if serde.media_type == _INTERNAL:
-            read: Self = await super().from_http_request(request, serde)
+            try:
+                read: Self = await super().from_http_request(request, serde)
+            except AlbertServeError as error:  # admission control refuses it within its body
+                keep_error(error, request.scope)
+                raise as_bentomls(error) from error
             return read
         unread: Self = cls.model_construct(**dict.fromkeys(cls.model_fields))
         return unread

@@ -33,7 +33,7 @@ from albert_serve.tasks import AnyTask, Logits, Prepared, Work, prepare_request,
 _ResultT = TypeVar("_ResultT")
 
 
-# Some 10 ms of `work_of`, and of answers' `num_held_bytes`.
+# Some 10 ms of `_work`, and of answers' `num_held_bytes`.
 _LARGE_WORK: Final = 1 << 14
 _LARGE_ANSWER_BYTES: Final = 1 << 19
 # What a text takes beside its characters.
@@ -90,12 +90,10 @@ class HostedModel:
             RequestError: the queue is full, or the deadline has passed.
             EngineError: the model failed.
         """
-        is_large = _is_large(request)
-        prepared = await run_in_thread(
-            self._prepare, task, request, ends_s=ends_s, is_large=is_large
-        )
+        large = is_large(request)
+        prepared = await run_in_thread(self._prepare, task, request, ends_s=ends_s, is_large=large)
         work, is_begun = Work(prepared), False
-        is_large |= sum(item.num_held_bytes for item in prepared) > _LARGE_ANSWER_BYTES
+        large |= sum(item.num_held_bytes for item in prepared) > _LARGE_ANSWER_BYTES
 
         def take(logits: list[Logits]) -> _ResultT | None:
             """Return the reply if this was the last round, else None."""
@@ -110,7 +108,7 @@ class HostedModel:
             logits = await self.batcher.run(
                 work.inputs, left_s, priority=priority, is_begun=is_begun
             )
-            reply = await run_in_thread(take, logits, ends_s=ends_s, is_large=is_large)
+            reply = await run_in_thread(take, logits, ends_s=ends_s, is_large=large)
             is_begun = True
         return prepared, reply
 
@@ -172,24 +170,31 @@ def _describe(task: str, manifest: Manifest) -> TaskInfo:
     return TaskInfo(name=task)
 
 
-def work_of(value: object, *, is_reordered: bool = False) -> int:
-    """Estimate the work of reading a value of a request, in characters of plain text.
+def is_large(request: TaskRequest) -> bool:
+    """Whether reading a request may take more than some 10 ms; it is read up to there only."""
+    is_reordered = isinstance(request, SentenceOrderRequest) and request.parameters.reorder
+    work = 0
+    for part in _work([request.inputs, request.parameters], is_reordered):
+        work += part
+        if work > _LARGE_WORK:
+            return True
+    return False
+
+
+def _work(value: object, is_reordered: bool) -> Iterator[int]:
+    """Yield the work of reading each part of a value of a request, in characters of plain text.
 
     Args:
         is_reordered: whether each sentence of a list is read with every other.
     """
     if isinstance(value, str):
-        return _CHARS_PER_TEXT + len(value)
-    if isinstance(value, Sentences) and is_reordered:
-        return work_of(value.sentences) + _CHARS_PER_TEXT * len(value.sentences) ** 2
-    if isinstance(value, BaseModel):
-        value = list(vars(value).values())
-    if isinstance(value, list | tuple):
-        return sum(work_of(part, is_reordered=is_reordered) for part in value)
-    return 0
-
-
-def _is_large(request: TaskRequest) -> bool:
-    is_reordered = isinstance(request, SentenceOrderRequest) and request.parameters.reorder
-    parts = [request.inputs, request.parameters]
-    return work_of(parts, is_reordered=is_reordered) > _LARGE_WORK
+        yield _CHARS_PER_TEXT + len(value)
+    elif isinstance(value, Sentences) and is_reordered:
+        yield _CHARS_PER_TEXT * len(value.sentences) ** 2
+        yield from _work(value.sentences, is_reordered)
+    elif isinstance(value, BaseModel):
+        for part in vars(value).values():
+            yield from _work(part, is_reordered)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _work(part, is_reordered)

@@ -18,6 +18,7 @@ from albert_serve.errors import ConfigError, NotFoundError
 from albert_serve.runtime.encoder_pool import EncoderPool
 from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import return_free_memory
+from albert_serve.server.memory import keep_memory_low
 from albert_serve.server.metrics import Metrics
 from albert_serve.server.models.hosted_model import HostedModel
 from albert_serve.server.paths import Target
@@ -64,6 +65,7 @@ class Models:
         self._num_changes = 0
         self._reload_lock = asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()
+        self._trimming: asyncio.Task[None] | None = None
 
     @classmethod
     def load(cls, settings: Settings, metrics: Metrics) -> Models:
@@ -82,6 +84,7 @@ class Models:
         """Start hosting; call it and all other methods on the event loop."""
         for name, loaded in self._loaded.items():
             self._hosted[name] = self._serve(loaded)
+        self._trimming = asyncio.get_running_loop().create_task(keep_memory_low())
 
     @property
     def default(self) -> HostedModel:
@@ -148,6 +151,8 @@ class Models:
         """Answer the accepted requests, and close the models."""
         self.accepting = False
         await asyncio.gather(*(hosted.close() for hosted in self._hosted.values()), *self._closing)
+        if self._trimming is not None:
+            self._trimming.cancel()
 
     def _revisions(self) -> str:
         return ", ".join(

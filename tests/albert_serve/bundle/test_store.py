@@ -19,9 +19,10 @@ import yaml  # type: ignore[import-untyped]
 from albert_serve.bundle import store
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.cli import main
+from albert_serve.default_bundle import default_bundle
 from albert_serve.errors import ConfigError
 from albert_serve.models_file import packed_bundles, read_models_file
-from albert_serve.settings import Settings, default_bundle
+from albert_serve.settings import Settings
 from tests.albert_serve.support import running_service, service_environment
 
 # BentoML imports what is deprecated.

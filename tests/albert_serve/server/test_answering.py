@@ -15,6 +15,7 @@ import pytest
 from starlette.requests import Request
 
 from albert_serve.api.schemas import (
+    FillMaskParameters,
     FillMaskRequest,
     QuestionAnsweringRequest,
     SentenceOrderRequest,
@@ -22,7 +23,7 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.errors import InvalidInputError, TooMuchAtOnceError
 from albert_serve.server.answering import answer_request
-from albert_serve.server.models.hosted_model import HostedModel, work_of
+from albert_serve.server.models.hosted_model import HostedModel, is_large
 
 MAX_ITEMS = 3
 
@@ -101,23 +102,37 @@ def test_too_many_values_are_refused_before_they_are_parsed(num_bytes: int) -> N
     assert "values" in str(error)
 
 
-def work(request_type: type[TaskRequest], body: Any, *, is_reordered: bool = False) -> int:
-    request = request_type.model_validate(body)
-    return work_of([request.inputs, request.parameters], is_reordered=is_reordered)
+def reads_much(request_type: type[TaskRequest], inputs: Any, **parameters: Any) -> bool:
+    body = {"inputs": inputs, "parameters": parameters}
+    return is_large(request_type.model_validate(body))
 
 
-def test_work_counts_the_characters_of_all_texts() -> None:
-    short = work(FillMaskRequest, {"inputs": "abc"})
-    assert work(FillMaskRequest, {"inputs": "abc" * 100}) == short + 297
-    targets = {"targets": ["xyz"] * 100}
-    assert work(FillMaskRequest, {"inputs": "abc", "parameters": targets}) > short + 300
-    question = {"inputs": {"question": "ab", "context": "cde" * 100}}
-    assert work(QuestionAnsweringRequest, question) > 300
+def test_a_request_is_large_by_the_characters_of_all_its_texts() -> None:
+    assert not reads_much(FillMaskRequest, "abc" * 1000)
+    assert reads_much(FillMaskRequest, "abc" * 10_000)
+    assert reads_much(FillMaskRequest, "abc", targets=["xyz" * 10] * 500)
+    assert reads_much(QuestionAnsweringRequest, {"question": "ab", "context": "cde" * 10_000})
 
 
-def test_work_counts_texts_and_the_pairs_of_sentences() -> None:
-    one, many = (work(FillMaskRequest, {"inputs": ["a"] * num}) for num in (1, 500))
-    assert many > 100 * one
-    sentences = {"inputs": {"sentences": ["a"] * 32}}
-    plain = work(SentenceOrderRequest, sentences)
-    assert work(SentenceOrderRequest, sentences, is_reordered=True) > 20 * plain
+def test_a_request_is_large_by_its_texts_and_the_pairs_of_its_sentences() -> None:
+    assert not reads_much(FillMaskRequest, ["a"] * 100)
+    assert reads_much(FillMaskRequest, ["a"] * 500)
+    sentences = {"sentences": ["a"] * 32}
+    assert not reads_much(SentenceOrderRequest, sentences)
+    assert reads_much(SentenceOrderRequest, sentences, reorder=True)
+
+
+def test_a_large_request_is_not_read_to_its_end() -> None:
+    read: list[str] = []
+
+    class Texts(list[str]):
+        def __iter__(self) -> Iterator[str]:
+            for text in super().__iter__():
+                read.append(text)
+                yield text
+
+    request = FillMaskRequest.model_construct(
+        inputs=Texts(["a [MASK]"] * 36_000), parameters=FillMaskParameters()
+    )
+    assert is_large(request)
+    assert len(read) < 1000

@@ -8,11 +8,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.cli import main
+from albert_serve.errors import ConfigError
+from albert_serve.server import pid_file
+from albert_serve.server.pid_file import check_pid_file, hold_pid_file
 from tests.albert_serve.support import (
     ROOT,
     free_port,
@@ -80,6 +84,39 @@ def test_a_reload_signals_the_holder_alone(tmp_path: Path) -> None:
     with hold(file) as holder:
         assert main(["reload", "--pid-file", str(file)]) == 0
         assert holder.wait(timeout=30) == -signal.SIGHUP
+
+
+def test_a_reload_signals_no_process_that_only_has_the_number(
+    tmp_path: Path, failure: Callable[..., str]
+) -> None:
+    file = tmp_path / "served.pid"
+    with hold(file) as holder:  # a service in another container, where our number is its own
+        file.write_text(f"{os.getpid()}\n")
+        line = failure("reload", "--pid-file", file)
+        assert line == f"no running service holds the PID file {file}"
+        holder.communicate()
+
+
+def test_a_file_that_its_holder_removes_meanwhile_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, lock = tmp_path / "served.pid", pid_file._lock
+    opened: list[IO[str]] = []
+
+    def lock_late(stream: IO[str]) -> bool:
+        opened.append(stream)
+        if len(opened) == 1:
+            file.unlink()
+        return lock(stream)
+
+    monkeypatch.setattr(pid_file, "_lock", lock_late)
+    hold_pid_file(file)
+    assert len(opened) == 2
+    assert file.read_text() == f"{os.getpid()}\n"
+    with pytest.raises(ConfigError, match=f"is the PID file of process {os.getpid()}, which runs"):
+        check_pid_file(file)
+    opened[1].close()
+    check_pid_file(file)
 
 
 def test_a_reload_without_a_service_is_one_line(

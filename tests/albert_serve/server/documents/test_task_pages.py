@@ -15,7 +15,7 @@ from albert_serve.api.schemas import TRUNCATED_AT_HEADER, TRUNCATED_HEADER
 from albert_serve.tasks import TASKS
 from tests.albert_serve.support import Running
 
-DOCS = Path(__file__).resolve().parents[3] / "docs"
+DOCS = Path(__file__).resolve().parents[4] / "docs"
 ADDRESS = "http://127.0.0.1:3000"
 PAGES = {
     task: (DOCS / f"{task}.md").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 from albert_serve.api.embeddings import EMBEDDINGS_PATH
 from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES, Example
 from albert_serve.server.bentoml.http import MAX_HEAD_BYTES
-from tests.albert_serve.server.fuzz_values import (
+from tests.albert_serve.server.hostile.fuzz_values import (
     HEADERS,
     MEDIA,
     METHODS,

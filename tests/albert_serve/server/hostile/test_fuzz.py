@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from albert_serve.api.examples import EXAMPLES
 from albert_serve.api.schemas import ErrorReply
-from tests.albert_serve.server.fuzz_requests import Hostile, hostile_request
+from tests.albert_serve.server.hostile.fuzz_requests import Hostile, hostile_request
 from tests.albert_serve.support import ROOT, Running, running_service, service_environment
 
 SEED = 20_260_101

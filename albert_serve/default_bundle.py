@@ -1,0 +1,54 @@
+"""The bundle that is served where none is named: the bento's own, or the one in `models/`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from albert_serve.errors import ConfigError
+from albert_serve.models_file import packed_bundles
+
+# The settings that name others.
+BUNDLE_VARIABLE: Final = "ALBERT_SERVE_BUNDLE"
+MODELS_VARIABLE: Final = "ALBERT_SERVE_MODELS"
+
+
+def default_bundle(bento: Path | None = None) -> Path:
+    """Return the one model that the bento of this package names, or the bundle that ships.
+
+    Args:
+        bento: the bento's folder, if it is another than the one around this package.
+
+    Raises:
+        ConfigError: the bento names several, or it names none and none ships.
+    """
+    packed = packed_bundles(bento or Path(__file__).resolve().parents[2])
+    if len(packed) > 1:
+        names = ", ".join(map(str, packed))
+        raise ConfigError(
+            f"the bento has the models {names}; set {BUNDLE_VARIABLE} to the one to serve, or "
+            f"{MODELS_VARIABLE} to a file that lists them"
+        )
+    return packed[0] if packed else shipped_bundle()
+
+
+def shipped_bundle(models: Path | None = None) -> Path:
+    """Return the folder of the bundle in `models/`, next to the package.
+
+    Args:
+        models: look here instead.
+
+    Raises:
+        ConfigError: there is none, or more than one.
+    """
+    models = models or Path(__file__).resolve().parent.parent / "models"
+    if (models / "manifest.json").is_file():
+        return models
+    folders = sorted(manifest.parent for manifest in models.glob("*/manifest.json"))
+    if len(folders) == 1:
+        return folders[0]
+    names = ", ".join(folder.name for folder in folders) or "none"
+    raise ConfigError(
+        f"{models} must hold exactly one bundle, and holds {names}; "
+        f"set {BUNDLE_VARIABLE} to the folder of the one to serve"
+    )

@@ -1,0 +1,49 @@
+"""Whether the service can listen: BentoML fails with a traceback, after it has begun."""
+
+from __future__ import annotations
+
+import socket
+from typing import Final
+
+import click
+
+from albert_serve.errors import ConfigError
+
+MAX_PORT: Final = 65535
+
+
+def check_command_line() -> None:
+    """See that the service can listen where the command line of `bentoml serve` has it listen.
+
+    BentoML tells its hooks neither host nor port, but click has the options of the command.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    context = click.get_current_context(silent=True)  # none where Python code starts the service
+    options = context.params if context is not None else {}
+    host, port = options.get("host"), options.get("port")
+    if isinstance(host, str) and isinstance(port, int) and port:
+        check_address(host, port)
+
+
+def check_address(host: str, port: int) -> None:
+    """See that the service can listen there.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if not 1 <= port <= MAX_PORT:
+        raise ConfigError(f"{port} is no port; it must be a whole number from 1 to {MAX_PORT}")
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on port {port} of {host}: {error.strerror}; choose others with --port "
+            "and --host"
+        ) from error
