@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = options.run(options)
     except (AlbertServeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return error.exit_status if isinstance(error, AlbertServeError) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
