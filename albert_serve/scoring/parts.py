@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -105,7 +104,7 @@ class PartFolder:
             yield parts
         finally:
             if is_new and not (is_kept and parts.entries):
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove(folder)
             lock.release()
 
     @property
@@ -154,7 +153,7 @@ class PartFolder:
                 content(stream)
             put_in_place(partial, output)
             sync(output.parent)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        _remove(self.folder)
 
     def finish(self) -> None:
         """Mark a complete folder, and remove what it has no more use for.
@@ -230,6 +229,16 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder so that, if it is killed at it, the rest is still a job's folder."""
+    last = (MANIFEST_FILE, _LOCK_FILE)
+    with contextlib.suppress(OSError):
+        names = {file.name for file in folder.iterdir()}
+        for name in (*(names - set(last)), *last):
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def _check_ours(folder: Path) -> None:
