@@ -131,7 +131,7 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
 
 
 def _score(options: argparse.Namespace) -> int:
-    score_options = _score_options(options)
+    score_options = read_score_options(options)
     if options.summary is None:
         return _finish(options, _run(options, score_options))
     try:
@@ -216,7 +216,13 @@ def _termination() -> Iterator[threading.Event]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _score_options(options: argparse.Namespace) -> ScoreOptions:
+def read_score_options(options: argparse.Namespace) -> ScoreOptions:
+    """Return the job's options.
+
+    Raises:
+        InvalidInputError: the parameters are not a JSON object.
+        ConfigError: another option is not written as it must be.
+    """
     return ScoreOptions(
         parameters=_read_parameters(options.parameters),
         columns=_read_columns(options.column),
