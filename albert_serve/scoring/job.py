@@ -231,7 +231,12 @@ def _output_type(
 
 @dataclass(kw_only=True)
 class _Job:
-    """One run of a job."""
+    """One run of a job.
+
+    Attributes:
+        total: the counts of all rows so far, those of earlier runs among them.
+        goes_on: whether a later run goes on where this one ends.
+    """
 
     scorer: Scorer[Any]
     sources: Sequence[Source]
@@ -243,6 +248,7 @@ class _Job:
     num_resumed_rows: int = 0
     num_run_tokens: int = 0
     num_parts: int = 0
+    goes_on: bool = False
     started_s: float = field(default_factory=time.monotonic)
 
     @property
@@ -267,18 +273,16 @@ class _Job:
             _memo(None, 0) as memo,
         ):
             layout, records = self._begin(reader)
-            with writing(target):
-                writer = open_writer(stream, layout, has_header=True)
-            for part in self._answering.parts(records, memo, check=self._check_errors):
-                with writing(target):
-                    writer.write(part.rows, part.answered)
-                self._advance(part.counts(), reader, bar)
-            with writing(target):
-                writer.close()
+            with open_writer(stream, layout, has_header=True) as writer:
+                for part in self._answering.parts(records, memo, check=self._check_errors):
+                    with writing(target):
+                        writer.write(part.rows, part.answered)
+                    self._advance(part.counts(), reader, bar)
         return self._summary()
 
     def write_parts(self, target: Path, *, is_folder: bool) -> ScoreSummary:
         """Write parts, and join them into a file."""
+        self.goes_on = self.is_resumable
         resolved = target.resolve()
         folder = resolved if is_folder else resolved.with_name(f"{resolved.name}.parts")
         with PartFolder.open(
@@ -290,7 +294,7 @@ class _Job:
             is_temporary=not is_folder,
         ) as parts:
             self._resume(parts)
-            with self._progress() as (reader, bar), _memo(parts.memo_file, self.num_parts) as memo:
+            with self._progress() as (reader, bar), self._memo(parts) as memo:
                 layout, records = self._begin(reader)
                 for part in self._answering.parts(
                     records, memo, num_before=self.num_parts, check=self._check_errors
@@ -309,9 +313,8 @@ class _Job:
         has_header = is_folder or not parts.entries
 
         def content(stream: BinaryIO) -> None:
-            writer = open_writer(stream, layout, has_header=has_header)
-            writer.write(part.rows, part.answered)
-            writer.close()
+            with open_writer(stream, layout, has_header=has_header) as writer:
+                writer.write(part.rows, part.answered)
 
         parts.write(self.kind.suffix, asdict(part.counts()), content)
 
@@ -320,7 +323,7 @@ class _Job:
             self.total.add(Counts(**entry.counts))
         self.num_parts = len(parts.entries)
         self.num_resumed_rows = self.total.num_rows
-        self._check_errors(self.total)
+        self._check_errors(Counts())
 
     def _begin(self, reader: Reader) -> tuple[Layout, Iterator[Record]]:
         """Return the output's layout, and the records that are left to answer."""
@@ -333,6 +336,9 @@ class _Job:
             records = records if self.num_resumed_rows else chain(first, records)
         layout = make_layout(self.kind, self.rows, self.sources, self.options.keep, first)
         return layout, records
+
+    def _memo(self, parts: PartFolder) -> AbstractContextManager[Memo]:
+        return _memo(parts.memo_file if self.options.dedupe else None, self.num_parts)
 
     def _reader(self) -> Reader:
         return Reader(self.sources, self.rows.fields, self.options.keep)
@@ -379,8 +385,8 @@ class _Job:
         bar.set_postfix_str(speed, refresh=False)
         bar.update(reader.num_bytes - bar.n if bar.total else counts.num_rows)
         if self.is_stopped():
-            goes_on = "; the same command goes on" if self.is_resumable else ""
-            raise StoppedError(f"stopped after {self.total.num_rows} rows{goes_on}")
+            advice = "; the same command goes on" if self.goes_on else ""
+            raise StoppedError(f"stopped after {self.total.num_rows} rows{advice}")
 
     def _summary(self) -> ScoreSummary:
         return ScoreSummary(

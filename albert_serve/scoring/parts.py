@@ -89,13 +89,8 @@ class PartFolder:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(folder / _LOCK_FILE)
-        try:
-            with writing(folder):
-                lock.acquire(timeout=0)
-        except filelock.Timeout as error:
-            raise LockedOutputError(
-                f"another job writes to {folder}; wait until it ends"
-            ) from error
+        with writing(folder):
+            _acquire(lock, folder)
         parts = cls(folder, [])
         try:
             with writing(folder):
@@ -229,6 +224,13 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _acquire(lock: filelock.BaseFileLock, folder: Path) -> None:
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout as error:
+        raise LockedOutputError(f"another job writes to {folder}; wait until it ends") from error
 
 
 def _remove(folder: Path) -> None:

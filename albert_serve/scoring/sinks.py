@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -64,9 +66,24 @@ class Writer(Protocol):
         """Write the end."""
         ...
 
+    def abort(self) -> None:
+        """Release what an output that is not complete holds."""
+        ...
 
-def open_writer(raw: BinaryIO, layout: Layout, *, has_header: bool) -> Writer:
-    """Return the writer of a layout."""
+
+@contextmanager
+def open_writer(raw: BinaryIO, layout: Layout, *, has_header: bool) -> Iterator[Writer]:
+    """Open the writer of a layout; the end is written if the block did not fail."""
+    writer = _writer(raw, layout, has_header=has_header)
+    try:
+        yield writer
+    except BaseException:
+        writer.abort()
+        raise
+    writer.close()
+
+
+def _writer(raw: BinaryIO, layout: Layout, *, has_header: bool) -> Writer:
     if layout.type.format == "parquet":
         return _ParquetWriter(raw, layout)
     if layout.type.format == "jsonl":
@@ -201,6 +218,9 @@ class _JsonWriter:
         if self._stream is not self._raw:
             self._stream.close()
 
+    def abort(self) -> None:
+        """Leave the stream without its end."""
+
 
 class _CsvWriter:
     def __init__(self, raw: BinaryIO, layout: Layout, *, has_header: bool) -> None:
@@ -238,6 +258,9 @@ class _CsvWriter:
         if self._stream is not self._raw:
             self._stream.close()
 
+    def abort(self) -> None:
+        """Leave the stream without its end."""
+
 
 def _cell(value: Any) -> str:
     if value is None:
@@ -269,6 +292,11 @@ class _ParquetWriter:
 
     def close(self) -> None:
         self._writer.close()
+
+    def abort(self) -> None:
+        # Else it would be closed later, when the file is not open any more.
+        with contextlib.suppress(OSError):
+            self._writer.close()
 
 
 def to_table(layout: Layout, schema: Any, rows: Sequence[Row], results: Sequence[Result]) -> Any:

@@ -6,7 +6,7 @@ import csv
 import glob
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -177,7 +177,7 @@ class Reader:
             self._file, self._share = None, 0.0
             self._num_bytes_before += source.num_bytes
 
-    def _text(self, source: Source, prefix: str, num_skipped: int) -> Iterator[Record]:
+    def _text(self, source: Source, prefix: str, num_skipped: int) -> Generator[Record, None, int]:
         """Yield the records of lines; returns the number of all rows, also those skipped."""
         with opened(source.path, source.type.compression) as (raw, stream):
             self._file = None if is_stream(source.path) else raw
@@ -197,7 +197,10 @@ class Reader:
                     yield _from_cells(f"{prefix}line {line_number}", names, cells)
             return number
 
-    def _parquet(self, source: Source, prefix: str, num_skipped: int) -> Iterator[Record]:
+    def _parquet(
+        self, source: Source, prefix: str, num_skipped: int
+    ) -> Generator[Record, None, int]:
+        """Yield the records of row groups; returns the number of all rows."""
         pa = optional_module("pyarrow", "Parquet")
         pq = optional_module("pyarrow.parquet", "Parquet")
         names = list(source.columns or ())
@@ -242,7 +245,7 @@ def _as_python(scalar: Any) -> Any:
     try:
         return scalar.as_py()
     except ValueError:  # nanoseconds, which Python's types do not have
-        return str(scalar)
+        return scalar.cast(optional_module("pyarrow", "Parquet").string()).as_py()
 
 
 def records_of(

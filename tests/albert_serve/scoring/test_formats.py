@@ -39,10 +39,8 @@ def write(rows: list[dict[str, str]], kind: FileType, file: Path) -> None:
     source = Source(path=file, type=FileType(format="jsonl"), columns=None)
     layout = make_layout(kind, reader, [source], None, records)
     result = Result(values={"output": [{"label": "x", "score": 0.5}]})
-    with file.open("wb") as stream:
-        writer = open_writer(stream, layout, has_header=True)
+    with file.open("wb") as stream, open_writer(stream, layout, has_header=True) as writer:
         writer.write([Row(record=record) for record in records], [result] * len(rows))
-        writer.close()
 
 
 def read(file: Path, num_skipped: int) -> list[dict[str, Any]]:

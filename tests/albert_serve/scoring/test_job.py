@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import lzma
+import random
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -378,16 +379,17 @@ def test_a_truncated_parquet_file_is_refused(cut: int, tmp_path: Path) -> None:
 
 
 def test_damage_in_the_middle_keeps_the_parts_before(tmp_path: Path) -> None:
-    lines = b"".join(json.dumps({"text": f"{i}"}).encode() + b"\n" for i in range(3_000))
+    words = [random.Random(number).randbytes(50).hex() for number in range(3_000)]
+    lines = b"".join(json.dumps({"text": word}).encode() + b"\n" for word in words)
     for suffix, compress in ((".gz", gzip.compress), (".zst", zstandard.compress)):
         source = tmp_path / f"in.jsonl{suffix}"
         source.write_bytes(compress(lines)[:-50])
         with pytest.raises(InvalidInputError, match="is damaged or incomplete"):
-            score(source, tmp_path / "out.csv", part_rows=100)
+            score(source, tmp_path / "out.csv", part_rows=300)
         folder = tmp_path / "out.csv.parts"
-        assert len(list(folder.glob("part-*"))) > 10
+        assert len(list(folder.glob("part-*"))) > 3
         source.write_bytes(compress(lines))
-        summary = score(source, tmp_path / "out.csv", part_rows=100, restart=True)
+        summary = score(source, tmp_path / "out.csv", part_rows=300, restart=True)
         assert summary.num_rows == 3_000
 
 
@@ -436,7 +438,7 @@ def test_a_full_disk_ends_the_job_and_loses_nothing(suffix: str, tmp_path: Path)
     limit = whole.stat().st_size // 2
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:
-        with pytest.raises(OutputError, match="cannot be written: File too large"):
+        with pytest.raises(OutputError, match=r"cannot be written: (File too large|disk)"):
             score(source, output, **options)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
