@@ -42,7 +42,7 @@ _MAGIC: Final = {
     b"\x28\xb5\x2f\xfd": ".zst",
 }
 # A frame's content can be ten thousands of times as large as what is read of it.
-_ZSTD_READ_BYTES: Final = 1 << 11
+_ZSTD_READ_BYTES: Final = 1 << 9
 _COMPRESSION_ERRORS: Final = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
 
 

@@ -106,11 +106,11 @@ class RemoteScorer:
         self._answered_s = time.monotonic()
         self._client = _Client(url, model=model, api_key=api_key)
         self._pool = ThreadPoolExecutor(num_concurrent)
-        info = self._info()
-        tasks = [entry.name for entry in info.tasks]
-        if task not in tasks:
-            raise ConfigError(f"{url} has no {task}; it has {', '.join(tasks)}")
-        self.identity = _identity(info)
+        try:
+            self.identity = self._find_task()
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -121,8 +121,19 @@ class RemoteScorer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the threads, and close the connections."""
         self._pool.shutdown(cancel_futures=True)
         self._client.close()
+
+    def _find_task(self) -> dict[str, str]:
+        info = self._info()
+        tasks = [entry.name for entry in info.tasks]
+        if self.task not in tasks:
+            raise ConfigError(f"{self._url} has no {self.task}; it has {', '.join(tasks)}")
+        return _identity(info)
 
     def prepare(self, request: TaskRequest) -> TaskRequest:
         """Return the request, which the service checks."""

@@ -54,7 +54,8 @@ class Service:
         service = self
 
         class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+            # A connection for each request, so that none outlives the service.
+            protocol_version = "HTTP/1.0"
 
             def do_GET(self) -> None:
                 self._reply((200, {}, service.info))
