@@ -247,7 +247,7 @@ def _check_ours(folder: Path) -> None:
     if not folder.is_symlink() and not folder.exists():
         return
     names = {file.name for file in folder.iterdir()} if folder.is_dir() else {""}
-    is_ours = not names or MANIFEST_FILE in names or names == {_LOCK_FILE}
+    is_ours = MANIFEST_FILE in names or names <= {_LOCK_FILE, f"{MANIFEST_FILE}.partial"}
     if folder.is_symlink() or not is_ours:
         raise InvalidInputError(
             f"{folder} is not the folder of a job's parts; remove it, or name another output"

@@ -209,7 +209,7 @@ class Reader:
         wanted = [name for name in names if name in {*keep, *fields}]
         try:
             with pq.ParquetFile(source.path, pre_buffer=False) as file:
-                num_rows = file.metadata.num_rows
+                num_rows: int = file.metadata.num_rows
                 number = 0
                 for group in range(file.num_row_groups):
                     num_in_group = file.metadata.row_group(group).num_rows

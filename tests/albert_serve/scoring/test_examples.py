@@ -35,13 +35,14 @@ def test_the_kubernetes_job_is_valid(version: str) -> None:
 
 
 def test_each_pod_has_its_shard_and_its_output() -> None:
+    assert CONTAINER["command"] == ["python", "-m", "albert_serve", "score"]
     count = JOB["spec"]["completions"]
     shards, outputs = set(), set()
     for index in range(count):
         arguments = [
             text.replace("$(JOB_COMPLETION_INDEX)", str(index)) for text in CONTAINER["args"]
         ]
-        shards.add(parsed([*CONTAINER["command"], *arguments]).shard)
+        shards.add(parsed(["albert-serve", "score", *arguments]).shard)
         outputs.add(arguments[-1])
     assert shards == {(index, count) for index in range(count)}
     assert len(outputs) == count
