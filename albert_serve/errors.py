@@ -29,10 +29,16 @@ from http import HTTPStatus
 
 
 class AlbertServeError(Exception):
-    """Base of all errors raised on purpose by this package."""
+    """Base of all errors raised on purpose by this package.
+
+    Attributes:
+        status: of a reply over HTTP.
+        exit_status: of a command.
+    """
 
     status: HTTPStatus = HTTPStatus.INTERNAL_SERVER_ERROR
     error_type: str = "internal"
+    exit_status: int = 1
 
 
 class ConfigError(AlbertServeError, ValueError):

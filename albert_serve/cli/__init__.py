@@ -19,19 +19,20 @@ _INTERRUPTED: Final = 128 + 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    options = _parser().parse_args(arguments)
+    options = command_parser().parse_args(arguments)
     try:
         status: int = options.run(options)
     except (AlbertServeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return error.exit_status if isinstance(error, AlbertServeError) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="albert-serve", description="Serve ALBERT, score files with it, look into a bundle."
     )

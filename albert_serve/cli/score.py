@@ -1,73 +1,242 @@
-"""`albert-serve score`: answer every row of a file."""
+"""`albert-serve score`: answer every row of files."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
+import signal
 import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from albert_serve.cli.options import add_command, add_model_options, chosen, one_bundle
-from albert_serve.errors import InvalidInputError, NotFoundError
-from albert_serve.runtime.engine import Engine
-from albert_serve.scoring.jsonl import is_stdout
-from albert_serve.scoring.score import score_file
+from albert_serve.errors import AlbertServeError, ConfigError, InvalidInputError
+from albert_serve.files import write_atomically
+from albert_serve.scoring.answers import SCORED_TASKS
+from albert_serve.scoring.errors import StoppedError
+from albert_serve.scoring.formats import STDOUT, Format, is_stdout
+from albert_serve.scoring.job import PART_ROWS, ScoreOptions, ScoreSummary, score_files
+from albert_serve.scoring.local import LocalScorer, Scorer
+from albert_serve.scoring.remote import NUM_CONCURRENT, WAIT_S, RemoteScorer
 from albert_serve.settings import Settings
-from albert_serve.tasks import TASKS
-from albert_serve.tasks.load import load_setups
 
 _SCORE_EXAMPLES: Final = """\
 examples:
   albert-serve score --task text-classification reviews.jsonl scored.jsonl
+  albert-serve score --task text-classification --column text=review --keep id in.csv out.parquet
   albert-serve score --task question-answering --parameters '{"top_k": 3}' in.jsonl.gz out.jsonl.gz
-  albert-serve score --task feature-extraction --parameters '{"normalize": true}' in.jsonl out.jsonl
+  albert-serve score --task feature-extraction --parameters '{"normalize": true}' 'logs/*.csv' out/
+  albert-serve score --task fill-mask --server http://albert:3000 - - < in.jsonl > out.jsonl
 
-A row of the input is {"inputs": ..., "parameters": ...} as the endpoint takes it, or the fields of
-one item: {"text"}, {"text", "text_pair"}, {"question", "context"} or {"sentences"}. A row of the
-output is {"id", "output"}, with "truncated_at" where texts were cut ('{"truncation": true}'), or
-{"id", "error", "error_type"}, with the "id" of the input: a bad row never stops the job. If every
-row is in error, the exit status is 1. Files ending in .gz or .xz are compressed. The output appears
-when it is whole; /dev/stdout, a pipe or a device is written to at once.
+Input and output are CSV, TSV, JSONL or Parquet, by their names (.csv, .jsonl.gz, ...; also .bz2,
+.xz, .zst). A row has the fields of one item in columns of their names: text, text_pair, question,
+context, sentences; or, in JSONL, {"inputs": ..., "parameters": ...} as the endpoint takes it. The
+output has the rows of the input, in order, with the columns of the answer beside their own. A row
+that cannot be answered has an "error" and an "error_type" instead.
+
+The output appears when it is complete. Until then its parts are in OUTPUT.parts: a job that was
+killed goes on where it was, with the same command, and writes the same bytes. An output that is a
+folder (OUTPUT/) holds the parts themselves. A pipe, a device or - is written to at once.
+
+exit status: 0 done; 1 wrong options, model or input, or no row was answered; 2 usage; 3 too many
+rows with errors; 4 the parts are of another job (--restart); 5 another job writes there; 6 the
+service (--server) is unavailable; 7 the output cannot be written; 130 interrupted; 143 stopped by
+SIGTERM, after the part that it was at. After 5, 6, 7, 130 and 143 the same command goes on.
 """
 
 
 def add_score(commands: Any) -> None:
     """Add the command and its options."""
-    score = add_command(commands, "score", "answer every row of a JSONL file", _SCORE_EXAMPLES)
-    score.add_argument("--task", required=True, choices=list(TASKS))
+    score = add_command(commands, "score", "answer every row of files", _SCORE_EXAMPLES)
+    score.add_argument("--task", required=True, choices=list(SCORED_TASKS))
     score.add_argument("--parameters", default="{}", metavar="JSON", help="for all rows")
+    _add_columns(score.add_argument_group("columns and formats"))
+    _add_job(score.add_argument_group("the job"))
+    _add_server(score.add_argument_group("a running service instead of a model"))
     add_model_options(score)
-    score.add_argument("source", type=Path, metavar="INPUT.jsonl")
-    score.add_argument("output", type=Path, metavar="OUTPUT.jsonl")
+    score.add_argument(
+        "inputs", nargs="+", metavar="INPUT", help="files, globs or folders; - for stdin"
+    )
+    score.add_argument("output", metavar="OUTPUT", help="a file, a folder (OUTPUT/), or - (stdout)")
     score.set_defaults(run=_score)
 
 
+def _add_columns(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--column",
+        action="append",
+        default=[],
+        metavar="FIELD=COLUMN",
+        help="the column that holds a field of the task, such as text=review",
+    )
+    group.add_argument(
+        "--keep",
+        action="append",
+        metavar="COLUMNS",
+        help="the columns of the input that the output keeps, by commas (all); '' for none",
+    )
+    formats = get_args(Format)
+    group.add_argument("--input-format", choices=formats, help="whatever the names (stdin: jsonl)")
+    group.add_argument("--output-format", choices=formats, help="whatever the name (stdout: jsonl)")
+    group.add_argument(
+        "--no-quotes",
+        action="store_true",
+        help="quotes are ordinary characters of CSV and TSV input, as in GLUE's files",
+    )
+    group.add_argument(
+        "--shard", default="0/1", metavar="I/N", help="the files I, I + N, ... of the input only"
+    )
+
+
+def _add_job(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--errors",
+        choices=("keep", "fail"),
+        default="keep",
+        help="whether a row that cannot be answered is kept, or ends the job (%(default)s)",
+    )
+    group.add_argument("--max-errors", type=int, metavar="N", help="more rows in error end the job")
+    group.add_argument(
+        "--part-rows", type=int, default=PART_ROWS, metavar="N", help="rows of a part (%(default)s)"
+    )
+    group.add_argument("--no-dedupe", action="store_true", help="compute identical rows each")
+    group.add_argument("--restart", action="store_true", help="begin again if parts do not fit")
+    group.add_argument(
+        "--summary", type=Path, metavar="FILE", help="write counts and rates as JSON"
+    )
+
+
+def _add_server(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--server", metavar="URL", help="the service's address")
+    group.add_argument("--model", metavar="NAME", help="a model of it (its default)")
+    group.add_argument("--api-key-file", type=Path, metavar="FILE", help="the file of its key")
+    group.add_argument(
+        "--concurrency",
+        type=int,
+        default=NUM_CONCURRENT,
+        metavar="N",
+        help="requests at once (%(default)s)",
+    )
+    group.add_argument(
+        "--server-wait",
+        type=float,
+        default=WAIT_S,
+        metavar="SECONDS",
+        help="the longest time to wait for a service that does not answer (%(default)g)",
+    )
+
+
 def _score(options: argparse.Namespace) -> int:
-    settings = Settings.from_environment(chosen(options))
-    bundle = one_bundle(settings)
-    setups = load_setups(bundle)
-    if options.task not in setups:
-        raise NotFoundError(f"{bundle.folder} has no {options.task}; it has {', '.join(setups)}")
-    engine = Engine.open(bundle, settings.job_runtime)
-    summary = score_file(
-        engine,
-        options.task,
-        setups[options.task],
-        options.source,
-        options.output,
-        parameters=_read_parameters(options.parameters),
-    )
+    score_options = read_score_options(options)
+    if options.summary is None:
+        return _finish(options, _run(options, score_options))
+    try:
+        summary = _run(options, score_options)
+    except (AlbertServeError, OSError) as error:
+        status = "stopped" if isinstance(error, StoppedError) else "failed"
+        _write_summary(options, {"status": status, "error": str(error)})
+        raise
+    _write_summary(options, {"status": "complete", **summary.as_json()})
+    return _finish(options, summary)
+
+
+def _run(options: argparse.Namespace, score_options: ScoreOptions) -> ScoreSummary:
+    with _scorer(options) as scorer, _termination() as is_terminated:
+        return score_files(
+            scorer,
+            options.inputs,
+            options.output,
+            score_options,
+            is_stopped=is_terminated.is_set,
+        )
+
+
+def _finish(options: argparse.Namespace, summary: ScoreSummary) -> int:
+    output = STDOUT if options.output == "-" else options.output
     # Beside the rows, where the output is the standard output itself.
-    print(
-        f"{options.output}: {summary}",
-        file=sys.stderr if is_stdout(options.output) else sys.stdout,
-    )
+    print(f"{output}: {summary}", file=sys.stderr if is_stdout(Path(output)) else sys.stdout)
     if summary.num_errors and summary.num_errors == summary.num_rows:
         raise InvalidInputError(
-            f"no row of {options.source} was answered; the first error: {summary.first_error}"
+            f"no row of {', '.join(options.inputs)} was answered; the first error: "
+            f"{summary.first_error}"
         )
     return 0
+
+
+def _write_summary(options: argparse.Namespace, result: dict[str, Any]) -> None:
+    content = {
+        **result,
+        "task": options.task,
+        "inputs": options.inputs,
+        "output": options.output,
+    }
+    write_atomically(options.summary, json.dumps(content, indent=1).encode() + b"\n")
+
+
+@contextmanager
+def _scorer(options: argparse.Namespace) -> Iterator[Scorer[Any]]:
+    if options.server is not None:
+        # Each row has its warnings in the output.
+        logging.getLogger("albert_serve.client").setLevel(logging.ERROR)
+        with RemoteScorer(
+            options.server,
+            options.task,
+            model=options.model,
+            api_key=_read_key(options.api_key_file),
+            num_concurrent=options.concurrency,
+            wait_s=options.server_wait,
+        ) as remote:
+            yield remote
+        return
+    settings = Settings.from_environment(chosen(options))
+    yield LocalScorer.open(one_bundle(settings), options.task, settings.job_runtime)
+
+
+@contextmanager
+def _termination() -> Iterator[threading.Event]:
+    """Set an event at SIGTERM, instead of ending at once; a second one ends at once."""
+    terminated = threading.Event()
+
+    def stop(number: int, frame: Any) -> None:
+        terminated.set()
+        signal.signal(number, signal.SIG_DFL)
+        print("stopping after this part; a second SIGTERM ends at once", file=sys.stderr)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield terminated
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield terminated
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def read_score_options(options: argparse.Namespace) -> ScoreOptions:
+    """Return the job's options.
+
+    Raises:
+        InvalidInputError: the parameters are not a JSON object.
+        ConfigError: another option is not written as it must be.
+    """
+    return ScoreOptions(
+        parameters=_read_parameters(options.parameters),
+        columns=_read_columns(options.column),
+        keep=None if options.keep is None else _split(options.keep),
+        errors=options.errors,
+        max_errors=options.max_errors,
+        part_rows=options.part_rows,
+        dedupe=not options.no_dedupe,
+        restart=options.restart,
+        input_format=options.input_format,
+        output_format=options.output_format,
+        has_quotes=not options.no_quotes,
+        shard=_read_shard(options.shard),
+    )
 
 
 def _read_parameters(text: str) -> dict[str, Any]:
@@ -78,3 +247,31 @@ def _read_parameters(text: str) -> dict[str, Any]:
     if not isinstance(parameters, dict):
         raise InvalidInputError('--parameters must be a JSON object, such as {"top_k": 3}')
     return parameters
+
+
+def _read_columns(pairs: Sequence[str]) -> dict[str, str]:
+    columns = {}
+    for pair in pairs:
+        field, separator, column = pair.partition("=")
+        if not (field and separator and column):
+            raise ConfigError(f"--column is {pair!r}; it must be FIELD=COLUMN, as in text=review")
+        columns[field] = column
+    return columns
+
+
+def _split(texts: Sequence[str]) -> list[str]:
+    names = [name for text in texts for name in text.split(",") if name]
+    return list(dict.fromkeys(names))
+
+
+def _read_shard(text: str) -> tuple[int, int]:
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal()):
+        raise ConfigError(
+            f"--shard is {text!r}; it must be I/N, such as 0/8 for the first of eight"
+        )
+    return int(index), int(count)
+
+
+def _read_key(file: Path | None) -> str | None:
+    return None if file is None else file.read_text(encoding="utf-8").strip()

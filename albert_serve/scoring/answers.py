@@ -1,0 +1,184 @@
+"""The tasks that are scored: the columns of an item, and the columns of its answer in a table.
+
+An answer in JSONL is one value, `output`. A table (CSV, TSV, Parquet) has columns instead, the
+same for all rows of a task whatever their parameters. A new task is one entry of `SCORED_TASKS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from albert_serve.api.embeddings import FEATURE_EXTRACTION
+
+# A type of Arrow: a name, [the type of a list's values], or {the types of a structure's fields}.
+ColumnType: TypeAlias = "str | list[ColumnType] | dict[str, ColumnType]"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoredTask:
+    """How rows of a task are read and written.
+
+    Attributes:
+        fields: the columns of an item. An item of one field is its value, others are objects.
+        columns: the types of an answer's columns, by name.
+        to_columns: an answer as JSON, of one item, to the values of its columns; a column that is
+            left out is null.
+        required: the fields that an item needs, or one of several such sets.
+        lists: fields whose values are lists, which CSV has as JSON.
+    """
+
+    fields: tuple[str, ...]
+    required: tuple[tuple[str, ...], ...]
+    columns: Mapping[str, ColumnType]
+    to_columns: Callable[[Any], dict[str, Any]]
+    lists: tuple[str, ...] = ()
+
+
+# Beside the answer in every table; JSONL has those that are not null.
+NOTES: Final[dict[str, ColumnType]] = {
+    "warnings": ["string"],
+    "truncated_tokens": "int64",
+    "truncated_at": [{"place": "string", "offset": "int64"}],
+    "error": "string",
+    "error_type": "string",
+}
+# The name of the answer in JSONL.
+OUTPUT: Final = "output"
+
+
+def _fill_mask(output: Any) -> dict[str, Any]:
+    """One list of predictions for each mask; a single one where all are filled jointly."""
+    predictions = output if output and isinstance(output[0], list) else [output]
+    if len(predictions) > 1 or not predictions[0]:
+        return {"predictions": predictions}
+    best = predictions[0][0]
+    return {
+        "token_str": best.get("token_str"),
+        "score": best["score"],
+        "sequence": best["sequence"],
+        "predictions": predictions,
+    }
+
+
+def _text_classification(output: Any) -> dict[str, Any]:
+    return {**(output[0] if output else {}), "labels": output}
+
+
+def _question_answering(output: Any) -> dict[str, Any]:
+    answers = output if isinstance(output, list) else [output]
+    return {**(answers[0] if answers else {}), "answers": answers}
+
+
+def _sentence_order(output: Any) -> dict[str, Any]:
+    return dict(output)
+
+
+def _feature_extraction(output: Any) -> dict[str, Any]:
+    if output and isinstance(output[0], list):
+        return {"token_embeddings": output[0]}
+    return {"embedding": output}
+
+
+_LABEL: Final[dict[str, ColumnType]] = {"label": "string", "score": "double"}
+_ANSWER: Final[dict[str, ColumnType]] = {
+    "answer": "string",
+    "score": "double",
+    "start": "int64",
+    "end": "int64",
+}
+
+SCORED_TASKS: Final[dict[str, ScoredTask]] = {
+    "fill-mask": ScoredTask(
+        fields=("text",),
+        required=(("text",),),
+        columns={
+            "token_str": "string",
+            "score": "double",
+            "sequence": "string",
+            "predictions": [
+                [
+                    {
+                        "score": "double",
+                        "token": "int64",
+                        "token_str": "string",
+                        "tokens": ["int64"],
+                        "token_strs": ["string"],
+                        "sequence": "string",
+                    }
+                ]
+            ],
+        },
+        to_columns=_fill_mask,
+    ),
+    "text-classification": ScoredTask(
+        fields=("text", "text_pair"),
+        required=(("text",),),
+        columns={**_LABEL, "labels": [_LABEL]},
+        to_columns=_text_classification,
+    ),
+    "question-answering": ScoredTask(
+        fields=("question", "context"),
+        required=(("question", "context"),),
+        columns={**_ANSWER, "answers": [_ANSWER]},
+        to_columns=_question_answering,
+    ),
+    "sentence-order": ScoredTask(
+        fields=("text", "text_pair", "sentences"),
+        required=(("text", "text_pair"), ("sentences",)),
+        columns={
+            "in_order": "double",
+            "coherence": "double",
+            "pairs": [{"first": "int64", "second": "int64", "in_order": "double"}],
+            "best_order": ["int64"],
+            "best_coherence": "double",
+        },
+        to_columns=_sentence_order,
+        lists=("sentences",),
+    ),
+    FEATURE_EXTRACTION: ScoredTask(
+        fields=("text",),
+        required=(("text",),),
+        columns={"embedding": ["float"], "token_embeddings": [["float"]]},
+        to_columns=_feature_extraction,
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """The result of a row.
+
+    Attributes:
+        values: as JSON: `output`, and the notes that there are; or `error` and `error_type`.
+        num_tokens: the tokens that were computed for it.
+    """
+
+    values: dict[str, Any]
+    num_tokens: int = 0
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the row could not be answered."""
+        return "error" in self.values
+
+
+def answer_columns(task: str) -> dict[str, ColumnType]:
+    """Return the types of all columns that a table has beside the input's."""
+    return {**SCORED_TASKS[task].columns, **NOTES}
+
+
+def reserved_names(task: str, *, in_table: bool) -> set[str]:
+    """Return the names of the columns that the output has for itself."""
+    return set(answer_columns(task)) if in_table else {OUTPUT, *NOTES}
+
+
+def table_values(task: str, result: Result) -> dict[str, Any]:
+    """Return a result's values by the columns of a table."""
+    notes = {name: value for name, value in result.values.items() if name != OUTPUT}
+    if cuts := notes.get("truncated_at"):
+        notes["truncated_at"] = [{"place": place, "offset": cuts[place]} for place in cuts]
+    if OUTPUT not in result.values:
+        return notes
+    return {**SCORED_TASKS[task].to_columns(result.values[OUTPUT]), **notes}

@@ -1,0 +1,119 @@
+"""Scoring of tables and iterators in memory, lazily.
+
+scorer = LocalScorer.open("models/albert-small-en", "text-classification")
+for row in score_dataset(({"text": line} for line in lines), scorer):
+    print(row["output"])
+parquet.write_table(score_dataset(dataset, scorer).read_all(), "scored.parquet")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from albert_serve.errors import InvalidInputError
+from albert_serve.scoring.answering import Answering, Counts, Part
+from albert_serve.scoring.errors import TooManyErrorsError
+from albert_serve.scoring.formats import FileType, optional_module
+from albert_serve.scoring.job import ScoreOptions
+from albert_serve.scoring.local import Scorer
+from albert_serve.scoring.memo import Memo
+from albert_serve.scoring.rows import RowReader
+from albert_serve.scoring.sinks import Layout, json_values, to_table
+from albert_serve.scoring.sources import Record, records_of
+
+
+def score_dataset(data: Any, scorer: Scorer[Any], options: ScoreOptions | None = None) -> Any:
+    """Return the rows with their answers; they are computed as they are read.
+
+    Args:
+        data: an iterable of texts or of rows, which are dictionaries; or a table: a pyarrow
+            dataset, or anything with Arrow's stream interface, such as a pyarrow table, a record
+            batch reader, a frame of polars, or one of pandas from 2.2 on.
+        scorer: answers the requests of a task.
+        options: parameters, columns, keep, errors, max_errors, part_rows, dedupe.
+
+    Returns:
+        An iterator of dictionaries, as rows of JSONL; of a table, a `pyarrow.RecordBatchReader`.
+
+    Raises:
+        InvalidInputError: an option is wrong, or the table has not the columns that are read.
+        JobError: while it is read, the job cannot go on.
+    """
+    options = options or ScoreOptions()
+    if hasattr(data, "scanner"):
+        return _score_table(data.scanner().to_reader(), scorer, options)
+    if hasattr(data, "__arrow_c_stream__"):
+        pa = optional_module("pyarrow", "a table")
+        return _score_table(pa.RecordBatchReader.from_stream(data), scorer, options)
+    if hasattr(data, "columns") or isinstance(data, str | Mapping):
+        raise InvalidInputError(
+            f"a {type(data).__name__} is neither rows nor a table with Arrow's stream interface "
+            "(pandas has it from 2.2 on)"
+        )
+    rows = _row_reader(scorer, options, in_table=False)
+    layout = Layout(type=FileType(format="jsonl"), reader=rows, kept=None)
+    return _score_rows(data, scorer, options, layout)
+
+
+def _row_reader(scorer: Scorer[Any], options: ScoreOptions, *, in_table: bool) -> RowReader:
+    return RowReader(
+        scorer.task, options.parameters, options.columns, options.keep, in_table=in_table
+    )
+
+
+def _score_rows(
+    data: Iterable[Any], scorer: Scorer[Any], options: ScoreOptions, layout: Layout
+) -> Iterator[dict[str, Any]]:
+    records = (_record(number, row) for number, row in enumerate(data, start=1))
+    for part in _parts(records, scorer, options, layout.reader):
+        for row, result in zip(part.rows, part.answered, strict=True):
+            yield json_values(layout, row, result)
+
+
+def _record(number: int, row: object) -> Record:
+    values = row if isinstance(row, Mapping) else {"text": row}
+    num_bytes = sum(len(value) for value in values.values() if isinstance(value, str))
+    return Record(place=f"row {number}", values=dict(values), num_bytes=num_bytes)
+
+
+def _score_table(reader: Any, scorer: Scorer[Any], options: ScoreOptions) -> Any:
+    pa = optional_module("pyarrow", "a table")
+    rows = _row_reader(scorer, options, in_table=True)
+    rows.check("the table", reader.schema.names)
+    keep = reader.schema.names if options.keep is None else list(options.keep)
+    kept = {name: reader.schema.field(name).type for name in keep}
+    layout = Layout(type=FileType(format="parquet"), reader=rows, kept=kept)
+    schema = layout.schema()
+
+    def batches() -> Iterator[Any]:
+        for part in _parts(_records(reader, rows, keep), scorer, options, rows):
+            yield from to_table(layout, schema, part.rows, part.answered).to_batches()
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def _records(reader: Any, rows: RowReader, keep: list[str]) -> Iterator[Record]:
+    fields = [name for name in reader.schema.names if name in rows.fields]
+    number = 0
+    for batch in reader:
+        yield from records_of(batch, fields, keep, "row {}", number)
+        number += batch.num_rows
+
+
+def _parts(
+    records: Iterator[Record], scorer: Scorer[Any], options: ScoreOptions, rows: RowReader
+) -> Iterator[Part]:
+    answering = Answering(
+        scorer=scorer, rows=rows, part_rows=options.part_rows, dedupe=options.dedupe
+    )
+    total = Counts()
+    limit = options.error_limit
+    with Memo(None) as memo:
+        for part in answering.parts(records, memo):
+            total.add(part.counts())
+            if limit is not None and total.num_errors > limit:
+                raise TooManyErrorsError(
+                    f"{total.num_errors} rows are in error; the first: {total.first_error}"
+                )
+            yield part

@@ -1,0 +1,445 @@
+"""Batch scoring: every row of the input with its answer, part by part, in order.
+
+A part is a run of rows whose answers are computed and written together. What a part holds depends
+on the input alone, so that a job that was killed and started again writes the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Literal
+
+from tqdm import tqdm
+
+from albert_serve import __version__
+from albert_serve.errors import ConfigError, InvalidInputError
+from albert_serve.files import sha256_of
+from albert_serve.progress import progress_bar
+from albert_serve.scoring.answering import PART_ROWS, Answering, Counts, Part
+from albert_serve.scoring.errors import OutputError, StoppedError, TooManyErrorsError
+from albert_serve.scoring.formats import (
+    STDOUT,
+    FileType,
+    Format,
+    is_stdout,
+    is_stream,
+    type_by_name,
+)
+from albert_serve.scoring.local import Scorer
+from albert_serve.scoring.memo import Memo
+from albert_serve.scoring.parts import PartFolder, writing
+from albert_serve.scoring.rows import RowReader
+from albert_serve.scoring.sinks import Layout, join, make_layout, open_writer
+from albert_serve.scoring.sources import Reader, Record, Source, find_inputs
+
+# The rows by which the columns of JSONL are known, where the output is a table.
+_FIRST_ROWS: Final = 1024
+_BAR: Final = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
+_LINE: Final = "{desc}: {percentage:.0f}% in {elapsed}, {remaining} left{postfix}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreOptions:
+    """The options of a job.
+
+    Attributes:
+        parameters: the task's, for all rows; a row's own take precedence.
+        columns: the columns that hold the task's fields, where they have other names.
+        keep: the columns of the input that the output keeps; None for all.
+        errors: whether rows that cannot be answered are kept, with the error, or end the job.
+        max_errors: the limit of rows that are kept with an error; None for none.
+        part_rows: the limit of a part's rows.
+        dedupe: whether identical rows are computed once.
+        restart: whether the parts of an earlier, other job are removed.
+        input_format: of all inputs, whatever their names.
+        output_format: of the output, whatever its name.
+        has_quotes: whether fields of CSV and TSV are quoted, as in RFC 4180.
+        shard: (i, n) scores the files i, i + n, ... of the input only.
+    """
+
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)
+    keep: Sequence[str] | None = None
+    errors: Literal["keep", "fail"] = "keep"
+    max_errors: int | None = None
+    part_rows: int = PART_ROWS
+    dedupe: bool = True
+    restart: bool = False
+    input_format: Format | None = None
+    output_format: Format | None = None
+    has_quotes: bool = True
+    shard: tuple[int, int] = (0, 1)
+
+    def __post_init__(self) -> None:
+        if self.part_rows < 1:
+            raise ConfigError(f"part_rows is {self.part_rows}; it must be 1 or more")
+        if self.max_errors is not None and self.max_errors < 0:
+            raise ConfigError(f"max_errors is {self.max_errors}; it must be 0 or more")
+        index, count = self.shard
+        if not 0 <= index < count:
+            raise ConfigError(f"the shard is {index} of {count}; it must be 0 to {count - 1}")
+
+    @property
+    def error_limit(self) -> int | None:
+        """The rows with errors that do not end the job; None for any number."""
+        return 0 if self.errors == "fail" else self.max_errors
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreSummary:
+    """The result of a job.
+
+    Attributes:
+        counts: of all rows.
+        num_resumed_rows: rows that an earlier run of the job had answered.
+        num_run_tokens: tokens that this run computed.
+        num_parts: the parts of the output.
+        duration_s: the time of this run.
+    """
+
+    counts: Counts
+    num_resumed_rows: int
+    num_run_tokens: int
+    num_parts: int
+    duration_s: float
+
+    @property
+    def num_rows(self) -> int:
+        """All rows."""
+        return self.counts.num_rows
+
+    @property
+    def num_errors(self) -> int:
+        """All rows with an error."""
+        return self.counts.num_errors
+
+    @property
+    def first_error(self) -> str | None:
+        """The message of the first row with an error."""
+        return self.counts.first_error
+
+    def __str__(self) -> str:
+        notes = f"{self.num_rows} rows, {self.num_errors} with errors"
+        if self.counts.num_duplicates:
+            notes += f", {self.counts.num_duplicates} like an earlier one"
+        if self.num_resumed_rows:
+            notes += f", {self.num_resumed_rows} from an earlier run"
+        return f"{notes}, in {self.duration_s:.1f} s ({self._per_s(self._num_run_rows):.1f} rows/s)"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the summary as JSON."""
+        num_rows = self.counts.num_rows
+        return {
+            **asdict(self.counts),
+            "duplicate_share": self.counts.num_duplicates / num_rows if num_rows else 0.0,
+            "num_resumed_rows": self.num_resumed_rows,
+            "num_parts": self.num_parts,
+            "duration_s": round(self.duration_s, 3),
+            "rows_per_s": round(self._per_s(self._num_run_rows), 3),
+            "tokens_per_s": round(self._per_s(self.num_run_tokens), 1),
+        }
+
+    @property
+    def _num_run_rows(self) -> int:
+        return self.num_rows - self.num_resumed_rows
+
+    def _per_s(self, count: int) -> float:
+        return count / self.duration_s if self.duration_s else 0.0
+
+
+def score_files(
+    scorer: Scorer[Any],
+    inputs: Sequence[str | Path],
+    output: str | Path,
+    options: ScoreOptions = ScoreOptions(),
+    *,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> ScoreSummary:
+    """Write every row of the input with its answer.
+
+    Args:
+        scorer: answers the requests of a task.
+        inputs: files, globs and folders; `-` is the standard input.
+        output: a file, which is replaced when it is complete; a folder, which holds the parts; or
+            `-`, a pipe or a device, which is written to at once.
+        is_stopped: asked after each part whether to stop.
+
+    Raises:
+        InvalidInputError: a parameter or an option is wrong, or the input is damaged or has not
+            the columns that are read.
+        JobError: the job ended early; the subclass says why. If its input and output are regular
+            files, the same call goes on.
+        OSError: the input cannot be read.
+    """
+    target = Path(STDOUT if str(output) == "-" else output)
+    sources = _open_sources(inputs, target, options)
+    kind = _output_type(output, target, sources, options)
+    rows = RowReader(
+        scorer.task, options.parameters, options.columns, options.keep, in_table=kind.is_table
+    )
+    for source in sources:
+        if source.columns is not None:
+            rows.check(str(source.path), source.columns)
+    job = _Job(
+        scorer=scorer,
+        sources=sources,
+        kind=kind,
+        rows=rows,
+        options=options,
+        is_stopped=is_stopped,
+    )
+    if is_stream(target) or is_stdout(target):
+        return job.write_stream(target)
+    return job.write_parts(target, is_folder=_is_folder(output, target))
+
+
+def _open_sources(
+    inputs: Sequence[str | Path], target: Path, options: ScoreOptions
+) -> list[Source]:
+    index, count = options.shard
+    files = find_inputs(inputs)
+    for file in files:
+        if target.is_file() and target.samefile(file):
+            raise InvalidInputError(f"{target} is also the input; name another output")
+    if count > len(files):
+        raise InvalidInputError(f"{len(files)} input files cannot be {count} shards")
+    return [
+        Source.open(file, options.input_format, has_quotes=options.has_quotes)
+        for file in files[index::count]
+    ]
+
+
+def _is_folder(output: str | Path, target: Path) -> bool:
+    return str(output).endswith(os.sep) or target.is_dir()
+
+
+def _output_type(
+    output: str | Path, target: Path, sources: Sequence[Source], options: ScoreOptions
+) -> FileType:
+    if _is_folder(output, target):
+        return FileType(format=options.output_format or sources[0].type.format)
+    return type_by_name(target.name, options.output_format)
+
+
+@dataclass(kw_only=True)
+class _Job:
+    """One run of a job.
+
+    Attributes:
+        total: the counts of all rows so far, those of earlier runs among them.
+        goes_on: whether a later run goes on where this one ends.
+    """
+
+    scorer: Scorer[Any]
+    sources: Sequence[Source]
+    kind: FileType
+    rows: RowReader
+    options: ScoreOptions
+    is_stopped: Callable[[], bool]
+    total: Counts = field(default_factory=Counts)
+    num_resumed_rows: int = 0
+    num_run_tokens: int = 0
+    num_parts: int = 0
+    goes_on: bool = False
+    started_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def _answering(self) -> Answering:
+        return Answering(
+            scorer=self.scorer,
+            rows=self.rows,
+            part_rows=self.options.part_rows,
+            dedupe=self.options.dedupe,
+        )
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether the input can be read again."""
+        return not any(is_stream(source.path) for source in self.sources)
+
+    def write_stream(self, target: Path) -> ScoreSummary:
+        """Write a pipe or a device as the answers come."""
+        with (
+            _open_stream(target) as stream,
+            self._progress() as (reader, bar),
+            _memo(None, 0) as memo,
+        ):
+            layout, records = self._begin(reader)
+            with open_writer(stream, layout, has_header=True) as writer:
+                for part in self._answering.parts(records, memo, check=self._check_errors):
+                    with writing(target):
+                        writer.write(part.rows, part.answered)
+                    self._advance(part.counts(), reader, bar)
+        return self._summary()
+
+    def write_parts(self, target: Path, *, is_folder: bool) -> ScoreSummary:
+        """Write parts, and join them into a file."""
+        self.goes_on = self.is_resumable
+        resolved = target.resolve()
+        folder = resolved if is_folder else resolved.with_name(f"{resolved.name}.parts")
+        with PartFolder.open(
+            folder,
+            self._description(),
+            # What came through a pipe cannot be read again.
+            restart=self.options.restart or not self.is_resumable,
+            is_kept=self.is_resumable,
+            is_temporary=not is_folder,
+        ) as parts:
+            self._resume(parts)
+            with self._progress() as (reader, bar), self._memo(parts) as memo:
+                layout, records = self._begin(reader)
+                for part in self._answering.parts(
+                    records, memo, num_before=self.num_parts, check=self._check_errors
+                ):
+                    self._write(parts, layout, part, is_folder=is_folder)
+                    self._advance(part.counts(), reader, bar)
+            if not parts.entries:  # so that an empty table has its columns
+                self._write(parts, layout, Part(), is_folder=is_folder)
+            if is_folder:
+                parts.finish()
+            else:
+                parts.join(resolved, lambda stream: join(parts.files, stream, layout))
+        return self._summary()
+
+    def _write(self, parts: PartFolder, layout: Layout, part: Part, *, is_folder: bool) -> None:
+        has_header = is_folder or not parts.entries
+
+        def content(stream: BinaryIO) -> None:
+            with open_writer(stream, layout, has_header=has_header) as writer:
+                writer.write(part.rows, part.answered)
+
+        parts.write(self.kind.suffix, asdict(part.counts()), content)
+
+    def _resume(self, parts: PartFolder) -> None:
+        for entry in parts.entries:
+            self.total.add(Counts(**entry.counts))
+        self.num_parts = len(parts.entries)
+        self.num_resumed_rows = self.total.num_rows
+        self._check_errors(Counts())
+
+    def _begin(self, reader: Reader) -> tuple[Layout, Iterator[Record]]:
+        """Return the output's layout, and the records that are left to answer."""
+        records = reader.read(self.num_resumed_rows)
+        first: list[Record] = []
+        if self.kind.is_table and any(source.columns is None for source in self.sources):
+            # The first of all rows, whatever has been answered before.
+            start = self._reader().read() if self.num_resumed_rows else records
+            first = list(islice(start, _FIRST_ROWS))
+            records = records if self.num_resumed_rows else chain(first, records)
+        layout = make_layout(self.kind, self.rows, self.sources, self.options.keep, first)
+        return layout, records
+
+    def _memo(self, parts: PartFolder) -> AbstractContextManager[Memo]:
+        return _memo(parts.memo_file if self.options.dedupe else None, self.num_parts)
+
+    def _reader(self) -> Reader:
+        return Reader(self.sources, self.rows.fields, self.options.keep)
+
+    def _check_errors(self, counts: Counts) -> None:
+        """Refuse further rows with errors, if there are too many.
+
+        Raises:
+            TooManyErrorsError: there are.
+        """
+        num_errors = self.total.num_errors + counts.num_errors
+        limit = self.options.error_limit
+        if limit is not None and num_errors > limit:
+            first = self.total.first_error or counts.first_error
+            allowed = f"; {limit} are allowed" if limit else ""
+            raise TooManyErrorsError(f"{num_errors} rows are in error{allowed}; the first: {first}")
+
+    @contextmanager
+    def _progress(self) -> Iterator[tuple[Reader, tqdm[Any]]]:
+        reader = self._reader()
+        total = sum(source.num_bytes for source in self.sources) if self.is_resumable else None
+        if not total:
+            with progress_bar(title=self.scorer.task, unit="rows") as bar:
+                yield reader, bar
+            return
+        with progress_bar(
+            title=self.scorer.task, total=total, unit="B", bar_format=_BAR, line_format=_LINE
+        ) as bar:
+            yield reader, bar
+
+    def _advance(self, counts: Counts, reader: Reader, bar: tqdm[Any]) -> None:
+        if not bar.n and self.num_resumed_rows:
+            # The rate is that of this run.
+            share = counts.num_rows / (counts.num_rows + self.num_resumed_rows)
+            bar.initial = bar.n = int(reader.num_bytes * (1 - share))
+        self.total.add(counts)
+        self.num_parts += 1
+        self.num_run_tokens += counts.num_tokens
+        duration_s = max(time.monotonic() - self.started_s, 1e-9)
+        rate = (self.total.num_rows - self.num_resumed_rows) / duration_s
+        speed = f"{self.total.num_rows} rows, {rate:.1f} rows/s"
+        if self.num_run_tokens:
+            speed += f", {self.num_run_tokens / duration_s:.0f} tokens/s"
+        bar.set_postfix_str(speed, refresh=False)
+        bar.update(reader.num_bytes - bar.n if bar.total else counts.num_rows)
+        if self.is_stopped():
+            advice = "; the same command goes on" if self.goes_on else ""
+            raise StoppedError(f"stopped after {self.total.num_rows} rows{advice}")
+
+    def _summary(self) -> ScoreSummary:
+        return ScoreSummary(
+            counts=self.total,
+            num_resumed_rows=self.num_resumed_rows,
+            num_run_tokens=self.num_run_tokens,
+            num_parts=self.num_parts,
+            duration_s=time.monotonic() - self.started_s,
+        )
+
+    def _description(self) -> dict[str, Any]:
+        """Return what the bytes of the output depend on."""
+        return {
+            "version": __version__,
+            "task": self.scorer.task,
+            "model": self.scorer.identity,
+            "parameters": self.rows.parameters,
+            "columns": dict(self.options.columns),
+            "keep": self.options.keep,
+            "output format": self.kind.suffix,
+            "part_rows": self.options.part_rows,
+            "dedupe": self.options.dedupe,
+            "quotes": self.options.has_quotes,
+            "inputs": [self._input(source) for source in self.sources],
+        }
+
+    def _input(self, source: Source) -> dict[str, Any]:
+        if is_stream(source.path):
+            return {"format": source.type.suffix}
+        return {
+            "format": source.type.suffix,
+            "size": source.num_bytes,
+            "sha256": sha256_of(source.path),
+        }
+
+
+@contextmanager
+def _memo(file: Path | None, num_parts: int) -> Iterator[Memo]:
+    """Open the answers by request.
+
+    Raises:
+        OutputError: within the block, they could not be stored.
+    """
+    try:
+        with Memo(file, num_parts) as memo:
+            yield memo
+    except sqlite3.Error as error:
+        raise OutputError(f"{file or 'a temporary file'} cannot be written: {error}") from error
+
+
+def _open_stream(target: Path) -> AbstractContextManager[BinaryIO]:
+    if is_stdout(target):
+        sys.stdout.flush()
+        # With its own position: opening the path again would begin at the file's start.
+        return open(os.dup(1), "wb")
+    return target.open("wb")

@@ -1,0 +1,46 @@
+"""An Airflow DAG that scores each day's reviews.
+
+A task that was killed, or whose worker went away, is retried and goes on with the parts that are
+complete. Statuses that no retry mends (docs/scoring.md) fail at once.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from datetime import datetime, timedelta
+
+from airflow.exceptions import AirflowException, AirflowFailException
+from airflow.sdk import dag, task
+
+# Another job writes there, the service is away, the disk is full, interrupted, SIGTERM.
+PASSING = {5, 6, 7, 130, 143}
+
+
+@dag(
+    schedule="15 2 * * *",
+    start_date=datetime(2026, 1, 1),
+    catchup=False,
+    max_active_runs=1,
+    default_args={"retries": 5, "retry_delay": timedelta(minutes=10)},
+)
+def score_reviews() -> None:
+    """Score the day's reviews."""
+
+    @task
+    def score(ds: str) -> None:
+        command = [
+            *("albert-serve", "score", "--task", "text-classification"),
+            *("--column", "text=review", "--max-errors", "1000"),
+            *("--summary", f"/data/scored/{ds}.json"),
+            *(f"/data/reviews/{ds}/*.csv", f"/data/scored/{ds}.parquet"),
+        ]
+        status = subprocess.run(command, check=False).returncode
+        if status in PASSING or status < 0:
+            raise AirflowException(f"ended with status {status}; the retry goes on")
+        if status:
+            raise AirflowFailException(f"ended with status {status}")
+
+    score(ds="{{ ds }}")
+
+
+score_reviews()

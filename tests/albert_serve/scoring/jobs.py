@@ -1,0 +1,91 @@
+"""Jobs whose answers follow from the texts alone, without a model."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pyarrow import parquet
+
+from albert_serve.api.schemas import TaskRequest
+from albert_serve.errors import InvalidInputError
+from albert_serve.scoring.answers import OUTPUT, Result
+from albert_serve.scoring.local import error_result
+
+SUFFIXES = [".jsonl", ".csv", ".tsv.gz", ".jsonl.bz2", ".csv.xz", ".jsonl.zst", ".parquet"]
+
+
+class HashScorer:
+    """Classifies texts by their hashes; refuses those that are empty, and fails at "broken"."""
+
+    task = "text-classification"
+
+    def __init__(self, revision: str = "1") -> None:
+        self.identity = {"revision": revision}
+        self.texts: list[str] = []
+
+    def prepare(self, request: TaskRequest) -> TaskRequest:
+        if not text_of(request):
+            raise InvalidInputError("the text is empty")
+        return request
+
+    def cost_bytes(self, work: TaskRequest) -> int:
+        return 0
+
+    def run(self, works: Sequence[TaskRequest]) -> list[Result]:
+        self.texts += [text_of(work) for work in works]
+        return [self._run_one(text_of(work)) for work in works]
+
+    def _run_one(self, text: str) -> Result:
+        if text == "broken":
+            return error_result(InvalidInputError("it is broken"))
+        return Result(values={OUTPUT: labels_of(text)}, num_tokens=len(text.split()))
+
+
+def text_of(request: TaskRequest) -> str:
+    inputs: Any = request.inputs
+    return inputs if isinstance(inputs, str) else inputs.text
+
+
+def labels_of(text: str) -> list[dict[str, Any]]:
+    score = int.from_bytes(hashlib.sha256(text.encode(errors="replace")).digest()[:6]) / (1 << 48)
+    labels = [{"label": "good", "score": score}, {"label": "bad", "score": 1 - score}]
+    return sorted(labels, key=lambda label: -float(str(label["score"])))
+
+
+def write_csv(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    with file.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return file
+
+
+def write_jsonl(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def read_table(file: Path) -> list[dict[str, Any]]:
+    """The rows of CSV, TSV or Parquet."""
+    if file.suffix == ".parquet":
+        rows: list[dict[str, Any]] = parquet.read_table(file).to_pylist()
+        return rows
+    with file.open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream, delimiter="\t" if ".tsv" in file.suffixes else ","))
+
+
+def read_jsonl(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def texts(count: int) -> list[dict[str, Any]]:
+    """Rows of which some are like earlier ones, and some cannot be answered."""
+    return [
+        {"id": number, "text": "" if number % 29 == 7 else f"text {number % 50 or number}"}
+        for number in range(count)
+    ]

@@ -1,0 +1,447 @@
+"""Jobs: columns, formats, errors, and parts that a later run goes on from."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import random
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pyarrow
+import pytest
+import zstandard
+from pyarrow import dataset, parquet
+
+from albert_serve.errors import ConfigError, InvalidInputError
+from albert_serve.scoring.errors import (
+    ChangedJobError,
+    LockedOutputError,
+    OutputError,
+    StoppedError,
+    TooManyErrorsError,
+)
+from albert_serve.scoring.job import ScoreOptions, ScoreSummary, score_files
+from tests.albert_serve.scoring.jobs import (
+    SUFFIXES,
+    HashScorer,
+    labels_of,
+    read_jsonl,
+    read_table,
+    texts,
+    write_csv,
+    write_jsonl,
+)
+
+DECOMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.decompress,
+    ".bz2": bz2.decompress,
+    ".xz": lzma.decompress,
+    ".zst": lambda data: (
+        zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True).read()
+    ),
+}
+
+
+def score(source: Path | list[Path | str], output: Path | str, **options: Any) -> ScoreSummary:
+    inputs = source if isinstance(source, list) else [source]
+    return score_files(HashScorer(), inputs, output, ScoreOptions(**options))
+
+
+class Stopping:
+    """Asks a job to stop after so many parts."""
+
+    def __init__(self, num_parts: int) -> None:
+        self.num_left = num_parts
+
+    def __call__(self) -> bool:
+        self.num_left -= 1
+        return self.num_left <= 0
+
+
+def stop(source: Path, output: Path | str, num_parts: int, **options: Any) -> None:
+    with pytest.raises(StoppedError, match="the same command goes on"):
+        score_files(
+            HashScorer(), [source], output, ScoreOptions(**options), is_stopped=Stopping(num_parts)
+        )
+
+
+def test_a_csv_has_the_columns_of_the_answer_beside_its_own(tmp_path: Path) -> None:
+    rows = [{"id": "1", "review": 'a "fine", long\nfilm', "stars": "5"}]
+    rows.append({"id": "2", "review": "", "stars": ""})
+    source = write_csv(tmp_path / "in.csv", rows)
+    score(source, tmp_path / "out.csv", columns={"text": "review"})
+    fine, empty = read_table(tmp_path / "out.csv")
+    labels = labels_of(rows[0]["review"])
+    assert list(fine)[:6] == ["id", "review", "stars", "label", "score", "labels"]
+    assert {name: fine[name] for name in rows[0]} == rows[0]
+    assert (fine["label"], float(fine["score"])) == (labels[0]["label"], labels[0]["score"])
+    assert json.loads(fine["labels"]) == labels
+    assert (fine["error"], empty["label"]) == ("", "")
+    assert (empty["error"], empty["error_type"]) == ("the text is empty", "invalid_input")
+
+
+def test_answers_in_parquet_are_typed(tmp_path: Path) -> None:
+    table = pyarrow.table(
+        {
+            "text": ["one", "two"],
+            "when": pyarrow.array([1, 2], pyarrow.timestamp("ns")),
+            "kind": pyarrow.array(["x", "y"]).dictionary_encode(),
+            "tags": [["a"], None],
+        }
+    )
+    parquet.write_table(table, tmp_path / "in.parquet")
+    score(tmp_path / "in.parquet", tmp_path / "out.parquet", part_rows=1)
+    written = parquet.read_table(tmp_path / "out.parquet")
+    for name in table.column_names:
+        assert written.schema.field(name).type == table.schema.field(name).type
+    assert written.column("when").cast(pyarrow.int64()).to_pylist() == [1, 2]
+    for name in ("text", "kind", "tags"):
+        assert written.column(name).to_pylist() == table.column(name).to_pylist()
+    assert written.schema.field("score").type == pyarrow.float64()
+    assert written.column("labels").to_pylist() == [labels_of("one"), labels_of("two")]
+    assert written.schema.field("error").type == pyarrow.string()
+    score(tmp_path / "in.parquet", tmp_path / "out.jsonl")
+    [first, _] = read_jsonl(tmp_path / "out.jsonl")
+    assert first["tags"] == ["a"]
+    assert first["when"].startswith("1970-01-01")
+    assert first["output"] == labels_of("one")
+
+
+def test_columns_to_keep_are_in_the_order_of_the_option(tmp_path: Path) -> None:
+    source = write_csv(tmp_path / "in.csv", [{"a": "1", "text": "x", "b": "2"}])
+    score(source, tmp_path / "out.csv", keep=["b", "a"])
+    assert list(read_table(tmp_path / "out.csv")[0])[:3] == ["b", "a", "label"]
+    score(source, tmp_path / "out.jsonl", keep=[])
+    assert list(read_jsonl(tmp_path / "out.jsonl")[0]) == ["output"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_format_goes_to_every_format_and_back(suffix: str, tmp_path: Path) -> None:
+    rows = texts(60)
+    source = write_jsonl(tmp_path / "in.jsonl", rows)
+    first, second = tmp_path / f"first{suffix}", tmp_path / "second.jsonl"
+    score(source, first, part_rows=7, keep=["id", "text"])
+    score(first, second, part_rows=9, keep=["id", "text"])
+    for row, scored in zip(rows, read_jsonl(second), strict=True):
+        assert (str(scored["id"]), scored["text"]) == (str(row["id"]), row["text"])
+        assert scored.get("output", []) == (labels_of(row["text"]) if row["text"] else [])
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_stopped_job_goes_on_and_writes_the_same_bytes(suffix: str, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", texts(100))
+    whole, output = tmp_path / f"whole{suffix}", tmp_path / f"out{suffix}"
+    expected = score(source, whole, part_rows=9)
+    for _ in range(3):
+        stop(source, output, 3, part_rows=9)
+    assert not output.exists()
+    summary = score(source, output, part_rows=9)
+    assert output.read_bytes() == whole.read_bytes()
+    assert summary.num_resumed_rows == 81
+    assert summary.counts == expected.counts
+    assert {file.name for file in tmp_path.iterdir()} == {"in.jsonl", whole.name, output.name}
+
+
+def test_a_resumed_job_computes_only_what_is_left(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"text": f"{i}"} for i in range(40)])
+    stop(source, tmp_path / "out.csv", 2, part_rows=10)
+    scorer = HashScorer()
+    score_files(scorer, [source], tmp_path / "out.csv", ScoreOptions(part_rows=10))
+    assert scorer.texts == [f"{i}" for i in range(20, 40)]
+
+
+def test_what_a_killed_job_left_of_a_part_is_written_again(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", texts(100))
+    score(source, tmp_path / "whole.csv", part_rows=10)
+    for damage in (
+        lambda folder: (folder / "part-000001.csv").write_bytes(b""),
+        lambda folder: (folder / "part-000000.csv").unlink(),
+        lambda folder: (folder / "_parts.jsonl").write_bytes(b'{"file": "part-0'),
+        lambda folder: (folder / "_answers.db").unlink(),
+        lambda folder: (folder / "part-000003.csv").write_bytes(b"half a pa"),
+    ):
+        stop(source, tmp_path / "out.csv", 3, part_rows=10)
+        damage(tmp_path / "out.csv.parts")
+        score(source, tmp_path / "out.csv", part_rows=10)
+        assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+def test_a_folder_holds_the_parts(tmp_path: Path) -> None:
+    source = write_csv(tmp_path / "in.csv", texts(25))
+    stop(source, f"{tmp_path}/out/", 1, part_rows=10, output_format="parquet")
+    assert not (tmp_path / "out/_SUCCESS").exists()
+    summary = score(source, f"{tmp_path}/out/", part_rows=10, output_format="parquet")
+    names = sorted(file.name for file in (tmp_path / "out").iterdir())
+    parts = [f"part-{number:06}.parquet" for number in range(3)]
+    assert names == ["_SUCCESS", "_manifest.json", "_parts.jsonl", *parts]
+    read = dataset.dataset(tmp_path / "out").to_table()
+    assert read.column("id").to_pylist() == [str(number) for number in range(25)]
+    assert summary.num_parts == 3
+    again = score(source, f"{tmp_path}/out/", part_rows=10, output_format="parquet")
+    assert again.num_resumed_rows == 25
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"parameters": {"top_k": 1}}, "parameters is not"),
+        ({"part_rows": 11}, "part_rows is not"),
+        ({"keep": ["id"], "dedupe": False}, "keep and dedupe are not"),
+    ],
+)
+def test_a_changed_job_is_refused_unless_it_is_restarted(
+    change: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    source, output = write_jsonl(tmp_path / "in.jsonl", texts(40)), tmp_path / "out.csv"
+    stop(source, output, 2, part_rows=10)
+    options = {"part_rows": 10, **change}
+    with pytest.raises(ChangedJobError, match=what):
+        score(source, output, **options)
+    assert len(list((tmp_path / "out.csv.parts").glob("part-*"))) == 2
+    summary = score(source, output, restart=True, **options)
+    assert (summary.num_rows, summary.num_resumed_rows) == (40, 0)
+
+
+def test_a_changed_input_or_model_is_refused(tmp_path: Path) -> None:
+    source, output = write_jsonl(tmp_path / "in.jsonl", texts(40)), tmp_path / "out.csv"
+    stop(source, output, 2, part_rows=10)
+    with pytest.raises(ChangedJobError, match="the model is not"):
+        score_files(HashScorer("2"), [source], output, ScoreOptions(part_rows=10))
+    write_jsonl(source, texts(39))
+    with pytest.raises(ChangedJobError, match=r"the input is not what the parts in .* --restart"):
+        score(source, output, part_rows=10)
+
+
+def test_a_restart_leaves_a_job_that_fits_alone_to_begin_again(tmp_path: Path) -> None:
+    source, output = write_jsonl(tmp_path / "in.jsonl", texts(40)), tmp_path / "out.csv"
+    stop(source, output, 2, part_rows=10)
+    assert score(source, output, part_rows=10, restart=True).num_resumed_rows == 0
+
+
+def test_an_output_that_another_job_writes_to_is_locked(tmp_path: Path) -> None:
+    source, output = write_jsonl(tmp_path / "in.jsonl", texts(40)), tmp_path / "out.csv"
+    stop(source, output, 2, part_rows=10)
+    folder = tmp_path / "out.csv.parts"
+    with (
+        filelock.FileLock(folder / "_lock"),
+        pytest.raises(LockedOutputError, match="another job writes to"),
+    ):
+        score(source, output, part_rows=10)
+    assert score(source, output, part_rows=10).num_resumed_rows == 20
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", texts(4))
+    precious = tmp_path / "out.csv.parts/precious"
+    precious.parent.mkdir()
+    precious.write_text("precious")
+    with pytest.raises(InvalidInputError, match="is not the folder of a job's parts"):
+        score(source, tmp_path / "out.csv")
+    (tmp_path / "two.csv.parts").symlink_to(precious.parent)
+    with pytest.raises(InvalidInputError, match="is not the folder of a job's parts"):
+        score(source, tmp_path / "two.csv")
+    assert precious.read_text() == "precious"
+
+
+def test_errors_end_the_job_where_they_may_not_be(tmp_path: Path) -> None:
+    rows = [{"text": text} for text in ("a", "", "b", "broken", "")]
+    source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    with pytest.raises(TooManyErrorsError, match="1 rows are in error; the first: the text is"):
+        score(source, output, errors="fail", part_rows=2)
+    with pytest.raises(TooManyErrorsError, match="2 rows are in error; 1 are allowed"):
+        score(source, output, max_errors=1, part_rows=2)
+    assert not output.exists()
+    summary = score(source, output, max_errors=3, part_rows=2)
+    assert summary.num_resumed_rows == 2
+    assert summary.counts.errors_by_type == {"invalid_input": 3}
+    assert summary.first_error == "the text is empty"
+
+
+def test_identical_rows_are_computed_once(tmp_path: Path) -> None:
+    rows = [{"id": i, "text": f"text {i % 5}"} for i in range(30)]
+    rows.append({"id": 30, "text": "text 1", "parameters": {"top_k": 1}})
+    source = write_jsonl(tmp_path / "in.jsonl", rows)
+    scorer = HashScorer()
+    summary = score_files(scorer, [source], tmp_path / "once", ScoreOptions(part_rows=8))
+    assert scorer.texts == [*(f"text {i}" for i in range(5)), "text 1"]
+    assert summary.as_json()["duplicate_share"] == pytest.approx(25 / 31)
+    assert "25 like an earlier one" in str(summary)
+    every = score(source, tmp_path / "every", dedupe=False)
+    assert (every.counts.num_computed, every.counts.num_duplicates) == (31, 0)
+    assert (tmp_path / "once").read_bytes() == (tmp_path / "every").read_bytes()
+
+
+def test_files_globs_and_folders_are_read_in_order(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    (folder / "deeper").mkdir(parents=True)
+    for number, name in enumerate(["b.csv", "a.csv", "deeper/c.csv", "_x.csv", ".y.csv"]):
+        write_csv(folder / name, [{"id": str(number), "text": "x"}])
+    (folder / "readme.txt").write_text("text")
+    ids = {}
+    for name, inputs in {
+        "folder": [folder],
+        "glob": [f"{folder}/?.csv"],
+        "files": [folder / "b.csv", f"{folder}/*.csv"],
+    }.items():
+        score(inputs, tmp_path / f"{name}.csv")
+        ids[name] = [row["id"] for row in read_table(tmp_path / f"{name}.csv")]
+    assert ids == {"folder": ["1", "0", "2"], "glob": ["1", "0"], "files": ["0", "3", "1"]}
+    score([folder], tmp_path / "shard.csv", shard=(1, 2))
+    assert [row["id"] for row in read_table(tmp_path / "shard.csv")] == ["0"]
+    with pytest.raises(InvalidInputError, match="no file matches"):
+        score([f"{folder}/*.parquet"], tmp_path / "none.csv")
+    with pytest.raises(InvalidInputError, match="3 input files cannot be 4 shards"):
+        score([folder], tmp_path / "none.csv", shard=(0, 4))
+    with pytest.raises(ConfigError, match="the shard is 2 of 2"):
+        ScoreOptions(shard=(2, 2))
+
+
+def test_files_with_different_columns_are_refused_in_tables(tmp_path: Path) -> None:
+    one = write_csv(tmp_path / "one.csv", [{"text": "x", "a": "1"}])
+    two = write_csv(tmp_path / "two.csv", [{"text": "y"}])
+    with pytest.raises(InvalidInputError, match=r"one.csv has a column 'a' and .*two.csv has none"):
+        score([one, two], tmp_path / "out.csv")
+    score([one, two], tmp_path / "out.csv", keep=["text"])
+    score([one, two], tmp_path / "out.jsonl")
+    assert [row.get("a") for row in read_jsonl(tmp_path / "out.jsonl")] == ["1", None]
+    three = tmp_path / "three.parquet"
+    parquet.write_table(pyarrow.table({"text": ["z"], "a": [1]}), three)
+    with pytest.raises(InvalidInputError, match=r"the column 'a' is string in .* and int64 in"):
+        score([one, three], tmp_path / "out.parquet")
+    score([one, three], tmp_path / "mixed.csv")
+    assert [row["a"] for row in read_table(tmp_path / "mixed.csv")] == ["1", "1"]
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        (b"id,review\n1,a\n", {}, r"has no column 'text'; it has id, review.*--column text=COLUMN"),
+        (b"id,text\n1,a\n", {"columns": {"text": "review"}}, "has no column 'review'"),
+        (b"id,text\n1,a\n", {"keep": ["ID"]}, "has no column 'ID'"),
+        (b"id,text\n1,a\n", {"columns": {"txt": "text"}}, "has no field 'txt'; it has text"),
+        (b"text,score\na,1\n", {}, r"the column 'score' has a name that the output has"),
+        (b"text,text\na,1\n", {}, "has several columns 'text'"),
+        (b"", {}, "is empty; its first line must name the columns"),
+        (b'text\n"a"b\n', {}, r"line 2: .*--no-quotes"),
+        (b'text\n"a\nb\n', {}, r"line 2: unexpected end of data"),
+        (b"text\n" + b"a" * (17 << 20), {}, "line 2 has more than 16777216 bytes"),
+    ],
+)
+def test_a_csv_that_cannot_be_read_is_refused(
+    content: bytes, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "in.csv").write_bytes(content)
+    with pytest.raises(InvalidInputError, match=message):
+        score(tmp_path / "in.csv", tmp_path / "out.csv", **options)
+    assert [file.name for file in tmp_path.iterdir()] == ["in.csv"]
+
+
+def test_rows_of_a_csv_with_other_fields_are_errors(tmp_path: Path) -> None:
+    source = tmp_path / "in.csv"
+    source.write_bytes(b"\xef\xbb\xbfid,text\n1,a\n2\n3,b,c\n\n4,\xff\n")
+    score(source, tmp_path / "out.csv")
+    rows = [line.split(b",") for line in (tmp_path / "out.csv").read_bytes().splitlines()]
+    assert [row[0] for row in rows] == [b"id", b"1", b"2", b"3", b"4"]
+    errors = [row["error"] for row in read_jsonl(to_jsonl(source, tmp_path)) if "error" in row]
+    assert errors[:2] == [
+        "line 3 has 1 fields; the header has 2",
+        "line 4 has 3 fields; the header has 2",
+    ]
+    assert rows[4][1] == b"\xff"
+
+
+def to_jsonl(source: Path, folder: Path) -> Path:
+    score(source, folder / "errors.jsonl")
+    return folder / "errors.jsonl"
+
+
+def test_quotes_may_be_ordinary_characters(tmp_path: Path) -> None:
+    source = tmp_path / "in.tsv"
+    source.write_text('text\n"a\nb" c\n')
+    score(source, tmp_path / "out.jsonl", has_quotes=False)
+    assert [row["text"] for row in read_jsonl(tmp_path / "out.jsonl")] == ['"a', 'b" c']
+
+
+@pytest.mark.parametrize("cut", [0, 4, 200, -1, -9, -100])
+def test_a_truncated_parquet_file_is_refused(cut: int, tmp_path: Path) -> None:
+    parquet.write_table(pyarrow.table({"text": ["a"] * 99}), tmp_path / "whole.parquet")
+    source = tmp_path / "in.parquet"
+    source.write_bytes((tmp_path / "whole.parquet").read_bytes()[:cut])
+    with pytest.raises(InvalidInputError, match=r"in.parquet is damaged or incomplete: \w"):
+        score(source, tmp_path / "out.csv")
+    assert not (tmp_path / "out.csv.parts").exists()
+
+
+def test_damage_in_the_middle_keeps_the_parts_before(tmp_path: Path) -> None:
+    words = [random.Random(number).randbytes(50).hex() for number in range(3_000)]
+    lines = b"".join(json.dumps({"text": word}).encode() + b"\n" for word in words)
+    for suffix, compress in ((".gz", gzip.compress), (".zst", zstandard.compress)):
+        source = tmp_path / f"in.jsonl{suffix}"
+        source.write_bytes(compress(lines)[:-50])
+        with pytest.raises(InvalidInputError, match="is damaged or incomplete"):
+            score(source, tmp_path / "out.csv", part_rows=300)
+        folder = tmp_path / "out.csv.parts"
+        assert len(list(folder.glob("part-*"))) > 3
+        source.write_bytes(compress(lines))
+        summary = score(source, tmp_path / "out.csv", part_rows=300, restart=True)
+        assert summary.num_rows == 3_000
+
+
+def test_columns_of_jsonl_in_a_table_are_those_of_the_first_rows(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"id": i, "text": "x"} for i in range(1100)]
+    source = write_jsonl(tmp_path / "in.jsonl", [*rows, {"text": "y", "more": 1}])
+    for suffix in ("csv", "parquet"):
+        with pytest.raises(InvalidInputError, match=r"line 1101 has a column 'more'.*--keep"):
+            score(source, tmp_path / f"out.{suffix}")
+    source = write_jsonl(tmp_path / "types.jsonl", [*rows, {"text": "y", "id": "a17"}])
+    with pytest.raises(InvalidInputError, match="the column 'id' holds a value that is not int64"):
+        score(source, tmp_path / "types.parquet")
+    mixed = write_jsonl(tmp_path / "mixed.jsonl", [{"id": 1, "text": "x"}, {"id": "a"}])
+    with pytest.raises(InvalidInputError, match="'id' has values of different types"):
+        score(mixed, tmp_path / "mixed.parquet")
+
+
+def test_a_list_of_inputs_has_no_place_in_a_table(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"inputs": ["a", "b"]}, {"text": "c"}])
+    score(source, tmp_path / "out.csv", keep=[])
+    errors = [row["error"] for row in read_table(tmp_path / "out.csv")]
+    assert errors[0].startswith("the row has a list of inputs, and a table has one answer a row")
+    assert errors[1] == ""
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])
+def test_an_empty_table_has_its_columns(suffix: str, tmp_path: Path) -> None:
+    source = tmp_path / "in.csv"
+    source.write_text("id,text\n")
+    output = tmp_path / f"out{suffix}"
+    score(source, output)
+    if suffix == ".parquet":
+        assert parquet.read_schema(output).names[:3] == ["id", "text", "label"]
+    else:
+        assert output.read_text().startswith("id,text,label" if suffix == ".csv" else "")
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv.gz", ".parquet"])
+def test_a_full_disk_ends_the_job_and_loses_nothing(suffix: str, tmp_path: Path) -> None:
+    rows = [{"text": f"{i} " * 40} for i in range(300)]
+    source = write_jsonl(tmp_path / "in.jsonl", rows)
+    whole, output = tmp_path / f"whole{suffix}", tmp_path / f"out{suffix}"
+    options = {"part_rows": 20, "dedupe": False}
+    score(source, whole, **options)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = whole.stat().st_size // 2
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        with pytest.raises(OutputError, match=r"cannot be written: (File too large|disk)"):
+            score(source, output, **options)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not output.exists()
+    assert score(source, output, **options).num_resumed_rows > 0
+    assert output.read_bytes() == whole.read_bytes()
