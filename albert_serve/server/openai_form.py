@@ -20,6 +20,7 @@ from albert_serve.api.embeddings import (
     EmbeddingsReply,
     EmbeddingsRequest,
     Usage,
+    holds_token_ids,
 )
 from albert_serve.api.schemas import MODEL_PATH, describe
 from albert_serve.api.wire import shorten
@@ -36,7 +37,7 @@ def read_embeddings(model: HostedModel, _task: str, body: Any) -> ParsedRequest:
         NotFoundError: it names another model than the one that answers at its path.
         InvalidInputError: it cannot be answered.
     """
-    if isinstance(body, dict):
+    if isinstance(body, dict) and not holds_token_ids(body.get("input")):
         model.check_num_items(body.get("input"), name="input")
     try:
         request = EmbeddingsRequest.model_validate(body)
