@@ -190,3 +190,20 @@ class EmbeddingsReply(Reply):
     data: list[EmbeddingObject]
     model: str
     usage: Usage
+
+
+class OpenAIError(Reply):
+    """The error as OpenAI's clients read it; they show the message alone."""
+
+    message: str
+    type: str = Field(description="The same as error_type.")
+    param: str | None = None
+    code: str | None = None
+
+
+class OpenAIErrorReply(Reply):
+    """The body of every reply that is not a success, in OpenAI's format."""
+
+    error: OpenAIError
+    error_type: str
+    request_id: str | None = None

@@ -1,7 +1,6 @@
 """OpenAI's format of embeddings: `/v1/embeddings`, which most vector stores can call.
 
-A request becomes one of feature extraction, and goes the same way through the same limits. Errors
-have this service's format, which OpenAI's clients show as they are.
+A request becomes one of feature extraction, and goes the same way through the same limits.
 """
 
 from __future__ import annotations

@@ -80,8 +80,10 @@ def test_openais_own_client(service: Running, client: httpx.Client, path: str) -
         reply = caller.embeddings.create(model="tiny", input=TEXTS)
         result = [one.embedding for one in reply.data]
         np.testing.assert_allclose(result, vectors(client, TEXTS, normalize=True), atol=1e-5)
-        with pytest.raises(NotFoundError, match="the model that answers here is 'tiny'"):
+        with pytest.raises(NotFoundError, match="the model that answers here is 'tiny'") as caught:
             caller.embeddings.create(model="another", input=TEXTS)
+    assert caught.value.type == "not_found"
+    assert caught.value.request_id
 
 
 def test_both_formats_are_answered_by_a_models_name(client: httpx.Client) -> None:
@@ -142,8 +144,10 @@ def test_what_openais_format_cannot_ask_is_refused_in_a_line(
 ) -> None:
     reply = client.post(EMBEDDINGS_PATH, json=body)
     assert_envelope(reply, status, error_type)
-    assert message in reply.json()["error"]
-    assert "\n" not in reply.json()["error"]
+    error = reply.json()["error"]
+    assert error == {"message": error["message"], "type": error_type, "param": None, "code": None}
+    assert message in error["message"]
+    assert "\n" not in error["message"]
 
 
 @pytest.mark.parametrize(
