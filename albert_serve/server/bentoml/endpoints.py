@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, Final, Self, cast
 
 import bentoml
@@ -80,8 +81,9 @@ class NoInput(_Described):
         if serde.media_type == _INTERNAL:
             read: Self = await super().from_http_request(request, serde)
             return read
-        unread: Self = cls.model_construct(**dict.fromkeys(cls.model_fields))
-        return unread
+        # BentoML reads `model_fields` of the instance; of a model pydantic would warn each time.
+        fields = cls.model_fields
+        return cast("Self", SimpleNamespace(model_fields=fields, **dict.fromkeys(fields)))
 
 
 class Info(_Described, InfoReply):
