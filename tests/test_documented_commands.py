@@ -96,3 +96,12 @@ def test_the_targets_of_make_exist() -> None:
 def test_the_documents_have_commands_of_all_kinds() -> None:
     assert {"export", "training.finetune", "training.evaluate"} <= set(MODULES)
     assert {"serve", "reload", "score", "info", "doctor", "import"} == set(SERVE_COMMANDS)
+
+
+def test_bentos_are_served_to_this_machine_alone() -> None:
+    """BentoML listens on all addresses otherwise, and no key is asked for."""
+    texts = [document.read_text(encoding="utf-8") for document in DOCUMENTS]
+    codes = [code for text in texts for code in code_in(text)]
+    serves = [line for code in codes for line in re.findall(r"bentoml serve \S.*", code)]
+    assert len(serves) >= 2
+    assert [line for line in serves if "--host 127.0.0.1" not in line] == []
