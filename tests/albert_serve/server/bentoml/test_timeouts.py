@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from typing import Any
+from typing import Any, cast
 
 import bentoml
 import pytest
@@ -20,7 +20,7 @@ from albert_serve.server.bentoml.timeouts import leave_timeouts_out
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-@bentoml.service(traffic={"timeout": 60})  # type: ignore[untyped-decorator]
+@bentoml.service(traffic={"timeout": 60})
 class Echo:
     @bentoml.api  # type: ignore[untyped-decorator]
     def echo(self, text: str) -> str:
@@ -28,7 +28,7 @@ class Echo:
 
 
 def test_no_timer_is_left_for_a_request() -> None:
-    app: Any = Echo.to_asgi()  # type: ignore[attr-defined]
+    app = cast("Any", Echo).to_asgi()
     kinds = [each.cls for each in app.user_middleware]
     assert TimeoutMiddleware in kinds
     leave_timeouts_out(app)
