@@ -1,4 +1,4 @@
-"""Commands in the documents exist as printed, with their options, and their help has examples."""
+"""Commands in the documents exist as printed, with their options, and links lead somewhere."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ COMMAND = re.compile(
     r"|(?<!\S)make (?P<target>[a-z-]+))"
     r"(?P<rest>[^`\n#;&|]*)"
 )
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 OPTION = re.compile(r"(?<!\S)--[a-z][\w-]*")
 
 
@@ -105,3 +106,18 @@ def test_bentos_are_served_to_this_machine_alone() -> None:
     serves = [line for code in codes for line in re.findall(r"bentoml serve \S.*", code)]
     assert len(serves) >= 2
     assert [line for line in serves if "--host 127.0.0.1" not in line] == []
+
+
+def anchors_of(document: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", document.read_text("utf-8")), re.MULTILINE)
+    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for path, anchor in LINK.findall(FENCED.sub("", document.read_text(encoding="utf-8"))):
+        target = document.parent / path if path else document
+        assert target.exists(), path
+        assert not anchor or anchor in anchors_of(target), (path, anchor)
