@@ -37,6 +37,7 @@ from albert_serve.server.bentoml.event_loop import accept_many
 from albert_serve.server.bentoml.http import limit_connections
 from albert_serve.server.bentoml.start import check_command_line
 from albert_serve.server.bentoml.supervision import SERVICE_NAME, end_with, mark_started, supervise
+from albert_serve.server.bentoml.timeouts import leave_timeouts_out
 from albert_serve.server.bentoml.tracing import NO_SPANS, CallersTrace, has_exporter
 from albert_serve.server.error_replies import ErrorReplies
 from albert_serve.server.logging import configure_logs
@@ -49,7 +50,7 @@ from albert_serve.server.routes import make_app
 from albert_serve.server.shared_replies import SharedReplies
 from albert_serve.settings import DEFAULT_VARIABLE, Settings, num_workers, supervisor_pid
 
-# BentoML's timeout; our deadlines are shorter and reply with the reason (settings.py).
+# What clients of the same deployment wait; our deadlines are shorter and reply with the reason.
 _BENTOML_TIMEOUT_S: Final = 60
 # The context of a call within this process, where BentoML passes none.
 _IN_PROCESS: Final[Any] = None
@@ -224,6 +225,7 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         self.add_asgi_middleware(MediaTypes, is_internal=not is_main)
         self.add_asgi_middleware(SharedReplies)
         app = super().to_asgi(is_main=is_main)
+        leave_timeouts_out(app)
         app.add_middleware(Labels)
         app.add_middleware(
             AdmissionController,

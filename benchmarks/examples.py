@@ -19,6 +19,10 @@ from albert_serve.runtime.engine import Engine
 from albert_serve.tasks import TASKS, AnyTask, Work, prepare_request
 from albert_serve.tasks.load import load_tasks
 
+_EXAMPLES: Final = """examples:
+  python -m benchmarks.examples
+  python -m benchmarks.examples bundles/mine
+"""
 _HEADINGS: Final = ("task", "text", "reply", "expected", "")
 _TOP_K: Final = 3
 
@@ -103,7 +107,12 @@ def _expected(expected: Any) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the replies of a bundle."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.examples", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.examples",
+        description=__doc__,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("bundle", type=Path, nargs="?", default=shipped_bundle())
     options = parser.parse_args(argv)
     try:

@@ -6,7 +6,7 @@ are taken here.
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -115,6 +115,17 @@ TokenFeatures: TypeAlias = list[list[list[float]]]
 FeatureExtractionAnswer: TypeAlias = Embedding | TokenFeatures
 
 
+class _TextsOfEmbeddings(FeatureExtractionRequest):
+    """A request in OpenAI's format as one of feature extraction."""
+
+    inputs_field: ClassVar[str] = "input"
+
+
+def holds_token_ids(texts: object) -> bool:
+    """Return whether the input of a request begins like one list of token ids, or several."""
+    return isinstance(texts, list) and bool(texts) and isinstance(texts[0], int | list)
+
+
 class EmbeddingsRequest(Request):
     """Return the embedding of one text or of several, in OpenAI's format, of length 1."""
 
@@ -140,8 +151,7 @@ class EmbeddingsRequest(Request):
     @model_validator(mode="before")
     @classmethod
     def _refuse_token_ids(cls, body: Any) -> Any:
-        texts = body.get("input") if isinstance(body, dict) else None
-        if isinstance(texts, list) and texts and isinstance(texts[0], int | list):
+        if isinstance(body, dict) and holds_token_ids(body.get("input")):
             raise contradiction(
                 "input holds token ids, and those of another tokenizer mean something else here; "
                 "send texts (LangChain: check_embedding_ctx_length=False)"
@@ -150,7 +160,7 @@ class EmbeddingsRequest(Request):
 
     def as_feature_extraction(self) -> FeatureExtractionRequest:
         """Return the same request in Hugging Face's format."""
-        return FeatureExtractionRequest(
+        return _TextsOfEmbeddings(
             inputs=self.input,
             parameters=FeatureExtractionParameters(
                 pooling=self.pooling, normalize=True, truncation=self.truncation
@@ -180,3 +190,20 @@ class EmbeddingsReply(Reply):
     data: list[EmbeddingObject]
     model: str
     usage: Usage
+
+
+class OpenAIError(Reply):
+    """The error as OpenAI's clients read it; they show the message alone."""
+
+    message: str
+    type: str = Field(description="The same as error_type.")
+    param: str | None = None
+    code: str | None = None
+
+
+class OpenAIErrorReply(Reply):
+    """The body of every reply that is not a success, in OpenAI's format."""
+
+    error: OpenAIError
+    error_type: str
+    request_id: str | None = None

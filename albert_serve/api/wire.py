@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from itertools import islice
-from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -37,9 +37,14 @@ _ANNOTATIONS: Final = ("default", "description", "title")
 
 
 class Request(BaseModel):
-    """The base of requests: no unknown field, no silent conversion, null means the default."""
+    """The base of requests: no unknown field, no silent conversion, null means the default.
+
+    Attributes:
+        inputs_field: the caller's name of `inputs`, in messages and headers.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    inputs_field: ClassVar[str] = "inputs"
 
     @model_validator(mode="before")
     @classmethod

@@ -13,6 +13,14 @@ from albert_serve.cli.score import add_score
 from albert_serve.cli.serve import add_reload, add_serve
 from albert_serve.errors import AlbertServeError
 
+_EXAMPLES: Final = """\
+examples:
+  albert-serve serve
+  albert-serve score --task text-classification reviews.jsonl scored.jsonl
+  albert-serve info models/albert-small-en
+
+`albert-serve COMMAND --help` has the options and examples of each.
+"""
 # What a shell says of a program that SIGINT ended.
 _INTERRUPTED: Final = 128 + 2
 
@@ -34,7 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def command_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog="albert-serve", description="Serve ALBERT, score files with it, look into a bundle."
+        prog="albert-serve",
+        description="Serve ALBERT, score files with it, look into a bundle.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"albert-serve {__version__}")
     commands = parser.add_subparsers(

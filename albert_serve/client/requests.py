@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -49,7 +50,9 @@ TextLike: TypeAlias = str | TextInput | Mapping[str, str]
 PairLike: TypeAlias = TextPair | Mapping[str, str]
 QuestionLike: TypeAlias = QuestionContext | Mapping[str, str]
 
-_ITEM_INDEX: Final = re.compile(r"^inputs\[(\d+)\]")
+# At the beginning of a message, and of a place in a header.
+_ITEM_INDEX: Final = re.compile(r"^(inputs)\[(\d+)\]")
+_PLACE_INDEX: Final = re.compile(r'("inputs)\[(\d+)\]')
 
 _AnswerT = TypeVar("_AnswerT")
 # Type variables, because lists are invariant: `list[TextLike]` would not take a `list[str]`.
@@ -119,12 +122,17 @@ class FeatureExtractionOptions(TokenFeaturesOptions, total=False):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call(Generic[ReplyT]):
-    """One request, and the parser of its reply."""
+    """One request, and the parser of its reply.
+
+    Attributes:
+        start: the index of its first item in the caller's list.
+    """
 
     method: str
     path: str
     body: dict[str, Any] | None
     read: Callable[[bytes], ReplyT]
+    start: int = 0
 
     @property
     def num_items(self) -> int:
@@ -147,25 +155,26 @@ class Call(Generic[ReplyT]):
         An item that exceeds the limit of bytes by itself is sent alone.
         """
         num_free = limits.max_body_bytes - _num_bytes({**(self.body or {}), "inputs": []})
-        parts: list[list[Any]] = [[]]
+        starts = [0]
         num_used = 0
-        for item in self._items:
+        for index, item in enumerate(self._items):
             num_more = _num_bytes(item) + 1  # and a comma
-            is_full = len(parts[-1]) == limits.max_items or num_used + num_more > num_free
-            if parts[-1] and is_full:
-                parts.append([])
+            num_before = index - starts[-1]
+            is_full = num_before == limits.max_items or num_used + num_more > num_free
+            if num_before and is_full:
+                starts.append(index)
                 num_used = 0
-            parts[-1].append(item)
             num_used += num_more
-        return [self._part(items) for items in parts]
+        return [self._part(start, end) for start, end in pairwise([*starts, self.num_items])]
 
     def halves(self) -> list[Call[ReplyT]]:
         """Split the list into two calls."""
         middle = len(self._items) // 2
-        return [self._part(self._items[:middle]), self._part(self._items[middle:])]
+        return [self._part(0, middle), self._part(middle, self.num_items)]
 
-    def _part(self, items: list[Any]) -> Call[ReplyT]:
-        return replace(self, body={**(self.body or {}), "inputs": items})
+    def _part(self, start: int, end: int) -> Call[ReplyT]:
+        body = {**(self.body or {}), "inputs": self._items[start:end]}
+        return replace(self, body=body, start=self.start + start)
 
 
 def _num_bytes(value: object) -> int:
@@ -358,7 +367,16 @@ def _checked(request: type[BaseModel], inputs: Any, options: Mapping[str, Any]) 
 
 def renumbered(message: str, num_before: int) -> str:
     """Return a message about an item with the item's index in the whole list."""
-    return _ITEM_INDEX.sub(lambda match: f"inputs[{int(match[1]) + num_before}]", message)
+    return _renumbered(_ITEM_INDEX, message, num_before)
+
+
+def renumbered_places(places: str, num_before: int) -> str:
+    """Return the header of cuts with the texts' indices in the whole list."""
+    return _renumbered(_PLACE_INDEX, places, num_before)
+
+
+def _renumbered(pattern: re.Pattern[str], text: str, num_before: int) -> str:
+    return pattern.sub(lambda match: f"{match[1]}[{int(match[2]) + num_before}]", text)
 
 
 def _plain(item: object) -> object:

@@ -211,10 +211,10 @@ class Exchange:
                 # Only the service can count the tokens of a list.
                 if part.num_items < 2:
                     message = str(error).removeprefix("inputs[0]: ")
-                    raise _with_message(error, f"inputs[{len(answers)}]: {message}") from error
+                    raise _with_message(error, f"inputs[{part.start}]: {message}") from error
                 parts[:0] = part.halves()
             except InvalidInputError as error:
-                message = requests.renumbered(str(error), len(answers))
+                message = requests.renumbered(str(error), part.start)
                 raise _with_message(error, message) from error
         return cast("ReplyT", answers)  # a list is answered with a list
 
@@ -276,7 +276,7 @@ def read_response(call: Call[ReplyT], response: Received) -> ReplyT:
     """
     if not 200 <= response.status < 300:
         raise _refusal(response)
-    _log_warnings(response)
+    _log_warnings(call, response)
     try:
         answer = call.read(response.content)
     except ValueError as error:  # a ValidationError is one
@@ -326,7 +326,7 @@ def _retry_after_s(response: Received) -> float | None:
     return max(0.0, (until - datetime.now(UTC)).total_seconds())
 
 
-def _log_warnings(response: Received) -> None:
+def _log_warnings(call: Call[Any], response: Received) -> None:
     try:
         warnings = json.loads(response.headers.get(WARNINGS_HEADER, "[]"))
     except ValueError:
@@ -335,5 +335,6 @@ def _log_warnings(response: Received) -> None:
         _logger.warning("%s: %s", response.url, warning)
     num_truncated = response.headers.get(TRUNCATED_HEADER, "0")
     if num_truncated != "0":
-        places = response.headers.get(TRUNCATED_AT_HEADER, "")[:_MAX_SHOWN_CHARS]
-        _logger.warning("%s: %s tokens were cut off %s", response.url, num_truncated, places)
+        places = response.headers.get(TRUNCATED_AT_HEADER, "")
+        shown = requests.renumbered_places(places, call.start)[:_MAX_SHOWN_CHARS]
+        _logger.warning("%s: %s tokens were cut off %s", response.url, num_truncated, shown)

@@ -25,8 +25,9 @@ NO_DRIVER: Final = "no NVIDIA driver is installed"
 # Attributes of a device, as the driver numbers them.
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 ADVICE: Final = (
-    "CUDA 13 and cuDNN 9 come with pip install 'albert-serve[gpu]' (make serve-gpu); the NVIDIA "
-    f"driver must be {_OLDEST_DRIVER} or newer, the compute capability {', '.join(CAPABILITIES)}"
+    "CUDA 13 and cuDNN 9 come with make serve-gpu, or pip install '.[gpu]' in the checkout; "
+    f"the NVIDIA driver must be {_OLDEST_DRIVER} or newer, "
+    f"the compute capability {', '.join(CAPABILITIES)}"
 )
 # A capture fails if another thread allocates, frees or copies device memory meanwhile, and a
 # captured graph belongs to its thread. So this thread makes all calls of this process.

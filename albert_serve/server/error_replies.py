@@ -1,7 +1,8 @@
 """Error replies of one format, and an id for every request.
 
 Whether an endpoint, the router or BentoML refuses a request, the caller gets
-`{"error", "error_type", "request_id"}` and the header `X-Request-ID`.
+`{"error", "error_type", "request_id"}` and the header `X-Request-ID`. At OpenAI's paths `error` is
+an object, as its clients show nothing else.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from albert_serve.api.embeddings import OpenAIError, OpenAIErrorReply
 from albert_serve.api.schemas import ErrorReply
 from albert_serve.errors import (
     AlbertServeError,
@@ -28,7 +30,7 @@ from albert_serve.errors import (
     request_error,
 )
 from albert_serve.server.logging import REQUEST_ID
-from albert_serve.server.paths import HEALTH_PATHS, METRICS_PATH
+from albert_serve.server.paths import HEALTH_PATHS, METRICS_PATH, target_of
 
 JSON: Final = "application/json"
 REQUEST_ID_HEADER: Final = "X-Request-ID"
@@ -209,7 +211,12 @@ def _log_access(scope: Scope, status: int | None, duration_s: float) -> None:
 
 
 def _error_reply(scope: Scope, status: int, error_type: str, message: str) -> Response:
-    reply = ErrorReply(error=message, error_type=error_type, request_id=request_id_of(scope))
+    ids = {"error_type": error_type, "request_id": request_id_of(scope)}
+    reply = (
+        OpenAIErrorReply(error=OpenAIError(message=message, type=error_type), **ids)
+        if target_of(scope).is_openai
+        else ErrorReply(error=message, **ids)
+    )
     return Response(
         reply.model_dump_json(),
         status,

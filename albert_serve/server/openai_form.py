@@ -1,7 +1,6 @@
 """OpenAI's format of embeddings: `/v1/embeddings`, which most vector stores can call.
 
-A request becomes one of feature extraction, and goes the same way through the same limits. Errors
-have this service's format, which OpenAI's clients show as they are.
+A request becomes one of feature extraction, and goes the same way through the same limits.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from albert_serve.api.embeddings import (
     EmbeddingsReply,
     EmbeddingsRequest,
     Usage,
+    holds_token_ids,
 )
 from albert_serve.api.schemas import MODEL_PATH, describe
 from albert_serve.api.wire import shorten
@@ -36,7 +36,7 @@ def read_embeddings(model: HostedModel, _task: str, body: Any) -> ParsedRequest:
         NotFoundError: it names another model than the one that answers at its path.
         InvalidInputError: it cannot be answered.
     """
-    if isinstance(body, dict):
+    if isinstance(body, dict) and not holds_token_ids(body.get("input")):
         model.check_num_items(body.get("input"), name="input")
     try:
         request = EmbeddingsRequest.model_validate(body)

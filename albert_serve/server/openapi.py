@@ -13,6 +13,7 @@ from albert_serve.api.embeddings import (
     EMBEDDINGS_PATH,
     EmbeddingsReply,
     EmbeddingsRequest,
+    OpenAIErrorReply,
 )
 from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES, Example
 from albert_serve.api.schemas import (
@@ -164,8 +165,8 @@ def _by_name(operations: dict[str, Any], schemas: dict[str, Any]) -> dict[str, A
     for operation in named.values():
         operation["tags"] = [_MODEL_TAG]
         missing = {
+            **operation["responses"].get("404", _error_responses(ErrorReply, schemas)["404"]),
             "description": "There is no such model, or it does not have this task.",
-            "content": _json(_reference(ErrorReply, schemas), {}),
         }
         operation["responses"] = {**operation["responses"], "404": missing}
     return {**named, "parameters": [_MODEL]}
@@ -174,6 +175,7 @@ def _by_name(operations: dict[str, Any], schemas: dict[str, Any]) -> dict[str, A
 def _operation(
     name: str, request: type[BaseModel], examples: Sequence[Example], schemas: dict[str, Any]
 ) -> dict[str, Any]:
+    error = OpenAIErrorReply if name == EMBEDDINGS else ErrorReply
     reply = _collect(_REPLIES[name].json_schema(mode="serialization", ref_template=_REF), schemas)
     return {
         "tags": [_TAG],
@@ -190,7 +192,7 @@ def _operation(
                 "headers": _REPLY_HEADERS,
                 "content": _json(reply, {}),
             },
-            **_error_responses(schemas),
+            **_error_responses(error, schemas),
         },
     }
 
@@ -219,8 +221,8 @@ def _health(schemas: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _error_responses(schemas: dict[str, Any]) -> dict[str, Any]:
-    content = _json(_reference(ErrorReply, schemas), {})
+def _error_responses(error: type[BaseModel], schemas: dict[str, Any]) -> dict[str, Any]:
+    content = _json(_reference(error, schemas), {})
     replies: dict[str, Any] = {
         status: {"description": text, "content": content} for status, text in _ERRORS.items()
     }

@@ -38,6 +38,7 @@ _MODEL_PATHS: Final[dict[str, str | None]] = {
     "/info": None,
     "/health": None,
 }
+_OPENAI_LABELS: Final = frozenset({EMBEDDINGS_PATH, f"{MODEL_PATH}/{EMBEDDINGS}"})
 _TARGET: Final = "albert_serve.target"
 
 
@@ -59,6 +60,11 @@ class Target:
     surface: Surface | None
     model: str | None = None
     task: str | None = None
+
+    @property
+    def is_openai(self) -> bool:
+        """Whether its replies have OpenAI's format."""
+        return self.label in _OPENAI_LABELS
 
 
 def target_of(scope: Scope) -> Target:

@@ -193,7 +193,7 @@ def prepare_request(
         try:
             prepared.append(task.prepare(item, request.parameters))
         except InvalidInputError as error:
-            raise type(error)(f"inputs[{number}]: {error}") from error
+            raise type(error)(f"{request.inputs_field}[{number}]: {error}") from error
         # Checked after each item: preparing a list of maximum-size items would take hours.
         amount.add(prepared[-1])
     return prepared
@@ -237,9 +237,9 @@ def read_cuts(request: TaskRequest, prepared: Sequence[Prepared[Any]]) -> dict[s
 
     Places are those of error messages: "inputs", "inputs.question", "inputs[3].text_pair".
     """
-    is_list = isinstance(request.inputs, list)
+    is_list, field = isinstance(request.inputs, list), request.inputs_field
     return {
-        f"inputs[{number}]{place}" if is_list else f"inputs{place}": offset
+        f"{field}[{number}]{place}" if is_list else f"{field}{place}": offset
         for number, item in enumerate(prepared)
         for place, offset in item.cuts.items()
     }

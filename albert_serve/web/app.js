@@ -2,6 +2,7 @@
 
 import { element, percent } from './elements.js';
 import { examplesOf } from './examples.js';
+import { featureExtraction } from './feature-extraction.js';
 import { fillMask } from './fill-mask.js';
 import { Panel } from './panel.js';
 import { questionAnswering } from './question-answering.js';
@@ -14,6 +15,7 @@ const TASKS = [
   { name: 'text-classification', title: 'Classification', make: textClassification },
   { name: 'question-answering', title: 'Questions', make: questionAnswering },
   { name: 'sentence-order', title: 'Sentence order', make: sentenceOrder },
+  { name: 'feature-extraction', title: 'Embeddings', make: featureExtraction },
 ];
 const NO_TASKS = 'The model served here has no task that this page knows. The API reference lists what it has.';
 const NO_SUCH_KEY = 'A key has letters, digits and signs of ASCII only, and no spaces. Is this one whole?';

@@ -3,7 +3,8 @@
 import { element, percent } from './elements.js';
 
 /**
- * Show `rows` of {label, score, width} in `list`; width is the bar's share of its track.
+ * Show `rows` of {label, score, width} in `list`; width is the bar's share of its track. `figure`
+ * is shown in place of the score in percent.
  *
  * Rows that are there already are kept, so that their bars move to the new width. With `onChoose`
  * each row is a button, and the chosen one is marked.
@@ -32,12 +33,12 @@ function makeRow(isButton) {
   return element('li', {}, row);
 }
 
-function fillRow(row, { label, score, width }, isBest) {
+function fillRow(row, { label, score, width, figure }, isBest) {
   const [labelPart, track, value] = row.children;
   labelPart.replaceChildren(label);
   row.classList.toggle('best', isBest);
   track.hidden = width === null;
-  value.textContent = width === null ? score.toFixed(3) : percent(score);
+  value.textContent = figure ?? (width === null ? score.toFixed(3) : percent(score));
   // Read first: a bar that is new grows from nothing to its width.
   void track.firstElementChild.offsetWidth;
   track.firstElementChild.style.width = `${Math.max(0, Math.min(1, width ?? 0)) * 100}%`;

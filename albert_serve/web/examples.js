@@ -8,7 +8,7 @@ const MAX_LABEL = 48;
 /** The first examples of a task, as {label, inputs}; `general` are those for any model, by kind. */
 export function examplesOf(task, general) {
   const isOther = task.name === 'text-classification' && !isSentiment(task.labels);
-  const examples = task.examples ?? (isOther ? general.neutral : general)[task.name];
+  const examples = task.examples ?? ((!isOther && general[task.name]) || general.neutral[task.name]);
   return examples.slice(0, NUM_EXAMPLES).map(({ label, inputs }) => ({ label: label ?? beginning(inputs), inputs }));
 }
 

@@ -121,8 +121,9 @@ function notesOf(response) {
   return [...warnings, [`Tokens that were left out: ${truncated}.`, ...places].join(' ')];
 }
 
-/** A text of a request by its place, such as "inputs.sentences[2]". */
+/** A text of a request by its place, such as "inputs[2]" or "inputs.sentences[2]". */
 function textAt(place) {
-  const index = place.match(/\.sentences\[(\d+)\]$/)?.[1];
-  return index === undefined ? TEXTS[place] ?? place : `Sentence ${Number(index) + 1}`;
+  const [, sentences, index] = place.match(/^inputs(\.sentences)?\[(\d+)\]$/) ?? [];
+  if (index === undefined) return TEXTS[place] ?? place;
+  return `${sentences ? 'Sentence' : 'Text'} ${Number(index) + 1}`;
 }

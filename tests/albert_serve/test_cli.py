@@ -283,12 +283,12 @@ def test_a_home_that_cannot_be_written_to_is_one_line(
     assert "set BENTOML_HOME" in line
 
 
-@pytest.mark.parametrize("command", ["serve", "reload", "score", "info", "doctor", "import"])
+@pytest.mark.parametrize("command", ["", "serve", "reload", "score", "info", "doctor", "import"])
 def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     assert caught.value.code == 0
-    assert f"examples:\n  albert-serve {command}" in capsys.readouterr().out
+    assert f"examples:\n  albert-serve {command or 'serve'}" in capsys.readouterr().out
 
 
 def test_it_runs_as_a_module() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, Final, Self, cast
 
 import bentoml
@@ -90,8 +91,9 @@ class NoInput(_Described):
                 keep_error(error, request.scope)
                 raise as_bentomls(error) from error
             return read
-        unread: Self = cls.model_construct(**dict.fromkeys(cls.model_fields))
-        return unread
+        # BentoML reads `model_fields` of the instance; of a model pydantic would warn each time.
+        fields = cls.model_fields
+        return cast("Self", SimpleNamespace(model_fields=fields, **dict.fromkeys(fields)))
 
 
 class Info(_Described, InfoReply):

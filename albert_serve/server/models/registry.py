@@ -288,6 +288,8 @@ def check_models(settings: Settings) -> str:
     names = []
     for loaded in trial._load_each(catalogue):
         names.append(loaded.spec.name)
+        if not loaded.bundle.manifest.tasks:
+            _logger.warning("%s has no head, so it answers embeddings alone", loaded.spec.name)
         del loaded
     return_free_memory()
     default = catalogue.default_among(names)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from albert_serve.api.embeddings import OpenAIError, OpenAIErrorReply
 from albert_serve.api.schemas import (
     MAX_JOINT_TOP_K,
     MAX_SENTENCES,
@@ -373,6 +374,8 @@ def test_classification_always_replies_nested() -> None:
         (Coherence, {"pairs", "coherence"}),
         (Reordering, {"pairs", "coherence", "best_order", "best_coherence"}),
         (ErrorReply, {"error", "error_type", "request_id"}),
+        (OpenAIErrorReply, {"error", "error_type", "request_id"}),
+        (OpenAIError, {"message", "type", "param", "code"}),
     ],
 )
 def test_replies_have_these_fields_and_no_other(kind: Any, fields: set[str]) -> None:

@@ -213,6 +213,17 @@ def test_warnings_of_a_reply_are_logged(albert: Any, caplog: pytest.LogCaptureFi
     assert re.search(r'\d+ tokens were cut off \{"inputs": \d+\}$', caplog.messages[1])
 
 
+def test_a_cut_in_a_part_of_a_list_is_logged_with_the_callers_index(
+    albert: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    number = MAX_ITEMS + 3
+    texts = [*["a film"] * number, "word " * 300]
+    with caplog.at_level(logging.WARNING, "albert_serve.client.transport"):
+        albert.text_classification(texts, truncation=True)
+    [message] = caplog.messages
+    assert re.search(rf'tokens were cut off \{{"inputs\[{number}\]": \d+\}}$', message)
+
+
 def test_a_wrong_option_is_refused_before_sending() -> None:
     with AlbertClient("http://127.0.0.1:1") as client:
         with pytest.raises(InvalidInputError, match="'topk' is not known"):

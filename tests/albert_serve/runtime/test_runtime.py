@@ -423,11 +423,11 @@ def test_auto_serves_on_the_cpu_where_cuda_fails(
     ((level, line),) = lines
     assert level == logging.WARNING
     assert line.startswith("running on the CPU: ")
-    assert "pip install 'albert-serve[gpu]'" in line
+    assert "make serve-gpu, or pip install '.[gpu]' in the checkout" in line
     assert {"no library": "libcublas", "no session": "without CUDA", "no run": "no kernel image"}[
         fault
     ] in line
-    with pytest.raises(EngineError, match=r"CUDA is asked for and cannot be used: .*albert-serve"):
+    with pytest.raises(EngineError, match=r"CUDA is asked for and cannot be used: .*serve-gpu"):
         Engine.open(bundle_dir, RuntimeOptions(device="cuda"))
 
 

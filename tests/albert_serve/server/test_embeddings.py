@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
+import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+from openai import NotFoundError, OpenAI
 
 from albert_serve.api.embeddings import EMBEDDINGS_PATH, EmbeddingsReply
 from tests.albert_serve.server.test_service import VALID, assert_close, assert_envelope, post
@@ -68,20 +69,21 @@ def test_options_that_openai_does_not_have(client: httpx.Client) -> None:
     (only,) = embed(client, input="It rained.", pooling="cls", dimensions=64).json()["data"]
     expected = vectors(client, "It rained.", pooling="cls", normalize=True)
     np.testing.assert_allclose(only["embedding"], expected, atol=1e-5)
-    cut = embed(client, input="run " * 300, truncation="truncate")
+    cut = embed(client, input=["a", "run " * 300], truncation=True)
     assert int(cut.headers["X-Albert-Truncated-Tokens"]) > 100
+    assert json.loads(cut.headers["X-Albert-Truncated-At"]).keys() == {"input[1]"}
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("openai"), reason="openai is not installed")
 @pytest.mark.parametrize("path", ["/v1", "/v1/models/tiny"])
 def test_openais_own_client(service: Running, client: httpx.Client, path: str) -> None:
-    openai: Any = importlib.import_module("openai")
-    with openai.OpenAI(base_url=f"{service.url}{path}", api_key="none", max_retries=0) as caller:
+    with OpenAI(base_url=f"{service.url}{path}", api_key="none", max_retries=0) as caller:
         reply = caller.embeddings.create(model="tiny", input=TEXTS)
         result = [one.embedding for one in reply.data]
         np.testing.assert_allclose(result, vectors(client, TEXTS, normalize=True), atol=1e-5)
-        with pytest.raises(openai.NotFoundError, match="the model that answers here is 'tiny'"):
+        with pytest.raises(NotFoundError, match="the model that answers here is 'tiny'") as caught:
             caller.embeddings.create(model="another", input=TEXTS)
+    assert caught.value.type == "not_found"
+    assert caught.value.request_id
 
 
 def test_both_formats_are_answered_by_a_models_name(client: httpx.Client) -> None:
@@ -122,8 +124,11 @@ def test_tokens_of_texts_are_answered_unpooled(client: httpx.Client, tokenizer: 
         ({"input": [1, 2, 3]}, 422, "invalid_input", "input holds token ids"),
         ({"input": [[1, 2], [3]]}, 422, "invalid_input", "input holds token ids"),
         ({"input": ["a", 3]}, 422, "invalid_input", "input[1] must be a valid string"),
+        ({"input": [1] * (MAX_ITEMS + 1)}, 422, "invalid_input", "input holds token ids"),
+        ({"input": [[1]] * (MAX_ITEMS + 1)}, 422, "invalid_input", "input holds token ids"),
         ({"input": ["a"] * (MAX_ITEMS + 1)}, 422, "too_much_at_once", "input holds 33 items"),
         ({"input": "run " * 300}, 422, "too_long", "at most 128"),
+        ({"input": ["a", "run " * 300]}, 422, "too_long", "input[1]: the text is"),
         ({"input": "a", "model": "ada"}, 404, "not_found", "here is 'tiny', not 'ada'"),
         ({"input": "a", "model": 3}, 422, "invalid_input", "model must be a valid string"),
         ({"input": "a", "dimensions": 32}, 422, "invalid_input", "have 64"),
@@ -139,8 +144,10 @@ def test_what_openais_format_cannot_ask_is_refused_in_a_line(
 ) -> None:
     reply = client.post(EMBEDDINGS_PATH, json=body)
     assert_envelope(reply, status, error_type)
-    assert message in reply.json()["error"]
-    assert "\n" not in reply.json()["error"]
+    error = reply.json()["error"]
+    assert error == {"message": error["message"], "type": error_type, "param": None, "code": None}
+    assert message in error["message"]
+    assert "\n" not in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import pytest
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
+from albert_serve.api.embeddings import OpenAIErrorReply
 from albert_serve.api.schemas import ErrorReply, InfoReply
 from albert_serve.tasks import TASKS
 from tests.albert_serve.support import (
@@ -321,7 +322,8 @@ def assert_envelope(reply: httpx.Response, status: int, error_type: str) -> None
     assert reply.status_code == status, reply.text
     assert reply.headers["content-type"] == "application/json"
     assert set(reply.json()) == {"error", "error_type", "request_id"}
-    told = ErrorReply.model_validate_json(reply.content)
+    is_openai = reply.request.url.path.endswith("/embeddings")
+    told: Any = (OpenAIErrorReply if is_openai else ErrorReply).model_validate_json(reply.content)
     assert told.error
     assert told.error_type == error_type
     assert told.request_id == reply.headers["X-Request-ID"]

@@ -22,7 +22,13 @@ from starlette.types import ASGIApp
 from tests.albert_serve.support import free_port
 
 TIMEOUT_S: Final = 30
-TASKS: Final = ("fill-mask", "text-classification", "question-answering", "sentence-order")
+TASKS: Final = (
+    "fill-mask",
+    "text-classification",
+    "question-answering",
+    "sentence-order",
+    "feature-extraction",
+)
 _HOP_BY_HOP: Final = {"connection", "content-length", "transfer-encoding"}
 # What Chromium writes for any reply that is not a success, or none; the page shows these.
 _REFUSED: Final = "Failed to load resource:"

@@ -65,6 +65,15 @@ def test_every_tasks_program_runs(
     assert "=0." in capsys.readouterr().out
 
 
+def test_the_program_of_embeddings_prints_them(
+    open_page: OpenPage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = code_of(open_page("feature-extraction"), "feature-extraction", "Python")
+    exec(compile(program, "snippet", "exec"), {})
+    embeddings = ast.literal_eval(capsys.readouterr().out)
+    assert [sum(number**2 for number in one) for one in embeddings] == pytest.approx([1.0] * 4)
+
+
 def test_the_copy_button_copies_the_code(open_page: OpenPage) -> None:
     page = open_page("fill-mask", permissions=["clipboard-read", "clipboard-write"])
     code = code_of(page, "fill-mask", "Python")

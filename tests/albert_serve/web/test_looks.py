@@ -60,9 +60,7 @@ def test_tabs_are_chosen_by_keys_and_by_address(open_page: OpenPage) -> None:
     assert page.evaluate("location.hash") == "#question-answering"
     page.keyboard.press("Home")
     page.keyboard.press("ArrowLeft")
-    expect(page.get_by_role("tab", name="Sentence order")).to_have_attribute(
-        "aria-selected", "true"
-    )
+    expect(page.get_by_role("tab", name="Embeddings")).to_have_attribute("aria-selected", "true")
     page.evaluate("location.hash = '#fill-mask'")
     expect(page.get_by_role("tabpanel", name="Fill mask")).to_be_visible()
     expect(page.get_by_role("tabpanel")).to_have_count(1)

@@ -6,9 +6,12 @@ import json
 import re
 
 import httpx
-from playwright.sync_api import expect
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from playwright.sync_api import Locator, expect
 
-from tests.albert_serve.web.browsing import OpenPage, ask, assert_bars
+from tests.albert_serve.web.browsing import OpenPage, ask, assert_bars, assert_width
 
 
 def test_it_says_what_is_served(open_page: OpenPage, client: httpx.Client) -> None:
@@ -17,7 +20,7 @@ def test_it_says_what_is_served(open_page: OpenPage, client: httpx.Client) -> No
     expect(page).to_have_title("tiny · albert-serve")
     expect(page.locator("#model")).to_contain_text(re.compile(rf"tiny\s+{info['precision']}"))
     expect(page.get_by_role("tab")).to_have_text(
-        ["Fill mask", "Sentiment", "Questions", "Sentence order"]
+        ["Fill mask", "Sentiment", "Questions", "Sentence order", "Embeddings"]
     )
     expect(page.locator("footer")).to_contain_text(f"Reads up to {info['max_positions']} tokens")
 
@@ -168,3 +171,49 @@ def test_a_passage_without_an_answer_has_no_mark(
     panel.locator("button.bar", has_text="no answer").click()
     expect(panel.locator(".passage mark")).to_have_count(0)
     expect(panel.locator(".passage")).to_have_text("A run.")
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_texts_are_compared_by_the_cosines_of_their_embeddings(
+    open_page: OpenPage,
+    client: httpx.Client,
+    pooling: str,
+) -> None:
+    page = open_page("feature-extraction")
+    panel = page.locator("#panel-feature-extraction")
+    if pooling == "cls":
+        panel.get_by_text("Options").click()
+        panel.get_by_label("[CLS]").check()
+    texts = ["A run was scored.", "It rained.", "Nobody ran at all in the first inning."]
+    page.fill("#feature-extraction-texts", "\n\n".join(texts) + "\n")
+    panel.get_by_role("button", name="Compare").click()
+    embeddings = np.array(ask(client, "feature-extraction", texts, {"pooling": pooling}))
+    embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
+    cosines = embeddings @ embeddings.T
+    assert_alike(panel, texts, cosines[0])
+    panel.locator("button.bar").nth(1).click()
+    second = int(np.argsort(-cosines[0])[1])
+    assert_alike(panel, texts, cosines[second])
+    expect(panel.locator("button.bar").first).to_be_focused()
+
+
+def assert_alike(panel: Locator, texts: list[str], cosines: NDArray[np.float64]) -> None:
+    order = np.argsort(-cosines)
+    expect(panel.locator(".bar-label")).to_have_text([texts[place] for place in order])
+    figures = [float(figure) for figure in panel.locator(".bar-value").all_inner_texts()]
+    np.testing.assert_allclose(figures, cosines[order], atol=0.0051)
+    for index, cosine in enumerate(cosines[order]):
+        assert_width(panel.locator(".bar-fill").nth(index), max(0.0, cosine))
+
+
+def test_a_cut_text_of_several_is_named_by_its_line(open_page: OpenPage) -> None:
+    page = open_page("feature-extraction")
+    panel = page.locator("#panel-feature-extraction")
+    page.fill("#feature-extraction-texts", "A run.\n" + "It was scored in the first inning. " * 40)
+    panel.get_by_role("button", name="Compare").click()
+    expect(panel.get_by_role("alert")).to_contain_text("inputs[1]: the text is")
+    panel.get_by_text("Options").click()
+    panel.get_by_label("Cut a text").check()
+    panel.get_by_role("button", name="Compare").click()
+    expect(panel.locator(".notes li")).to_contain_text("Text 2 was read up to character")
+    expect(panel.locator(".bar")).to_have_count(2)

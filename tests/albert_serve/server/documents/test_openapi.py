@@ -109,18 +109,20 @@ def references(value: Any) -> list[str]:
     return own + [found for inner in value.values() for found in references(inner)]
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("path", [*(f"/{task}" for task in TASKS), EMBEDDINGS_PATH])
 def test_a_refusal_is_one_that_the_document_knows(
-    task: str, document: dict[str, Any], client: httpx.Client
+    path: str, document: dict[str, Any], client: httpx.Client
 ) -> None:
-    told = document["paths"][f"/{task}"]["post"]["responses"]
+    told = document["paths"][path]["post"]["responses"]
+    reply_name = "OpenAIErrorReply" if path == EMBEDDINGS_PATH else "ErrorReply"
     for body, headers in [
         (b"{", {"content-type": "application/json"}),
         (b"{}", {"content-type": "application/json"}),
         (b"{}", {"content-type": "text/plain"}),
         (json.dumps({"inputs": "x" * 100_000}).encode(), {"content-type": "application/json"}),
     ]:
-        reply = client.post(f"/{task}", content=body, headers=headers)
+        reply = client.post(path, content=body, headers=headers)
         assert reply.status_code >= 400
         assert str(reply.status_code) in told
-        assert content(told[str(reply.status_code)])["schema"]["$ref"].endswith("/ErrorReply")
+        schema = content(told[str(reply.status_code)])["schema"]
+        assert schema["$ref"].endswith(f"/{reply_name}")

@@ -72,6 +72,12 @@ def test_the_parameters_have_their_defaults(task: str) -> None:
         assert default.strip("`") == ("none" if value is None else json.dumps(value)), name
 
 
+def test_the_parameters_of_embeddings_are_listed() -> None:
+    page = section((DOCS / "embeddings.md").read_text(encoding="utf-8"), "Hugging Face's format")
+    listed = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert set(listed) == set(TASKS["feature-extraction"].parameters.model_fields)
+
+
 @pytest.mark.parametrize("task", PAGES)
 def test_every_page_tells_of_long_texts_and_differences(task: str) -> None:
     told = section(PAGES[task], "Long texts")

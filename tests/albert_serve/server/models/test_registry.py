@@ -463,7 +463,7 @@ def test_a_bundle_without_heads_is_served_for_its_embeddings(
     (folder / "manifest.json").write_text(json.dumps(manifest))
     settings = Settings.from_environment({"ALBERT_SERVE_BUNDLE": str(folder)})
     assert check_models(settings) == "bare"
-    assert not caplog.records
+    assert caplog.messages == ["bare has no head, so it answers embeddings alone"]
 
     async def names() -> list[str]:
         models = Models.load(settings, Metrics(CollectorRegistry()))

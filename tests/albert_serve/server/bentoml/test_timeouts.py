@@ -1,0 +1,58 @@
+"""What BentoML would do for each request, and does not."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from typing import Any
+
+import bentoml
+import pytest
+from starlette.requests import Request
+from starlette.testclient import TestClient
+
+# BentoML's own, and those of what it imports; so it is imported in the tests.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def echo() -> Any:
+    """A service of BentoML's as an application."""
+
+    @bentoml.service(traffic={"timeout": 60})
+    class Echo:
+        @bentoml.api  # type: ignore[untyped-decorator]
+        def echo(self, text: str) -> str:
+            return text
+
+    service: Any = Echo
+    return service.to_asgi()
+
+
+def test_no_timer_is_left_for_a_request() -> None:
+    from bentoml._internal.server.http.traffic import TimeoutMiddleware
+
+    from albert_serve.server.bentoml.timeouts import leave_timeouts_out
+
+    app = echo()
+    kinds = [each.cls for each in app.user_middleware]
+    assert TimeoutMiddleware in kinds
+    leave_timeouts_out(app)
+    kinds.remove(TimeoutMiddleware)
+    assert [each.cls for each in app.user_middleware] == kinds
+    with TestClient(app) as client:
+        assert client.post("/echo", json={"text": "a"}).text == "a"
+
+
+def test_an_input_is_left_unread_without_a_warning() -> None:
+    from _bentoml_impl.serde import JSONSerde
+
+    from albert_serve.server.bentoml.endpoints import NoInput, input_of
+
+    request = Request({"type": "http", "method": "POST", "headers": []})
+    expected = {input_of("fill-mask"): {"inputs": None, "parameters": None}, NoInput: {}}
+    for kind, fields in expected.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            unread = asyncio.run(kind.from_http_request(request, JSONSerde()))
+            # As BentoML calls the endpoint.
+            assert {name: getattr(unread, name) for name in unread.model_fields} == fields

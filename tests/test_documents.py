@@ -1,0 +1,122 @@
+"""Commands in the documents exist as printed, with their options, and links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from albert_serve import cli
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+# Their commands are those of the version that trained the model.
+CARDS = sorted((ROOT / "models").glob("*/README.md"))
+FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"^ {4}(.*)$", re.MULTILINE)
+INLINE = re.compile(r"`([^`\n]+)`")
+COMMAND = re.compile(
+    r"(?:python -m (?P<module>(?:training|export|benchmarks)\b[\w.]*)"
+    r"|(?:(?<=bin/)|(?<![\w/.-]))albert-serve (?P<command>[a-z]+)"
+    r"|(?<!\S)make (?P<target>[a-z-]+))"
+    r"(?P<rest>[^`\n#;&|]*)"
+)
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+OPTION = re.compile(r"(?<!\S)--[a-z][\w-]*")
+
+
+def code_in(text: str) -> Iterator[str]:
+    """Blocks and inline spans of code, each command in one line."""
+    text = text.replace("\\\n", " ")
+    yield from FENCED.findall(text)
+    rest = FENCED.sub("", text)
+    yield from INDENTED.findall(rest)
+    yield from INLINE.findall(rest)
+
+
+def commands_of(document: Path) -> list[re.Match[str]]:
+    text = document.read_text(encoding="utf-8")
+    return [match for code in code_in(text) for match in COMMAND.finditer(code)]
+
+
+FOUND = [match for document in DOCUMENTS for match in commands_of(document)]
+MODULES = sorted({match["module"] for match in FOUND if match["module"]})
+SERVE_COMMANDS = sorted({match["command"] for match in FOUND if match["command"]})
+
+
+def run_help(capsys: pytest.CaptureFixture[str], module: str, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(module).main([*arguments, "--help"])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def assert_options(known: str, uses: list[str]) -> None:
+    used = {option for use in uses for option in OPTION.findall(use)}
+    assert used <= set(re.findall(r"--[a-z][\w-]*", known))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_has_the_options_that_are_printed(
+    module: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = importlib.util.find_spec(module)
+    is_package = spec is not None and spec.submodule_search_locations is not None
+    shown = run_help(capsys, f"{module}.__main__" if is_package else module)
+    options, _, examples = shown.partition("\nexamples:\n")
+    printed = [*COMMAND.finditer(examples.replace("\\\n", " ")), *FOUND]
+    assert module in {match["module"] for match in printed[: -len(FOUND)]}
+    assert_options(options, [match["rest"] for match in printed if match["module"] == module])
+
+
+@pytest.mark.parametrize("command", SERVE_COMMANDS)
+def test_a_command_has_the_options_that_are_printed(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options, _, examples = run_help(capsys, cli.__name__, command).partition("\nexamples:\n")
+    printed = [*COMMAND.finditer(examples), *FOUND]
+    assert command in {match["command"] for match in printed[: -len(FOUND)]}
+    assert_options(options, [match["rest"] for match in printed if match["command"] == command])
+
+
+def test_the_targets_of_make_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    used = {match["target"] for match in FOUND if match["target"]}
+    assert used
+    assert used <= targets
+
+
+def test_the_documents_have_commands_of_all_kinds() -> None:
+    assert {"export", "training.finetune", "training.evaluate"} <= set(MODULES)
+    assert {"serve", "reload", "score", "info", "doctor", "import"} == set(SERVE_COMMANDS)
+
+
+def test_bentos_are_served_to_this_machine_alone() -> None:
+    """BentoML listens on all addresses otherwise, and no key is asked for."""
+    texts = [document.read_text(encoding="utf-8") for document in DOCUMENTS]
+    codes = [code for text in texts for code in code_in(text)]
+    serves = [line for code in codes for line in re.findall(r"bentoml serve albert.*", code)]
+    assert len(serves) >= 2
+    assert [line for line in serves if "--host 127.0.0.1" not in line] == []
+
+
+def anchors_of(document: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", document.read_text("utf-8")), re.MULTILINE)
+    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *CARDS], ids=lambda file: file.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for path, anchor in LINK.findall(FENCED.sub("", document.read_text(encoding="utf-8"))):
+        target = document.parent / path if path else document
+        assert target.exists(), path
+        assert not anchor or anchor in anchors_of(target), (path, anchor)
