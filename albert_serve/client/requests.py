@@ -21,12 +21,15 @@ from albert_serve.api.embeddings import (
 from albert_serve.api.schemas import (
     MAX_TOP_K,
     AnyTruncation,
+    ChoiceQuestion,
     Coherence,
     FilledMasks,
     FillMaskAnswer,
     FillMaskRequest,
     InfoReply,
     LabelScore,
+    MultipleChoiceAnswer,
+    MultipleChoiceRequest,
     Order,
     QuestionAnsweringAnswer,
     QuestionAnsweringRequest,
@@ -39,6 +42,7 @@ from albert_serve.api.schemas import (
     TextInput,
     TextPair,
     describe,
+    num_items_of,
 )
 from albert_serve.api.wire import MAX_ITEMS
 from albert_serve.errors import InvalidInputError
@@ -48,6 +52,7 @@ ReplyT = TypeVar("ReplyT")
 TextLike: TypeAlias = str | TextInput | Mapping[str, str]
 PairLike: TypeAlias = TextPair | Mapping[str, str]
 QuestionLike: TypeAlias = QuestionContext | Mapping[str, str]
+ChoiceLike: TypeAlias = ChoiceQuestion | Mapping[str, Any]
 
 _ITEM_INDEX: Final = re.compile(r"^inputs\[(\d+)\]")
 
@@ -56,6 +61,7 @@ _AnswerT = TypeVar("_AnswerT")
 TextT = TypeVar("TextT", bound=TextLike)
 PairT = TypeVar("PairT", bound=PairLike)
 QuestionT = TypeVar("QuestionT", bound=QuestionLike)
+ChoiceT = TypeVar("ChoiceT", bound=ChoiceLike)
 
 
 class FillMaskOptions(TypedDict, total=False):
@@ -102,6 +108,13 @@ class SentenceOrderOptions(TypedDict, total=False):
     truncation: AnyTruncation
 
 
+class MultipleChoiceOptions(TypedDict, total=False):
+    """The parameters of multiple choice; see `schemas.MultipleChoiceParameters`."""
+
+    top_k: int
+    truncation: AnyTruncation
+
+
 class TokenFeaturesOptions(TypedDict, total=False):
     """The parameters of the vectors of tokens; see `embeddings.FeatureExtractionParameters`."""
 
@@ -144,19 +157,21 @@ class Call(Generic[ReplyT]):
     def parts(self, limits: InfoReply) -> list[Call[ReplyT]]:
         """Split the list into calls within the limits of items and bytes.
 
-        An item that exceeds the limit of bytes by itself is sent alone.
+        An item that exceeds a limit by itself is sent alone.
         """
         num_free = limits.max_body_bytes - _num_bytes({**(self.body or {}), "inputs": []})
         parts: list[list[Any]] = [[]]
-        num_used = 0
+        num_used = num_items = 0
         for item in self._items:
             num_more = _num_bytes(item) + 1  # and a comma
-            is_full = len(parts[-1]) == limits.max_items or num_used + num_more > num_free
+            counted = num_items_of(item)
+            is_full = num_items + counted > limits.max_items or num_used + num_more > num_free
             if parts[-1] and is_full:
                 parts.append([])
-                num_used = 0
+                num_used = num_items = 0
             parts[-1].append(item)
             num_used += num_more
+            num_items += counted
         return [self._part(items) for items in parts]
 
     def halves(self) -> list[Call[ReplyT]]:
@@ -281,6 +296,18 @@ def reorder(
     parameters = {**options, "reorder": True}
     body = _body(SentenceOrderRequest, _as_sentences(sentences), parameters)
     return _post("/sentence-order", body, Reordering)
+
+
+def multiple_choice(
+    inputs: ChoiceLike | list[ChoiceT], options: MultipleChoiceOptions
+) -> Call[MultipleChoiceAnswer | list[MultipleChoiceAnswer]]:
+    """Return a call of `/multiple-choice`.
+
+    Raises:
+        InvalidInputError: the service would refuse the inputs or an option.
+    """
+    body = _body(MultipleChoiceRequest, inputs, options)
+    return _post("/multiple-choice", body, MultipleChoiceAnswer)
 
 
 def feature_extraction(

@@ -55,6 +55,7 @@ _FIELDS: Final = {
     "text-classification": ("text", "text_pair"),
     "question-answering": ("question", "context"),
     "sentence-order": ("text", "text_pair", "sentences"),
+    "multiple-choice": ("context", "question", "choices"),
     "feature-extraction": ("text",),
 }
 

@@ -404,7 +404,10 @@ def test_a_refusal_says_what_is_lost_and_what_can_be_done() -> None:
 
 @pytest.mark.parametrize(
     ("task", "mended"),
-    [("question-answering", "--question-answering measures it"), ("multiple-choice", "labels)")],
+    [
+        ("question-answering", "--question-answering measures it"),
+        ("multiple-choice", "--multiple-choice measures it"),
+    ],
 )
 def test_a_disagreement_is_refused_only_where_it_is_large(task: TaskName, mended: str) -> None:
     check_quality({task: quality("agreement", 100.0, 90.5)}, max_cost=1.0)

@@ -20,6 +20,7 @@ from albert_serve.api.schemas import (
     TaskInfo,
     TaskQuality,
     TaskRequest,
+    num_items_of,
 )
 from albert_serve.batching.batcher import Batcher
 from albert_serve.batching.scheduler import Priority
@@ -144,10 +145,13 @@ class HostedModel:
         Raises:
             TooMuchAtOnceError: there are more than the setting allows.
         """
-        if isinstance(inputs, list) and len(inputs) > self.settings.max_items:
+        num_items = num_items_of(inputs)
+        if num_items > self.settings.max_items:
+            is_counted = isinstance(inputs, list) and len(inputs) == num_items
+            each = "" if is_counted else ", and each choice is one"
             raise TooMuchAtOnceError(
-                f"{name} holds {len(inputs)} items; at most {self.settings.max_items} are "
-                "taken at once: split the list"
+                f"{name} holds {num_items} items; at most {self.settings.max_items} are "
+                f"taken at once{each}: split the list"
             )
 
     def _prepare(self, task: str, request: TaskRequest) -> list[Prepared[Any]]:
