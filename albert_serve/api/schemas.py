@@ -100,12 +100,10 @@ class ChoiceQuestion(Request):
         description="The text that is read first: a passage, the beginning of a story, or the "
         "question itself."
     )
-    question: Annotated[str, Field(min_length=1, max_length=MAX_CHOICE_QUESTION_CHARS)] | None = (
-        Field(
-            None,
-            description="Precedes each choice: a question on the context, or the beginning that "
-            "all choices share. Each takes the place of a blank, `_`, if it has one.",
-        )
+    question: Annotated[str, Field(max_length=MAX_CHOICE_QUESTION_CHARS)] | None = Field(
+        None,
+        description="Precedes each choice: a question on the context, or the beginning that "
+        "all choices share. Each takes the place of a blank, `_`, if it has one.",
     )
     choices: list[Text] = Field(min_length=2, max_length=MAX_CHOICES)
 

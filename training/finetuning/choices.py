@@ -72,7 +72,7 @@ def _check(options: argparse.Namespace) -> None:
             raise RunError(f"--{name} goes with --text-classification, not --multiple-choice")
     if options.metric not in (None, "accuracy", "loss"):
         raise RunError(
-            f"--metric {options.metric} is none of --multiple-choice; take accuracy or loss"
+            f"--metric {options.metric} is none of multiple choice; take accuracy or loss"
         )
 
 
