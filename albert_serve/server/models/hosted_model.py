@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from albert_serve import __version__
 from albert_serve.api.schemas import (
+    ChoiceQuestion,
     InfoReply,
     InputExample,
     SentenceOrderRequest,
@@ -186,6 +187,9 @@ def work_of(value: object, *, is_reordered: bool = False) -> int:
         return _CHARS_PER_TEXT + len(value)
     if isinstance(value, Sentences) and is_reordered:
         return work_of(value.sentences) + _CHARS_PER_TEXT * len(value.sentences) ** 2
+    if isinstance(value, ChoiceQuestion):  # each choice is read with the question
+        num_chars = len(value.question or "") * len(value.choices)
+        return num_chars + work_of([value.context, *value.choices])
     if isinstance(value, BaseModel):
         value = list(vars(value).values())
     if isinstance(value, list | tuple):
