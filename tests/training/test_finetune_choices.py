@@ -166,6 +166,26 @@ def test_options_that_do_not_fit(
     assert message in refusal(capsys, tmp_path / "run")
 
 
+def test_what_is_wrong_in_training_and_validation_is_listed_together(
+    start: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    train, dev = tmp_path / "train.jsonl", tmp_path / "dev.jsonl"
+    train.write_text(
+        '{"context": "a", "choices": ["b"], "answer": 0}\n'
+        '{"context": "a", "choices": ["b", "c"], "answer": 2}\n'
+    )
+    dev.write_text('{"context": "", "choices": ["b", "c"], "answer": 0}\n')
+    options = [*start, "--multiple-choice", str(train), "--validation", str(dev)]
+    assert run(options, tmp_path / "run") == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[-1].partition(";")[0] for line in lines] == [
+        "one choice",
+        "answer 2 is none of 2 choices",
+        "no text in column context",
+    ]
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
 def test_a_classifier_and_multiple_choice_are_not_trained_together(
     start: list[str], labelled: Path, tmp_path: Path, capsys: Capture
 ) -> None:

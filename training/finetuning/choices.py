@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.choices import ChoiceBatches, ChoiceExample, choice_examples
-from training.data.labelled.choices import read_choices
+from training.data.labelled.choices import ChoiceText, read_choice_splits
 from training.evaluation.validation import Validation
 from training.loop.progress import RunError
 from training.loop.selection import Selection
 from training.run.options import columns_of
+
+_TRAINING: Final = "training"
+_VALIDATION: Final = "validation"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,10 +55,14 @@ def build_choices(options: argparse.Namespace, tokenizer: AlbertTokenizer) -> Ch
         RunError: options do not fit the data.
     """
     _check(options)
+    files = {_TRAINING: options.multiple_choice}
+    if options.validation:
+        files[_VALIDATION] = options.validation
+    texts = read_choice_splits(files, columns_of(options), options.choice_columns)
     return Choices(
-        examples=_read(options, tokenizer, options.multiple_choice),
+        examples=_tokenised(options, tokenizer, texts[_TRAINING]),
         tokenizer=tokenizer,
-        held_out=_read(options, tokenizer, options.validation or []),
+        held_out=_tokenised(options, tokenizer, texts.get(_VALIDATION, [])),
     )
 
 
@@ -76,13 +82,10 @@ def _check(options: argparse.Namespace) -> None:
         )
 
 
-def _read(
-    options: argparse.Namespace, tokenizer: AlbertTokenizer, files: Sequence[Path]
+def _tokenised(
+    options: argparse.Namespace, tokenizer: AlbertTokenizer, texts: Sequence[ChoiceText]
 ) -> list[ChoiceExample]:
     """Tokenise questions as --length and --truncation say, and report how many were cut."""
-    if not files:
-        return []
-    texts = read_choices(files, columns_of(options), options.choice_columns)
     examples, num_cut = choice_examples(
         texts, tokenizer, length=options.length, truncation=options.truncation
     )

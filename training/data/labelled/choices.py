@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, Final, TypeAlias
@@ -16,6 +17,8 @@ from training.data.labelled.columns import COMMON_COLUMNS, Columns
 from training.data.labelled.tables import Record, RowError
 from training.data.labelled.texts import cell_text, raise_listed
 
+# The one name of a file's only split.
+_ONLY: Final = "data"
 # What a record of RACE has beside its `article`.
 _RACE_FIELDS: Final = ("questions", "options", "answers")
 # The two kinds of schools whose examinations RACE consists of, as its folders name them.
@@ -62,16 +65,28 @@ def read_choices(
             choices, or an answer that is none of them; or there is no question. The message lists
             all of it, up to a limit.
     """
-    questions: list[ChoiceText] = []
+    return read_choice_splits({_ONLY: files}, columns, choices)[_ONLY]
+
+
+def read_choice_splits(
+    files: Mapping[str, Sequence[Path]],
+    columns: Columns = COMMON_COLUMNS,
+    choices: Sequence[str] = (),
+) -> dict[str, list[ChoiceText]]:
+    """Read the questions of each split, as `read_choices`; errors of all splits are listed."""
+    questions: dict[str, list[ChoiceText]] = {split: [] for split in files}
     errors: list[str] = []
-    for file in _files_in(files):
-        for read in _read_file(file, columns, choices):
+    for split, its_files in files.items():
+        num_before = len(errors)
+        for read in chain.from_iterable(
+            _read_file(f, columns, choices) for f in _files_in(its_files)
+        ):
             if isinstance(read, ChoiceText):
-                questions.append(read)
+                questions[split].append(read)
             else:
                 errors.append(read.message)
-    if not questions and not errors:
-        errors.append(f"no questions in {', '.join(map(str, files))}")
+        if not questions[split] and len(errors) == num_before:
+            errors.append(f"no questions in {', '.join(map(str, its_files))}")
     raise_listed(errors)
     return questions
 
