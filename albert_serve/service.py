@@ -24,6 +24,7 @@ from albert_serve.api.schemas import (
     FeatureExtractionReply,
     FillMaskReply,
     InfoReply,
+    MultipleChoiceReply,
     QuestionAnsweringReply,
     SentenceOrderReply,
     TextClassificationReply,
@@ -59,7 +60,7 @@ _metrics = cache(Metrics)  # those of a process, however many instances it has
 
 
 class Serving:
-    """ALBERT: fill-mask, classification, question answering, sentence order and embeddings."""
+    """ALBERT: fill-mask, classification, questions, sentence order, multiple choice, embeddings."""
 
     def __init__(self) -> None:
         self._models = Models.load(Settings.from_environment(), _metrics())
@@ -100,6 +101,16 @@ class Serving:
         """Say whether one text follows another, or how well sentences follow each other."""
         reply: SentenceOrderReply = await answer(
             self._hosted, "sentence-order", inputs, parameters, ctx
+        )
+        return reply
+
+    @bentoml.api(route="/multiple-choice", input_spec=input_of("multiple-choice"))  # type: ignore[untyped-decorator]
+    async def multiple_choice(
+        self, inputs: Any, parameters: Any = None, ctx: bentoml.Context = _IN_PROCESS
+    ) -> MultipleChoiceReply:
+        """Choose among the answers to a question, or the endings of a text."""
+        reply: MultipleChoiceReply = await answer(
+            self._hosted, "multiple-choice", inputs, parameters, ctx
         )
         return reply
 

@@ -19,7 +19,13 @@ from export.write import Exported, Limits, export_bundle
 from training.conversion.source import REFERENCE_HELP
 from training.errors import TrainingError
 from training.evaluation.real_text import DEFAULT_TEXT, RealData
-from training.run.options import add_columns, columns_of, parse_duration, parse_finite
+from training.run.options import (
+    add_choices,
+    add_columns,
+    columns_of,
+    parse_duration,
+    parse_finite,
+)
 from training.system.command_line import make_parser
 
 _EXAMPLES: Final = """\
@@ -113,6 +119,8 @@ def _real_data(options: argparse.Namespace) -> RealData | None:
         labelled=tuple(options.text_classification),
         columns=columns_of(options),
         questions=tuple(options.question_answering),
+        choices=tuple(options.multiple_choice or []),
+        choice_columns=tuple(options.choice_columns),
     )
 
 
@@ -158,6 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     add_data("--text", help="a corpus (an excerpt of Wikipedia)")
     add_data("--text-classification", default=[], help="labelled CSV, TSV, JSONL or Parquet")
     add_columns(data)
+    add_choices(data)
     add_data("--question-answering", default=[], help="SQuAD's JSON")
     data.add_argument("--no-quality", action="store_true", help="do not measure it")
     data.add_argument(

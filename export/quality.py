@@ -34,6 +34,7 @@ _ROUNDING: Final = 1e-9
 _LABELS_FROM: Final[dict[TaskName, str]] = {
     "text-classification": "--text-classification",
     "question-answering": "--question-answering",
+    "multiple-choice": "--multiple-choice",
 }
 
 
@@ -50,12 +51,12 @@ def measure_quality(
     """Run torch and a bundle on the same samples, and score both, for each task.
 
     fill-mask and sentence-order are asked what pretraining asks, and marked by the text itself:
-    accuracy. text-classification and question-answering are marked by the labels of the data that
-    is given: accuracy, and F1. All else, and those two without labels, is "agreement": the share
-    of predictions that are torch's own, so that torch has 100. Of a classifier's or a question's
-    answers, those that disagree bound from above what is lost of accuracy and F1. What has one
-    number for a text, as a regression and a multiple choice have, is asked which of four has the
-    highest; of many labels, the set of those that apply must be the same.
+    accuracy. text-classification, multiple-choice and question-answering are marked by the labels
+    of the data that is given: accuracy, and F1. All else, and those without labels, is "agreement":
+    the share of predictions that are torch's own, so that torch has 100. Of a classifier's or a
+    question's answers, those that disagree bound from above what is lost of accuracy and F1. What
+    has one number for a text, as a regression and a multiple choice have, is asked which of four
+    has the highest; of many labels, the set of those that apply must be the same.
 
     Args:
         source: the checkpoint.

@@ -31,6 +31,7 @@ _WITH_PROCESSES: Final = (
     "training/optim/test_lamb.py",
     "training/test_evaluate.py",
     "training/test_finetune.py",
+    "training/test_finetune_choices.py",
     "training/test_finetune_tasks.py",
     "training/test_losses.py",
     "training/test_plot.py",

@@ -21,11 +21,14 @@ from albert_serve.files import write_atomically
 from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import REFERENCE_HELP, open_checkpoint
 from training.data.examples import MIN_LENGTH, ExampleSettings, SentenceTask
+from training.data.labelled.choices import read_choices
+from training.data.labelled.race import RACE, race_files
 from training.data.labelled.texts import read_labelled
 from training.data.masking import NgramMasking, word_starts
 from training.data.questions import read_squad
 from training.data.shards import Shards
 from training.errors import report_errors
+from training.evaluation.choices import evaluate_choices
 from training.evaluation.classification import evaluate_classification
 from training.evaluation.predictions import MAX_ANSWER_LENGTH, EvaluationError
 from training.evaluation.questions import answer_questions, question_figures, write_predictions
@@ -37,6 +40,7 @@ from training.model.checkpoint import load_checkpoint, read_config
 from training.model.heads import AlbertForTasks, Task
 from training.prepare import prepare
 from training.run.options import (
+    add_choices,
     add_columns,
     add_task,
     check_task,
@@ -52,6 +56,7 @@ _EXAMPLES: Final = r"""examples:
   python -m training.evaluate runs/tasks/checkpoint --text-classification sst2/dev.tsv \
       --question-answering squad/dev-v1.1.json --output figures.json
   python -m training.evaluate runs/rte/best --task RTE --data glue/RTE
+  python -m training.evaluate runs/race/best --multiple-choice RACE/test
   python -m training.evaluate textattack/albert-base-v2-SST-2 --text-classification sst2/dev.tsv
 """
 
@@ -96,17 +101,20 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
         EvaluationError: none is given, or the checkpoint has no head for it.
     """
     check_task(options)
-    if options.task is not None and options.text_classification:
-        raise EvaluationError("--task has its own files; leave out --text-classification")
+    for name in ("text_classification", "multiple_choice"):
+        if options.task is not None and getattr(options, name):
+            given = name.replace("_", "-")
+            raise EvaluationError(f"--task has its own files; leave out --{given}")
     if not (
         options.pretraining
         or options.text_classification
+        or options.multiple_choice
         or options.question_answering
         or options.task
     ):
         raise EvaluationError(
-            "nothing to measure: give --pretraining, --text-classification, --task or "
-            "--question-answering"
+            "nothing to measure: give --pretraining, --text-classification, --multiple-choice, "
+            "--task or --question-answering"
         )
     with open_checkpoint(options.checkpoint) as checkpoint:
         return _evaluate(options, checkpoint.folder)
@@ -119,7 +127,10 @@ def _evaluate(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if options.pretraining:
         _need(model, "fill-mask")
         figures |= _held_out_figures(options, folder, model, tokenizer)
-    if options.text_classification or options.task:
+    if options.multiple_choice or options.task == RACE:
+        _need(model, "multiple-choice")
+        figures |= _choice_figures(options, model, tokenizer)
+    if options.text_classification or options.task not in (None, RACE):
         _need(model, "text-classification")
         figures |= _classification_figures(options, folder, model, tokenizer)
     if options.question_answering:
@@ -146,6 +157,20 @@ def _question_figures(
             answered, options.question_predictions, threshold if may_be_empty else None
         )
     return question_figures(answered, threshold)
+
+
+def _choice_figures(
+    options: argparse.Namespace, model: AlbertForTasks, tokenizer: AlbertTokenizer
+) -> dict[str, Any]:
+    is_race = options.task == RACE
+    questions = read_choices(
+        race_files(options.data, "dev") if is_race else options.multiple_choice,
+        columns_of(options),
+        options.choice_columns,
+    )
+    # RACE's passages are cut in all published figures.
+    truncation = options.truncation or is_race
+    return evaluate_choices(model, tokenizer, questions, truncation=truncation)
 
 
 def _classification_figures(
@@ -247,11 +272,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--text-classification", nargs="+", type=Path, help="CSV, TSV, JSONL or Parquet files")
     add_task(parser)
     add_columns(parser)
+    add_choices(parser)
     add(
         "--truncation",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="cut longer texts to the model's positions; otherwise they are an error",
+        help="cut longer texts to the model's positions, as those of --task RACE always are; "
+        "otherwise they are an error",
     )
     add("--question-answering", nargs="+", type=Path, help="SQuAD files")
     add(

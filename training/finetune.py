@@ -22,6 +22,7 @@ from albert_serve.config import AlbertConfig
 from albert_serve.progress import progress
 from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import REFERENCE_HELP, open_initial
+from training.data.choices import choice_feed
 from training.data.collate import Collator, Slicing
 from training.data.examples import MIN_LENGTH, ExampleSettings
 from training.data.feeds import ExampleFeed, Feed, PlannedFeed, example_feed
@@ -31,6 +32,7 @@ from training.data.questions import locate_answers, read_squad
 from training.data.windows import SpanExample, span_examples
 from training.errors import report_errors
 from training.evaluation.validation import Validation
+from training.finetuning.choices import Choices, build_choices
 from training.finetuning.classification import (
     Classification,
     build_classification,
@@ -54,6 +56,7 @@ from training.optim.optimizers import OptimizerSettings, Schedule, build_optimiz
 from training.prepare import prepare
 from training.run.driver import Origin, train_run
 from training.run.options import (
+    add_choices,
     add_compile,
     add_end,
     add_reports,
@@ -75,9 +78,13 @@ _EXAMPLES: Final = r"""examples:
       --text-classification mood.tsv --labels bad good --steps 5000
   python -m training.finetune --initialize-from runs/mnli/best --output runs/rte \
       --task RTE --data glue/RTE --recipe paper --patience 5
+  python -m training.finetune --initialize-from albert/albert-base-v2 --output runs/race \
+      --task RACE --data RACE --recipe paper
 """
 # The tasks' data, in the order of --weights and --batch-size.
-_DATA_OPTIONS: Final = ("text_classification", "question_answering", "pretraining")
+_DATA_OPTIONS: Final = (
+    *("text_classification", "multiple_choice", "question_answering", "pretraining"),
+)
 # Options that do not affect the results.
 _NOT_RECORDED: Final = frozenset(
     {
@@ -153,13 +160,13 @@ def _check_length(length: int, max_positions: int) -> None:
 
 def _feeds(
     options: argparse.Namespace, config: AlbertConfig, precision: PrecisionName
-) -> tuple[list[Feed], Classification | None, dict[str, LossFunction]]:
-    """Return the task streams in the order of --weights, text classification, and the losses."""
+) -> tuple[list[Feed], Classification | Choices | None, dict[str, LossFunction]]:
+    """Return the task streams in the order of --weights, the labelled data, and the losses."""
     tokenizer = AlbertTokenizer.from_file(options.initialize_from / "tokenizer.json")
     feeds: list[Feed] = []
     compiles = should_compile(options)
     sizes = _batch_sizes(options)
-    texts: Classification | None = None
+    texts: Classification | Choices | None = None
     if options.teacher is not None and not options.text_classification:
         raise RunError("--teacher labels texts; give them with --text-classification")
     if options.text_classification:
@@ -170,6 +177,17 @@ def _feeds(
                 texts.examples,
                 config,
                 batch_size=sizes["text_classification"],
+                seed=options.seed,
+            )
+        )
+    if options.multiple_choice:
+        texts = build_choices(options, tokenizer)
+        feeds.append(
+            choice_feed(
+                texts.examples,
+                tokenizer,
+                config,
+                batch_size=sizes["multiple_choice"],
                 seed=options.seed,
             )
         )
@@ -187,11 +205,11 @@ def _feeds(
         feeds.append(_pretraining(options, tokenizer, sizes["pretraining"]))
     if not feeds:
         raise RunError(
-            "nothing to train: give --text-classification, --task, --question-answering or "
-            "--pretraining"
+            "nothing to train: give --text-classification, --multiple-choice, --task, "
+            "--question-answering or --pretraining"
         )
     loss_of = compiled_losses() if compiles else dict(LOSS_OF)
-    if texts is not None:
+    if isinstance(texts, Classification):
         loss_of["text-classification"] = texts.loss
     return feeds, texts, loss_of
 
@@ -313,6 +331,7 @@ def _data_names(options: argparse.Namespace) -> dict[str, list[str]]:
         "initialize_from": [options.initial_name],
         "data": [] if options.data is None else file_names([options.data]),
         "text_classification": file_names(options.text_classification),
+        "multiple_choice": file_names(options.multiple_choice),
         "validation": file_names(options.validation),
         "question_answering": file_names(options.question_answering),
         "pretraining": file_names(options.pretraining),
@@ -327,6 +346,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--output", type=Path, required=True, help="the run's folder")
     data = parser.add_argument_group("data (at least one)")
     add_classification(data)
+    add_choices(data)
     add_validation(data)
     data.add_argument("--question-answering", nargs="+", type=Path, help="SQuAD files")
     data.add_argument("--pretraining", nargs="+", type=Path, help="text for continued pretraining")

@@ -1,6 +1,7 @@
 """Loss functions: loss and accuracy of a model on a micro-batch of each task.
 
-Shape legend: B rows, S positions, H hidden size, R rows gathered, C sequences, K outputs.
+Shape legend: B rows, S positions, H hidden size, R rows gathered, C sequences, K outputs,
+Q questions of multiple choice, whose choices are sequences.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from training.data.batch import ExampleBatch, LossName, MicroBatch, PretrainBatch
+from training.data.choices import ChoiceBatch
 from training.data.examples import IGNORED
 from training.model.albert import Batch
 from training.model.heads import AlbertForTasks
@@ -260,6 +262,27 @@ def span_scores(
     return {"question-answering": Score(loss=loss, right=right, count=count)}
 
 
+def choice_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
+    """Return the logit (C, 1) of each choice, from its [CLS] row."""
+    return model.logits("multiple-choice", model(batch.tokens, batch.firsts))
+
+
+def choice_scores(
+    model: AlbertForTasks, batch: ChoiceBatch, logits: LogitsFunction = choice_logits
+) -> dict[LossName, Score]:
+    """Return the score of multiple choice: cross-entropy over the choices of each question.
+
+    Args:
+        logits: `choice_logits`, optionally compiled.
+    """
+    logits_C = logits(model, batch)[:, 0].float()
+    places_K = torch.arange(int(batch.num_choices.max()), device=logits_C.device)
+    is_choice_QK = places_K < batch.num_choices[:, None]
+    missing_QK = torch.full(is_choice_QK.shape, -torch.inf, device=logits_C.device)
+    logits_QK = missing_QK.masked_scatter(is_choice_QK, logits_C)
+    return {"multiple-choice": score(logits_QK, batch.targets, len(batch.targets))}
+
+
 LossFunction: TypeAlias = Callable[[AlbertForTasks, Any], Mapping[LossName, Score]]
 # The loss function of each micro-batch's task.
 LOSS_OF: Final[Mapping[str, LossFunction]] = MappingProxyType(
@@ -267,6 +290,7 @@ LOSS_OF: Final[Mapping[str, LossFunction]] = MappingProxyType(
         "pretraining": pretrain_scores,
         "text-classification": classification_scores,
         "question-answering": span_scores,
+        "multiple-choice": choice_scores,
     }
 )
 
@@ -280,6 +304,7 @@ def compiled_losses() -> dict[str, LossFunction]:
         "pretraining": partial(pretrain_scores, sums=torch.compile(pretrain_sums)),
         "text-classification": partial(classification_scores, logits=compile_logits(cls_logits)),
         "question-answering": partial(span_scores, logits=compile_logits(span_logits)),
+        "multiple-choice": partial(choice_scores, logits=compile_logits(choice_logits)),
     }
 
 

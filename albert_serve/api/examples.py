@@ -165,6 +165,42 @@ EXAMPLES: Final[dict[str, tuple[Example, ...]]] = {
             },
         ),
     ),
+    "multiple-choice": (
+        Example(
+            summary="The answer to a question",
+            body={
+                "inputs": {
+                    "context": _CONTEXT,
+                    "question": "Who designed the bridge?",
+                    "choices": ["an engineer", "a painter", "nobody knows"],
+                }
+            },
+        ),
+        Example(
+            summary="A blank, and the best choice alone",
+            body={
+                "inputs": {
+                    "context": _CONTEXT,
+                    "question": "The bridge was closed to _ in 1988.",
+                    "choices": ["ships", "cars"],
+                },
+                "parameters": {"top_k": 1, "truncation": True},
+            },
+        ),
+        Example(
+            summary="The likeliest ending, of several texts",
+            body={
+                "inputs": [
+                    {"context": "It rained all day.", "choices": ["We got wet.", "We got lost."]},
+                    {
+                        "context": "The lights went out.",
+                        "question": "She",
+                        "choices": ["lit a candle.", "read on.", "was a candle."],
+                    },
+                ]
+            },
+        ),
+    ),
     "feature-extraction": (
         Example(summary="The embedding of a text", body={"inputs": "It rained, so we stayed in."}),
         Example(

@@ -49,6 +49,10 @@ MAX_JOINT_TOP_K: Final = 16
 MAX_SENTENCES: Final = 256
 # Reordering reads all pairs in both orders.
 MAX_REORDERED: Final = 32
+# Of one question of multiple choice.
+MAX_CHOICES: Final = 256
+# A question is tokenised with each of its choices.
+MAX_CHOICE_QUESTION_CHARS: Final = 4000
 
 ScoreFunction: TypeAlias = Literal["sigmoid", "softmax", "none"]
 ProblemType: TypeAlias = Literal[
@@ -87,6 +91,31 @@ class QuestionContext(Request):
 
     question: Text
     context: Text
+
+
+class ChoiceQuestion(Request):
+    """A text, and the choices that may answer a question on it or go on after it."""
+
+    context: Text = Field(
+        description="The text that is read first: a passage, the beginning of a story, or the "
+        "question itself."
+    )
+    question: Annotated[str, Field(max_length=MAX_CHOICE_QUESTION_CHARS)] | None = Field(
+        None,
+        description="Precedes each choice: a question on the context, or the beginning that "
+        "all choices share. Each takes the place of a blank, `_`, if it has one.",
+    )
+    choices: list[Text] = Field(min_length=2, max_length=MAX_CHOICES)
+
+
+def num_items_of(inputs: object) -> int:
+    """Return how many items the inputs of a request count as: each choice of a question is one."""
+    return sum(map(_num_choices, inputs)) if isinstance(inputs, list) else _num_choices(inputs)
+
+
+def _num_choices(item: object) -> int:
+    choices = item.get("choices") if isinstance(item, dict) else None
+    return max(1, len(choices)) if isinstance(choices, list) else 1
 
 
 def _text_or_object(value: object) -> str:
@@ -199,6 +228,14 @@ class SentenceOrderParameters(Parameters):
     )
 
 
+class MultipleChoiceParameters(Parameters):
+    """The parameters of multiple choice."""
+
+    top_k: int | None = Field(
+        None, ge=1, le=MAX_TOP_K, description="The best so many choices; left out, all."
+    )
+
+
 class FillMaskRequest(Request):
     """Fill the masks of one text or of several."""
 
@@ -227,11 +264,19 @@ class SentenceOrderRequest(Request):
     parameters: OrNull[SentenceOrderParameters] = SentenceOrderParameters()
 
 
+class MultipleChoiceRequest(Request):
+    """Choose among the answers to a question, or the endings of a text, for one or several."""
+
+    inputs: OneOrMany[ChoiceQuestion]
+    parameters: OrNull[MultipleChoiceParameters] = MultipleChoiceParameters()
+
+
 TaskRequest: TypeAlias = (
     FillMaskRequest
     | TextClassificationRequest
     | QuestionAnsweringRequest
     | SentenceOrderRequest
+    | MultipleChoiceRequest
     | FeatureExtractionRequest
 )
 
@@ -269,6 +314,13 @@ class LabelScore(Reply):
 
     label: str
     score: float
+
+
+class ChoiceScore(LabelScore):
+    """The score of a choice, which is its label."""
+
+    score: float = Field(description="Probability among the choices of the question.")
+    index: int = Field(description="The choice's place in the request, from 0.")
 
 
 class Answer(Reply):
@@ -316,6 +368,7 @@ TargetsAnswer: TypeAlias = list[FilledTarget] | list[list[FilledTarget]]
 AnyFillMaskAnswer: TypeAlias = TargetsAnswer | FillMaskAnswer | list[FilledMasks]
 QuestionAnsweringAnswer: TypeAlias = Answer | list[Answer]
 SentenceOrderAnswer: TypeAlias = Reordering | Coherence | Order
+MultipleChoiceAnswer: TypeAlias = list[ChoiceScore]
 
 FillMaskReply: TypeAlias = AnyFillMaskAnswer | list[AnyFillMaskAnswer]
 # Nested for a single text too: Hugging Face's clients take the first element.
@@ -323,6 +376,7 @@ TextClassificationReply: TypeAlias = list[list[LabelScore]]
 # Lists first: of several types BentoML's OpenAPI document has the first, which may be no reference.
 QuestionAnsweringReply: TypeAlias = list[QuestionAnsweringAnswer] | QuestionAnsweringAnswer
 SentenceOrderReply: TypeAlias = list[SentenceOrderAnswer] | SentenceOrderAnswer
+MultipleChoiceReply: TypeAlias = list[MultipleChoiceAnswer] | MultipleChoiceAnswer
 # Of a text and of several, each pooled or not.
 FeatureExtractionReply: TypeAlias = (
     Embedding | list[Embedding] | TokenFeatures | list[TokenFeatures]
@@ -367,7 +421,9 @@ class InfoReply(Reply):
     tasks: list[TaskInfo]
     max_positions: int
     mask_token: str
-    max_items: int = Field(description="Items that one request may hold.")
+    max_items: int = Field(
+        description="Items that one request may hold; each choice of a question counts as one."
+    )
     max_body_bytes: int
     needs_key: bool = Field(False, description="Whether the tasks are answered with a key only.")
     max_chars: int = Field(MAX_CHARS, description="Characters of one text.")
@@ -376,6 +432,7 @@ class InfoReply(Reply):
     max_masks: int = Field(MAX_MASKS, description="Masks in all texts of a request together.")
     max_sentences: int = Field(MAX_SENTENCES, description="Sentences of one text.")
     max_reordered: int = Field(MAX_REORDERED, description="Sentences that are reordered.")
+    max_choices: int = Field(MAX_CHOICES, description="Choices of one question.")
 
 
 class ModelsReply(Reply):

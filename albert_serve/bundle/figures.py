@@ -20,6 +20,12 @@ _EVALUATED: Final[dict[str, tuple[str, str, str, float]]] = {
         "text_classification_texts",
         100.0,
     ),
+    "multiple-choice": (
+        "accuracy",
+        "multiple_choice_accuracy",
+        "multiple_choice_questions",
+        100.0,
+    ),
     "question-answering": ("F1", "question_answering_f1", "question_answering_questions", 1.0),
 }
 

@@ -27,6 +27,13 @@ _REQUESTS: Final[dict[str, dict[str, Any]]] = {
             "text_pair": "After that, he moved to Berlin and worked as a teacher until 1970.",
         }
     },
+    "multiple-choice": {
+        "inputs": {
+            "context": "The bridge over the river was built in 1932.",
+            "question": "When was the bridge built?",
+            "choices": ["in 1832", "in 1932"],
+        }
+    },
     "feature-extraction": {"inputs": "He moved to Berlin.", "parameters": {"normalize": True}},
 }
 

@@ -23,6 +23,7 @@ from albert_serve.api.schemas import (
     FillMaskAnswer,
     InfoReply,
     LabelScore,
+    MultipleChoiceAnswer,
     Order,
     QuestionAnsweringAnswer,
     Reordering,
@@ -33,8 +34,11 @@ from albert_serve.client.body import MAX_REPLY_BYTES, ReplyBody
 from albert_serve.client.deadlines import keep_deadlines, limited_to
 from albert_serve.client.requests import (
     Call,
+    ChoiceLike,
+    ChoiceT,
     FeatureExtractionOptions,
     FillMaskOptions,
+    MultipleChoiceOptions,
     PairLike,
     PairT,
     QuestionAnsweringOptions,
@@ -250,6 +254,22 @@ class AlbertClient:
     ) -> Reordering | list[Reordering]:
         """Return the best order of the sentences of a text, or of each of several texts."""
         return self._send(requests.reorder(sentences, options))
+
+    @overload
+    def multiple_choice(
+        self, inputs: ChoiceLike, **options: Unpack[MultipleChoiceOptions]
+    ) -> MultipleChoiceAnswer: ...
+
+    @overload
+    def multiple_choice(
+        self, inputs: list[ChoiceT], **options: Unpack[MultipleChoiceOptions]
+    ) -> list[MultipleChoiceAnswer]: ...
+
+    def multiple_choice(
+        self, inputs: ChoiceLike | list[ChoiceT], **options: Unpack[MultipleChoiceOptions]
+    ) -> MultipleChoiceAnswer | list[MultipleChoiceAnswer]:
+        """Return the choices of a question or text with their probabilities, the best first."""
+        return self._send(requests.multiple_choice(inputs, options))
 
     @overload
     def feature_extraction(
@@ -493,6 +513,22 @@ class AsyncAlbertClient:
     ) -> Reordering | list[Reordering]:
         """Return the best order of the sentences of a text, or of each of several texts."""
         return await self._send(requests.reorder(sentences, options))
+
+    @overload
+    async def multiple_choice(
+        self, inputs: ChoiceLike, **options: Unpack[MultipleChoiceOptions]
+    ) -> MultipleChoiceAnswer: ...
+
+    @overload
+    async def multiple_choice(
+        self, inputs: list[ChoiceT], **options: Unpack[MultipleChoiceOptions]
+    ) -> list[MultipleChoiceAnswer]: ...
+
+    async def multiple_choice(
+        self, inputs: ChoiceLike | list[ChoiceT], **options: Unpack[MultipleChoiceOptions]
+    ) -> MultipleChoiceAnswer | list[MultipleChoiceAnswer]:
+        """Return the choices of a question or text with their probabilities, the best first."""
+        return await self._send(requests.multiple_choice(inputs, options))
 
     @overload
     async def feature_extraction(

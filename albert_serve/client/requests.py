@@ -22,12 +22,15 @@ from albert_serve.api.embeddings import (
 from albert_serve.api.schemas import (
     MAX_TOP_K,
     AnyTruncation,
+    ChoiceQuestion,
     Coherence,
     FilledMasks,
     FillMaskAnswer,
     FillMaskRequest,
     InfoReply,
     LabelScore,
+    MultipleChoiceAnswer,
+    MultipleChoiceRequest,
     Order,
     QuestionAnsweringAnswer,
     QuestionAnsweringRequest,
@@ -40,6 +43,7 @@ from albert_serve.api.schemas import (
     TextInput,
     TextPair,
     describe,
+    num_items_of,
 )
 from albert_serve.api.wire import MAX_ITEMS
 from albert_serve.errors import InvalidInputError
@@ -49,6 +53,7 @@ ReplyT = TypeVar("ReplyT")
 TextLike: TypeAlias = str | TextInput | Mapping[str, str]
 PairLike: TypeAlias = TextPair | Mapping[str, str]
 QuestionLike: TypeAlias = QuestionContext | Mapping[str, str]
+ChoiceLike: TypeAlias = ChoiceQuestion | Mapping[str, Any]
 
 # At the beginning of a message, and of a place in a header.
 _ITEM_INDEX: Final = re.compile(r"^(inputs)\[(\d+)\]")
@@ -59,6 +64,7 @@ _AnswerT = TypeVar("_AnswerT")
 TextT = TypeVar("TextT", bound=TextLike)
 PairT = TypeVar("PairT", bound=PairLike)
 QuestionT = TypeVar("QuestionT", bound=QuestionLike)
+ChoiceT = TypeVar("ChoiceT", bound=ChoiceLike)
 
 
 class FillMaskOptions(TypedDict, total=False):
@@ -102,6 +108,13 @@ class QuestionAnsweringOptions(TypedDict, total=False):
 class SentenceOrderOptions(TypedDict, total=False):
     """The parameters of sentence order; see `schemas.SentenceOrderParameters`."""
 
+    truncation: AnyTruncation
+
+
+class MultipleChoiceOptions(TypedDict, total=False):
+    """The parameters of multiple choice; see `schemas.MultipleChoiceParameters`."""
+
+    top_k: int
     truncation: AnyTruncation
 
 
@@ -152,19 +165,20 @@ class Call(Generic[ReplyT]):
     def parts(self, limits: InfoReply) -> list[Call[ReplyT]]:
         """Split the list into calls within the limits of items and bytes.
 
-        An item that exceeds the limit of bytes by itself is sent alone.
+        An item that exceeds a limit by itself is sent alone.
         """
         num_free = limits.max_body_bytes - _num_bytes({**(self.body or {}), "inputs": []})
         starts = [0]
-        num_used = 0
+        num_used = num_items = 0
         for index, item in enumerate(self._items):
             num_more = _num_bytes(item) + 1  # and a comma
-            num_before = index - starts[-1]
-            is_full = num_before == limits.max_items or num_used + num_more > num_free
-            if num_before and is_full:
+            counted = num_items_of(item)
+            is_full = num_items + counted > limits.max_items or num_used + num_more > num_free
+            if index > starts[-1] and is_full:
                 starts.append(index)
-                num_used = 0
+                num_used = num_items = 0
             num_used += num_more
+            num_items += counted
         return [self._part(start, end) for start, end in pairwise([*starts, self.num_items])]
 
     def halves(self) -> list[Call[ReplyT]]:
@@ -290,6 +304,18 @@ def reorder(
     parameters = {**options, "reorder": True}
     body = _body(SentenceOrderRequest, _as_sentences(sentences), parameters)
     return _post("/sentence-order", body, Reordering)
+
+
+def multiple_choice(
+    inputs: ChoiceLike | list[ChoiceT], options: MultipleChoiceOptions
+) -> Call[MultipleChoiceAnswer | list[MultipleChoiceAnswer]]:
+    """Return a call of `/multiple-choice`.
+
+    Raises:
+        InvalidInputError: the service would refuse the inputs or an option.
+    """
+    body = _body(MultipleChoiceRequest, inputs, options)
+    return _post("/multiple-choice", body, MultipleChoiceAnswer)
 
 
 def feature_extraction(

@@ -75,6 +75,10 @@ def _sentence_order(output: Any) -> dict[str, Any]:
     return dict(output)
 
 
+def _multiple_choice(output: Any) -> dict[str, Any]:
+    return {**output[0], "ranking": output}
+
+
 def _feature_extraction(output: Any) -> dict[str, Any]:
     if output and isinstance(output[0], list):
         return {"token_embeddings": output[0]}
@@ -88,6 +92,7 @@ _ANSWER: Final[dict[str, ColumnType]] = {
     "start": "int64",
     "end": "int64",
 }
+_CHOICE: Final[dict[str, ColumnType]] = {**_LABEL, "index": "int64"}
 
 SCORED_TASKS: Final[dict[str, ScoredTask]] = {
     "fill-mask": ScoredTask(
@@ -136,6 +141,13 @@ SCORED_TASKS: Final[dict[str, ScoredTask]] = {
         },
         to_columns=_sentence_order,
         lists=("sentences",),
+    ),
+    "multiple-choice": ScoredTask(
+        fields=("context", "question", "choices"),
+        required=(("context", "choices"),),
+        columns={**_CHOICE, "ranking": [_CHOICE]},
+        to_columns=_multiple_choice,
+        lists=("choices",),
     ),
     FEATURE_EXTRACTION: ScoredTask(
         fields=("text",),

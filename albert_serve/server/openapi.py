@@ -28,6 +28,7 @@ from albert_serve.api.schemas import (
     FillMaskReply,
     InfoReply,
     ModelsReply,
+    MultipleChoiceReply,
     QuestionAnsweringReply,
     SentenceOrderReply,
     TextClassificationReply,
@@ -65,7 +66,7 @@ _REPLY_HEADERS: Final = {
         "description": "The offset, in code points, of the first character that was left out of "
         f"each of the first {MAX_CUTS_SHOWN} texts that were cut: a JSON object such as "
         '{"inputs[3].text_pair": 512}. With truncation_direction "left": of the first that was '
-        "read.",
+        "read, as of the question of multiple choice, which is cut at its beginning.",
         "schema": {"type": "string"},
     },
     WARNINGS_HEADER: {
@@ -91,6 +92,7 @@ _REPLIES: Final[dict[str, TypeAdapter[Any]]] = {
     "text-classification": TypeAdapter(TextClassificationReply),
     "question-answering": TypeAdapter(QuestionAnsweringReply),
     "sentence-order": TypeAdapter(SentenceOrderReply),
+    "multiple-choice": TypeAdapter(MultipleChoiceReply),
     "feature-extraction": TypeAdapter(FeatureExtractionReply),
     EMBEDDINGS: TypeAdapter(EmbeddingsReply),
 }
@@ -136,7 +138,8 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
             "title": "albert_serve",
             "version": __version__,
             "description": "ALBERT: fill-mask, text classification, question answering, sentence "
-            "order and embeddings, in Hugging Face's format; embeddings in OpenAI's, too.",
+            "order, multiple choice and embeddings, in Hugging Face's format; embeddings in "
+            "OpenAI's, too.",
         },
         "components": {"schemas": schemas, "securitySchemes": _SECURITY},
         "security": [{}, {"key": []}],

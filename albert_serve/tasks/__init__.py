@@ -15,6 +15,8 @@ from albert_serve.api.schemas import (
     MAX_MASKS,
     FillMaskParameters,
     FillMaskRequest,
+    MultipleChoiceParameters,
+    MultipleChoiceRequest,
     ProblemType,
     QuestionAnsweringParameters,
     QuestionAnsweringRequest,
@@ -29,6 +31,7 @@ from albert_serve.errors import InvalidInputError, NotFoundError, TooMuchAtOnceE
 from albert_serve.tasks.base import EncoderInput, Logits, Prepared, Round, Task
 from albert_serve.tasks.feature_extraction import FeatureExtraction
 from albert_serve.tasks.fill_mask.task import FillMask
+from albert_serve.tasks.multiple_choice import MultipleChoice
 from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tasks.rounds import Work
 from albert_serve.tasks.sentence_order.task import SentenceOrder
@@ -43,6 +46,7 @@ __all__ = [
     "FeatureExtraction",
     "FillMask",
     "Logits",
+    "MultipleChoice",
     "Prepared",
     "QuestionAnswering",
     "Round",
@@ -123,6 +127,10 @@ def _open_sentence_order(setup: TaskSetup) -> SentenceOrder:
     return SentenceOrder(tokenizer=setup.tokenizer, max_positions=setup.max_positions)
 
 
+def _open_multiple_choice(setup: TaskSetup) -> MultipleChoice:
+    return MultipleChoice(tokenizer=setup.tokenizer, max_positions=setup.max_positions)
+
+
 def _open_feature_extraction(setup: TaskSetup) -> FeatureExtraction:
     return FeatureExtraction(
         tokenizer=setup.tokenizer,
@@ -151,6 +159,11 @@ TASKS: Final[dict[str, Endpoint]] = {
         request=SentenceOrderRequest,
         parameters=SentenceOrderParameters,
         open=_open_sentence_order,
+    ),
+    "multiple-choice": Endpoint(
+        request=MultipleChoiceRequest,
+        parameters=MultipleChoiceParameters,
+        open=_open_multiple_choice,
     ),
     FEATURE_EXTRACTION: Endpoint(
         request=FeatureExtractionRequest,

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from albert_serve.api.embeddings import TruncationDirection
 from albert_serve.api.schemas import Truncation
 from albert_serve.errors import TextTooLongError
 from albert_serve.tasks.base import EncoderInput
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
+
+# [CLS], and the [SEP] after each text of a pair.
+_PAIR_SPECIAL: Final = 3
+# Tokens of a choice with its question that are kept in any case.
+_CHOICE_TOKENS: Final = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +94,7 @@ def fit_encodings(
     Raises:
         TextTooLongError: the texts do not fit, and `truncation` is "error".
     """
-    num_special = 2 if second is None else 3
+    num_special = 2 if second is None else _PAIR_SPECIAL
     num_tokens = len(first) + (0 if second is None else len(second)) + num_special
     num_excess = num_tokens - max_positions
     if num_excess <= 0:
@@ -110,6 +116,46 @@ def fit_encodings(
         num_truncated=num_excess,
         cut_at=(cut_at(first, num_first), cut_at(second, num_second)),
     )
+
+
+def fit_choice(
+    tokenizer: AlbertTokenizer,
+    context: Encoding,
+    choice: Encoding,
+    *,
+    max_positions: int,
+    truncation: Truncation,
+) -> Fitted:
+    """Fit a context and one choice of a question; if allowed, cut them as `split_choice` says.
+
+    Of the choice, `cut_at` is the offset of the first character that is kept.
+
+    Raises:
+        TextTooLongError: they do not fit, and `truncation` is "error".
+    """
+    num_excess = len(context) + len(choice) + _PAIR_SPECIAL - max_positions
+    if num_excess > 0 and truncation == "error":
+        length = f"{num_excess + max_positions} tokens with the special ones"
+        raise TextTooLongError(_too_long(length, max_positions))
+    num_context, num_choice = split_choice(len(context), len(choice), max_positions)
+    begin = len(choice) - num_choice
+    return Fitted(
+        encoding=tokenizer.build(context.slice(0, num_context), choice.slice(begin, len(choice))),
+        num_truncated=max(num_excess, 0),
+        cut_at=(cut_at(context, num_context), choice.offsets[begin][0] if begin else None),
+    )
+
+
+def split_choice(num_context: int, num_choice: int, max_positions: int) -> tuple[int, int]:
+    """Return the tokens of a context, its first, and of a choice, its last, that fit the positions.
+
+    The context is cut first. Of a choice, which has its question before it, the last 128 tokens, or
+    half of fewer positions, are kept in any case (the original's run_race).
+    """
+    room = max_positions - _PAIR_SPECIAL
+    reserved = min(_CHOICE_TOKENS, room // 2)
+    num_choice = min(num_choice, max(reserved, room - num_context))
+    return min(num_context, room - num_choice), num_choice
 
 
 def cut_at(encoding: Encoding, num_kept: int) -> int | None:

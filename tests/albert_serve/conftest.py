@@ -1,8 +1,11 @@
-"""A small model with all four heads, its bundle, and one service process that all tests share."""
+"""A small model with four heads, its bundle, and one service process that all tests share.
+
+Multiple choice has a model and a service of its own: a checkpoint has one head named `classifier`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -20,7 +23,7 @@ from tests.albert_serve.task_fixtures import (  # noqa: F401 - fixtures for all 
     tokenizer,
 )
 from training.data.corpus import read_documents
-from training.model.checkpoint import save_checkpoint
+from training.model.checkpoint import load_checkpoint, save_checkpoint
 from training.model.heads import AlbertForTasks
 from training.vocab import build_tokenizer, train_vocab
 
@@ -76,3 +79,37 @@ def service(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def client(service: Running) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=service.url, timeout=30) as http:
         yield http
+
+
+@pytest.fixture(scope="session")
+def choice_checkpoint_dir(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with a head for multiple choice in place of the others."""
+    torch.manual_seed(1)
+    model = load_checkpoint(checkpoint_dir, {"multiple-choice": 1})
+    folder = tmp_path_factory.mktemp("choice-checkpoint")
+    save_checkpoint(model, folder, tokenizer_from=checkpoint_dir)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def choice_service(
+    choice_checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """A running service of its bundle."""
+    target = tmp_path_factory.mktemp("choice-bundles") / "choices"
+    bundle = export_bundle(choice_checkpoint_dir, target).bundle.folder
+    environment = service_environment(bundle, tmp_path_factory.mktemp("choice-home"))
+    with running_service(environment, tmp_path_factory.mktemp("choice-service")) as started:
+        yield started
+
+
+@pytest.fixture
+def service_of(request: pytest.FixtureRequest) -> Callable[[str], Running]:
+    """The running service that answers a task."""
+
+    def find(task: str) -> Running:
+        name = "choice_service" if task == "multiple-choice" else "service"
+        found: Running = request.getfixturevalue(name)
+        return found
+
+    return find

@@ -23,6 +23,8 @@ from export.quality import check_quality, measure_quality
 from export.source import Source, read_source
 from export.write import export_bundle
 from tests.export.conftest import WIKI
+from training.data.choices import choice_examples
+from training.data.labelled.choices import read_choices
 from training.data.labelled.texts import read_labelled
 from training.data.questions import read_squad
 from training.data.windows import span_examples
@@ -34,6 +36,7 @@ from training.evaluation.torch_engine import TorchEngine
 from training.model.checkpoint import load_checkpoint
 
 SQUAD = WIKI.with_name("squad.json")
+RACE = WIKI.with_name("race")
 
 
 class Chosen:
@@ -268,6 +271,35 @@ def test_numbers_agree_where_their_order_does(
     assert (quality.metric, quality.bundle) == ("agreement", agreement)
 
 
+@pytest.mark.parametrize("num_wrong", [0, 5])
+def test_choices_are_marked_by_the_right_one(
+    source: Source, tokenizer_file: Path, short: Path, num_wrong: int
+) -> None:
+    tokenizer, texts = AlbertTokenizer.from_file(tokenizer_file), read_choices([RACE])
+    length = source.config.max_positions
+    examples, _ = choice_examples(texts, tokenizer, length=length, truncation=True)
+    rights = {
+        tuple(sequence.ids): place == (example.target + (number < num_wrong)) % 4
+        for number, example in enumerate(examples)
+        for place, sequence in enumerate(example.sequences(tokenizer))
+    }
+    runner = Chosen(lambda given: np.array([[rights[tuple(given.ids)]]], np.float32))
+    entry = TaskEntry(graph="a.onnx", num_outputs=1)
+    source, data = only(source, "multiple-choice", entry), RealData(text=(short,), choices=(RACE,))
+    quality = measure_quality(source, tokenizer_file, runner, runner, data)["multiple-choice"]
+    assert (quality.metric, quality.count, quality.data) == ("accuracy", len(texts), ["race"])
+    assert quality.bundle == pytest.approx(100 * (1 - num_wrong / len(texts)))
+
+
+def test_questions_are_refused_where_there_is_no_head_for_them(
+    source: Source, tokenizer_file: Path, short: Path
+) -> None:
+    runner = Chosen(lambda _: np.zeros((1, 1), np.float32))
+    data = RealData(text=(short,), choices=(RACE,))
+    with pytest.raises(ExportError, match="no head for multiple-choice"):
+        measure_quality(source, tokenizer_file, runner, runner, data)
+
+
 def spans(source: Source, tokenizer_file: Path) -> dict[tuple[int, ...], tuple[int, int]]:
     """Where the answer is in the sequence of each question, as finetuning has it."""
     tokenizer = AlbertTokenizer.from_file(tokenizer_file)
@@ -404,7 +436,10 @@ def test_a_refusal_says_what_is_lost_and_what_can_be_done() -> None:
 
 @pytest.mark.parametrize(
     ("task", "mended"),
-    [("question-answering", "--question-answering measures it"), ("multiple-choice", "labels)")],
+    [
+        ("question-answering", "--question-answering measures it"),
+        ("multiple-choice", "--multiple-choice measures it"),
+    ],
 )
 def test_a_disagreement_is_refused_only_where_it_is_large(task: TaskName, mended: str) -> None:
     check_quality({task: quality("agreement", 100.0, 90.5)}, max_cost=1.0)

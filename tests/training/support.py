@@ -31,6 +31,7 @@ REPOSITORY: Final = Path(__file__).parents[2]
 WIKI: Final = REPOSITORY / "tests" / "data" / "wiki.jsonl"
 SMALL_PART: Final = 12_000  # bytes of a part of shards
 SQUAD: Final = REPOSITORY / "tests" / "data" / "squad.json"
+RACE: Final = REPOSITORY / "tests" / "data" / "race"  # ours, in its format
 SQUAD_V2: Final = REPOSITORY / "tests" / "data" / "squad_dev" / "dev-v2.0.json"
 
 TINY: Final = AlbertConfig(

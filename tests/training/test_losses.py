@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import (
     TINY,
+    copies,
     make_part,
     make_shards,
     our_model,
@@ -20,6 +22,7 @@ from tests.training.support import (
     randomize,
 )
 from training.data.batch import ExampleBatch, PretrainBatch
+from training.data.choices import ChoiceBatch, ChoiceExample, collate_choices
 from training.data.collate import Collator, collate_examples
 from training.data.examples import IGNORED, Example
 from training.data.feeds import LabelledExample
@@ -28,6 +31,7 @@ from training.losses import (
     PredictionTally,
     Score,
     Tally,
+    choice_scores,
     classification_scores,
     cls_logits,
     pretrain_scores,
@@ -36,6 +40,7 @@ from training.losses import (
     score,
 )
 from training.model.albert import Batch
+from training.model.checkpoint import parameters
 from training.model.heads import AlbertForTasks, FillMaskHead, Task
 from training.system.precision import precision
 
@@ -119,6 +124,65 @@ def test_a_regression_is_scored_by_squared_errors() -> None:
     assert got.loss.item() == pytest.approx(sum(error**2 for error in errors), rel=1e-5)
     assert got.right.item() == sum(abs(error) < 0.5 for error in errors)
     assert got.count == 3
+
+
+def asked(tokenizer: AlbertTokenizer, *numbers: int, target: int = 1) -> ChoiceBatch:
+    """A packed batch of questions with these numbers of choices, of one to three tokens."""
+    examples = [
+        ChoiceExample(
+            context=np.arange(5, 9 + place, dtype=np.int32),
+            choices=tuple(
+                np.arange(20 + place, 21 + place + number % 3, dtype=np.int32) + number
+                for number in range(num_choices)
+            ),
+            target=target,
+            length=16,
+        )
+        for place, num_choices in enumerate(numbers)
+    ]
+    return collate_choices(examples, tokenizer, row_length=16)
+
+
+def test_multiple_choice_has_the_gradient_of_transformers(tokenizer: AlbertTokenizer) -> None:
+    ours, theirs = copies(TINY, "AlbertForMultipleChoice")
+    batch = asked(tokenizer, 4, 4)
+    got = choice_scores(ours, batch)["multiple-choice"]
+    assert got.count == 2
+    (got.loss / got.count).backward()  # type: ignore[no-untyped-call]
+    shape = (len(batch.sizes), int(batch.sizes.max()))
+    is_real = torch.arange(shape[1]) < batch.sizes[:, None]
+    ids, types = (torch.zeros(shape, dtype=torch.long) for _ in range(2))
+    for row, (first, size) in enumerate(zip(batch.firsts, batch.sizes, strict=True)):
+        ids[row, :size] = batch.tokens.ids.flatten()[first : first + size]
+        types[row, :size] = batch.tokens.types.flatten()[first : first + size]
+    inputs = {"input_ids": ids, "token_type_ids": types, "attention_mask": is_real.long()}
+    labels = {"labels": batch.targets}
+    out = theirs(**{name: value.view(2, 4, -1) for name, value in inputs.items()}, **labels)
+    assert got.loss.item() / 2 == pytest.approx(out.loss.item(), rel=1e-5)
+    assert got.right.item() == (out.logits.argmax(-1) == batch.targets).sum().item()
+    out.loss.backward()
+    expected = dict(theirs.named_parameters())
+    for name, parameter in parameters(ours).items():
+        assert parameter.grad is not None
+        difference = (parameter.grad - expected[name].grad).abs().max()
+        assert difference <= 1e-5 * expected[name].grad.abs().max() + 1e-7, name
+
+
+def test_questions_may_have_different_numbers_of_choices(tokenizer: AlbertTokenizer) -> None:
+    model = AlbertForTasks(TINY, {"multiple-choice": 1})
+    randomize(model, seed=3)
+    together = choice_scores(model, asked(tokenizer, 2, 4, 3))["multiple-choice"]
+    assert (together.count, torch.isfinite(together.loss).item()) == (3, True)
+    logits_C = model.logits(
+        "multiple-choice",
+        model(asked(tokenizer, 2, 4, 3).tokens, asked(tokenizer, 2, 4, 3).firsts),
+    )[:, 0]
+    parts = logits_C.split([2, 4, 3])
+    expected = sum(F.cross_entropy(part, torch.tensor(1)).item() for part in parts)
+    assert together.loss.item() == pytest.approx(expected, rel=1e-5)
+    assert together.right.item() == sum(int(part.argmax()) == 1 for part in parts)
+    together.loss.backward()  # type: ignore[no-untyped-call]
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
 
 
 def test_a_tally_of_predictions_keeps_them_in_order() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from itertools import count as naturals
-from typing import Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -23,7 +23,8 @@ from training.data.packing import Plan, Position, best_row_length
 from training.model.heads import Task
 
 # Number of batches from which the length of packed rows is chosen.
-_BATCHES_SAMPLED: Final = 50
+BATCHES_SAMPLED: Final = 50
+_ExampleT = TypeVar("_ExampleT")
 
 
 class Feed(Protocol):
@@ -52,7 +53,7 @@ class Feed(Protocol):
 
 
 @dataclass(kw_only=True)
-class ExampleFeed:
+class ExampleFeed(Generic[_ExampleT]):
     """Task stream over the examples of one task, `batch_size` a step, each once an epoch.
 
     Attributes:
@@ -60,7 +61,7 @@ class ExampleFeed:
     """
 
     task: Task
-    examples: Sequence[TokenisedExample]
+    examples: Sequence[_ExampleT]
     batch_size: int
     row_length: int
     seed: int
@@ -88,12 +89,15 @@ class ExampleFeed:
         return (self.task,)
 
     def step(self) -> Sequence[MicroBatch]:
-        """Return the next examples as one micro-batch."""
+        """Return the next examples as micro-batches."""
         if self._batches is None:
             batches = shuffled_batches(len(self.examples), self.batch_size, self.seed)
             self._batches = islice(batches, self._num_taken, None)
         self._num_taken += 1
-        examples = [self.examples[index] for index in next(self._batches)]
+        return self.collate([self.examples[index] for index in next(self._batches)])
+
+    def collate(self, examples: Sequence[Any]) -> Sequence[MicroBatch]:
+        """Return the examples of a step as one micro-batch; others divide it."""
         return [collate_examples(self.task, examples, row_length=self.row_length)]
 
     def state(self) -> list[int]:
@@ -182,9 +186,9 @@ def example_feed(
     *,
     batch_size: int,
     seed: int,
-) -> ExampleFeed:
+) -> ExampleFeed[TokenisedExample]:
     """Return the task stream of examples, packed into rows of the length that costs least."""
-    batches = islice(shuffled_batches(len(examples), batch_size, seed), _BATCHES_SAMPLED)
+    batches = islice(shuffled_batches(len(examples), batch_size, seed), BATCHES_SAMPLED)
     return ExampleFeed(
         task=task,
         examples=examples,

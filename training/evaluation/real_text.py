@@ -29,12 +29,16 @@ class RealData:
         labelled: for text classification, as finetuning takes them.
         columns: of those.
         questions: for question answering, in SQuAD's format.
+        choices: for multiple choice, as finetuning takes them.
+        choice_columns: of those, beside `columns`.
     """
 
     text: tuple[Path, ...]
     labelled: tuple[Path, ...] = ()
     columns: Columns = field(default_factory=Columns)
     questions: tuple[Path, ...] = ()
+    choices: tuple[Path, ...] = ()
+    choice_columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

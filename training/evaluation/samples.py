@@ -25,11 +25,14 @@ from albert_serve.tasks.base import EncoderInput, Logits
 from albert_serve.tasks.fitting import fit
 from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tokenizer import AlbertTokenizer
+from training.data.choices import tokenise_choices
 from training.data.examples import IGNORED, MIN_LENGTH, Example, ExampleSettings, build_examples
+from training.data.labelled.choices import read_choices
 from training.data.labelled.texts import LabelledText, read_labelled
 from training.data.masking import NgramMasking, word_starts
 from training.data.questions import Question, read_squad
 from training.data.shards import Part
+from training.evaluation.choices import choice_inputs
 from training.evaluation.predictions import EvaluationError, Item, PredictedAnswer, question_items
 from training.evaluation.real_text import RealData, RealText, read_real_text
 from training.evaluation.squad import mean_score, score_answer, version_of
@@ -186,6 +189,7 @@ def _check_tasks(tasks: Mapping[TaskName, TaskEntry], data: RealData) -> None:
     for task, files in (
         ("text-classification", data.labelled),
         ("question-answering", data.questions),
+        ("multiple-choice", data.choices),
     ):
         if files and task not in tasks:
             raise EvaluationError(
@@ -327,7 +331,9 @@ def _mean_f1(answers: Sequence[PredictedAnswer], questions: Sequence[Question]) 
 
 
 def _draw_choices(drawing: Drawing) -> Sample:
-    """Draw sentences, with the next sentence and random ones as choices."""
+    """Draw questions or, without any, sentences with the next one and random ones as choices."""
+    if drawing.data.choices:
+        return _draw_labelled_choices(drawing)
     rng = np.random.default_rng(SEED)
     sentences = drawing.text.sentences
     pairs = [pair for each in drawing.text.paragraphs for pair in pairwise(each.sentences)]
@@ -342,6 +348,24 @@ def _draw_choices(drawing: Drawing) -> Sample:
             yield Item(inputs=inputs, read=_read_highest)
 
     return Sample(metric=AGREEMENT, items=drawing.gather([items()]), files=drawing.text.files)
+
+
+def _draw_labelled_choices(drawing: Drawing) -> Sample:
+    """Draw questions of multiple choice, which are cut as those of RACE are."""
+    data = drawing.data
+    texts = read_choices(data.choices, data.columns, data.choice_columns)
+
+    def items() -> Iterator[Item]:
+        for text in shuffled(texts):
+            example = tokenise_choices(text, drawing.tokenizer, length=drawing.max_positions)
+            inputs = choice_inputs(example, drawing.tokenizer)
+            yield Item(inputs=inputs, read=_read_highest, rights=[text.label])
+
+    return Sample(
+        metric="accuracy",
+        items=drawing.gather([items()]),
+        files=[file.name for file in data.choices],
+    )
 
 
 def _fit(
@@ -371,5 +395,5 @@ _DRAWS: Final[dict[TaskName, tuple[Callable[[Drawing], Sample], str]]] = {
     "sentence-order": (_draw_pairs, "documents of two sentences or more"),
     "text-classification": (_draw_texts, "texts that fit the model's positions"),
     "question-answering": (_draw_questions, "questions, or paragraphs of two sentences or more"),
-    "multiple-choice": (_draw_choices, "paragraphs of two sentences or more"),
+    "multiple-choice": (_draw_choices, "questions, or paragraphs of two sentences or more"),
 }

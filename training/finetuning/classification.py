@@ -247,8 +247,12 @@ def check_validation(options: argparse.Namespace) -> None:
         RunError: they do not.
     """
     if options.validation:
-        if not options.text_classification or options.teacher is not None:
-            raise RunError("--validation takes labelled texts; it goes with --text-classification")
+        has_labels = options.text_classification or options.multiple_choice
+        if not has_labels or options.teacher is not None:
+            raise RunError(
+                "--validation takes labelled data; it goes with --text-classification or "
+                "--multiple-choice"
+            )
         return
     asked: Mapping[str, object] = {"--patience": options.patience, "--metric": options.metric}
     for option, value in asked.items():

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Final, get_args
 
+from training.data.labelled.race import RACE, race_files
 from training.finetuning.recipes import DEFAULTS, with_defaults
 from training.glue.files import training_files
 from training.glue.tasks import TASKS, Metric
@@ -22,8 +23,8 @@ from training.run.options import (
 
 # Options of the user's own files, which a task of GLUE has in its table.
 _OWN_FILES: Final = (
-    *("text_classification", "labels", "teacher"),
-    *("text_column", "pair_column", "label_column", "delimiter"),
+    *("text_classification", "multiple_choice", "labels", "teacher"),
+    *("text_column", "pair_column", "label_column", "choice_columns", "delimiter"),
 )
 _FIGURES: Final = ("loss", *get_args(Metric))
 
@@ -63,8 +64,9 @@ def add_validation(group: argparse._ArgumentGroup) -> None:
         "--validation",
         nargs="+",
         type=Path,
-        help="held-out files of text classification, measured during training; the best "
-        "checkpoint is kept as `best` (with --task: val.tsv if there is one, or dev.tsv)",
+        help="held-out files of text classification or multiple choice, measured during training; "
+        "the best checkpoint is kept as `best` (with --task: val.tsv if there is one, or its dev "
+        "files)",
     )
     add("--validate-every", type=parse_count, help="steps between validations (an epoch)")
     add("--metric", choices=_FIGURES, help="figure that decides which is the best (the task's)")
@@ -102,17 +104,22 @@ def resolve(options: argparse.Namespace) -> argparse.Namespace:
     """
     check_task(options)
     if options.task is not None:
-        given = [name for name in _OWN_FILES if getattr(options, name) is not None]
+        given = [name for name in _OWN_FILES if getattr(options, name) not in (None, [])]
         if given:
             names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
             raise RunError(f"--task has its own files, columns and labels; leave out {names}")
-        files = training_files(TASKS[options.task], options.data)
-        own = {
-            "text_classification": files.train,
-            "validation": options.validation or files.validation,
-        }
-        options = argparse.Namespace(**{**vars(options), **own})
+        options = argparse.Namespace(**{**vars(options), **_files_of_task(options)})
     return with_defaults(options)
+
+
+def _files_of_task(options: argparse.Namespace) -> dict[str, list[Path]]:
+    """Return the files of the task by the options that they stand for."""
+    if options.task == RACE:
+        validation = options.validation or race_files(options.data, "dev")
+        return {"multiple_choice": race_files(options.data, "train"), "validation": validation}
+    files = training_files(TASKS[options.task], options.data)
+    validation = options.validation or files.validation
+    return {"text_classification": files.train, "validation": validation}
 
 
 def _parse_class_weight(text: str) -> str | float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
+from training.data.labelled.race import RACE
 from training.glue.tasks import TASKS
 from training.loop.progress import RunError
 
@@ -77,10 +78,11 @@ PAPER: Final[Mapping[str, Recipe]] = MappingProxyType(
         "qqp": Recipe(lr=5e-5, batch_size=128, dropout=0.1, num_steps=14000, warmup_steps=1000),
         "rte": Recipe(lr=3e-5, batch_size=32, dropout=0.1, num_steps=800, warmup_steps=200),
         "mrpc": Recipe(lr=2e-5, batch_size=32, dropout=0.0, num_steps=800, warmup_steps=200),
+        RACE: Recipe(lr=2e-5, batch_size=32, dropout=0.1, num_steps=12000, warmup_steps=1000),
         "wnli": Recipe(lr=2e-5, batch_size=16, dropout=0.1, num_steps=2000, warmup_steps=250),
     }
 )
-assert PAPER.keys() == TASKS.keys()
+assert PAPER.keys() == TASKS.keys() | {RACE}
 
 
 def with_defaults(options: Namespace) -> Namespace:

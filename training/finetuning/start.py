@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from albert_serve.config import AlbertConfig
 from training.model.checkpoint import cut_positions, load_checkpoint, read_config
 from training.model.heads import AlbertForTasks, Task, head_sizes
+
+# Both are named `classifier`, so that a checkpoint has one of them.
+_ONE_CLASSIFIER: Final[tuple[Task, Task]] = ("text-classification", "multiple-choice")
 
 
 def load_start(
@@ -26,7 +29,7 @@ def load_start(
     Raises:
         CheckpointError: as `load_checkpoint`.
     """
-    heads = load_checkpoint(folder).tasks
+    heads = _without_replaced(load_checkpoint(folder).tasks, tasks)
     sizes = {**heads, **head_sizes(config, tasks, len(labels.get("id2label", ())))}
     if "text-classification" in heads and labels:
         notice = _describe_change(folder, heads["text-classification"], labels)
@@ -36,6 +39,16 @@ def load_start(
     if config.max_positions != model.config.max_positions:
         model = cut_positions(model, config.max_positions)
     return model if config == model.config else _with_config(model, config)
+
+
+def _without_replaced(heads: Mapping[Task, int], tasks: Collection[Task]) -> dict[Task, int]:
+    """Return the checkpoint's heads without one whose place in the file a new head takes."""
+    kept = dict(heads)
+    for task, other in (_ONE_CLASSIFIER, _ONE_CLASSIFIER[::-1]):
+        if task in tasks and other in kept:
+            del kept[other]
+            print(f"the checkpoint's head of {other} is replaced by one of {task}")
+    return kept
 
 
 def changed_config(

@@ -14,6 +14,7 @@ from typing import get_args
 import torch
 
 from training.data.labelled.columns import Columns
+from training.data.labelled.race import RACE
 from training.glue.tasks import TASKS, task_name
 from training.loop.progress import RunError
 from training.optim.optimizers import OptimizerName, ScheduleName
@@ -31,9 +32,11 @@ def add_end(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def add_task(group: argparse._ActionsContainer) -> None:
-    """Add the options of a task of GLUE; `check_task` checks them."""
+    """Add the options of a task of GLUE, or RACE; `check_task` checks them."""
     titles = ", ".join(task.title for task in TASKS.values())
-    group.add_argument("--task", type=_parse_task, metavar="NAME", help=f"a task of GLUE: {titles}")
+    group.add_argument(
+        "--task", type=_parse_task, metavar="NAME", help=f"a task of GLUE ({titles}), or RACE"
+    )
     group.add_argument(
         "--data", type=Path, metavar="FOLDER", help="the folder with the official files of --task"
     )
@@ -53,9 +56,9 @@ def check_task(options: argparse.Namespace) -> None:
 
 def _parse_task(text: str) -> str:
     try:
-        return task_name(text)
+        return RACE if text.lower() == RACE else task_name(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+        raise argparse.ArgumentTypeError(f"{error}, {RACE}") from error
 
 
 def add_columns(group: argparse._ActionsContainer) -> None:
@@ -65,6 +68,25 @@ def add_columns(group: argparse._ActionsContainer) -> None:
     add("--pair-column", metavar="NAME", help="column of the second text of a pair")
     add("--label-column", metavar="NAME", help="column of the label (label, category, ...)")
     add("--delimiter", help="of CSV files, one character (detected from the header)")
+
+
+def add_choices(group: argparse._ActionsContainer) -> None:
+    """Add the options of the files of multiple choice; the other columns are `add_columns`'."""
+    group.add_argument(
+        "--multiple-choice",
+        nargs="+",
+        type=Path,
+        help="CSV, TSV, JSONL or Parquet files, files of RACE, or folders of them",
+    )
+    group.add_argument(
+        "--choice-columns",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="columns of the choices of --multiple-choice, or the one with a list of them "
+        "(choices, or ending0, ending1, ...); its context is the text column, and a question or "
+        "beginning before each choice the pair column",
+    )
 
 
 def columns_of(options: argparse.Namespace) -> Columns:

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from albert_serve import __version__
 from albert_serve.api.schemas import (
+    ChoiceQuestion,
     InfoReply,
     InputExample,
     SentenceOrderRequest,
@@ -20,6 +21,7 @@ from albert_serve.api.schemas import (
     TaskInfo,
     TaskQuality,
     TaskRequest,
+    num_items_of,
 )
 from albert_serve.batching.batcher import Batcher
 from albert_serve.batching.scheduler import Priority
@@ -142,10 +144,13 @@ class HostedModel:
         Raises:
             TooMuchAtOnceError: there are more than the setting allows.
         """
-        if isinstance(inputs, list) and len(inputs) > self.settings.max_items:
+        num_items = num_items_of(inputs)
+        if num_items > self.settings.max_items:
+            is_counted = isinstance(inputs, list) and len(inputs) == num_items
+            each = "" if is_counted else ", and each choice is one"
             raise TooMuchAtOnceError(
-                f"{name} holds {len(inputs)} items; at most {self.settings.max_items} are "
-                "taken at once: split the list"
+                f"{name} holds {num_items} items; at most {self.settings.max_items} are "
+                f"taken at once{each}: split the list"
             )
 
     def _prepare(self, task: str, request: TaskRequest) -> list[Prepared[Any]]:
@@ -192,6 +197,9 @@ def _work(value: object, is_reordered: bool) -> Iterator[int]:
     elif isinstance(value, Sentences) and is_reordered:
         yield _CHARS_PER_TEXT * len(value.sentences) ** 2
         yield from _work(value.sentences, is_reordered)
+    elif isinstance(value, ChoiceQuestion):  # each choice is read with the question
+        yield len(value.question or "") * len(value.choices)
+        yield from _work([value.context, *value.choices], is_reordered)
     elif isinstance(value, BaseModel):
         for part in vars(value).values():
             yield from _work(part, is_reordered)

@@ -43,6 +43,7 @@ ITEMS: dict[str, Any] = {
     "text-classification": {"text": "a", "text_pair": "b"},
     "question-answering": {"question": "q", "context": "c"},
     "sentence-order": {"text": "a", "text_pair": "b"},
+    "multiple-choice": {"context": "a", "choices": ["b", "c"]},
     "feature-extraction": "a",
 }
 ANY_JSON = st.recursive(

@@ -34,6 +34,16 @@ def test_f1_is_a_percentage_already() -> None:
     assert figure == TaskFigure(metric="F1", percent=29.0, count=50)
 
 
+def test_choices_have_the_accuracy_of_all_groups_together() -> None:
+    evaluation = {
+        "multiple_choice_accuracy": 0.64,
+        "multiple_choice_questions": 4887,
+        "multiple_choice_high_accuracy": 0.6,
+    }
+    figure = read_figure(manifest(evaluation=evaluation), "multiple-choice")
+    assert figure == TaskFigure(metric="accuracy", percent=64.0, count=4887)
+
+
 def test_export_measured_what_was_not_evaluated() -> None:
     measured = manifest(quality={"fill-mask": quality("accuracy")})
     assert read_figure(measured, "fill-mask") == TaskFigure(

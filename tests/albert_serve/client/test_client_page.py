@@ -29,6 +29,7 @@ OPTIONS = {
     "sentence_order": requests.SentenceOrderOptions,
     "coherence": requests.SentenceOrderOptions,
     "reorder": requests.SentenceOrderOptions,
+    "multiple_choice": requests.MultipleChoiceOptions,
     "feature_extraction": requests.FeatureExtractionOptions,
     "token_features": requests.TokenFeaturesOptions,
 }

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import TINY, make_part, make_shards, our_model
-from training.data.batch import MicroBatch, pad
+from training.data.batch import MicroBatch, TokenisedExample, pad
 from training.data.collate import Collator, Slicing, collate_examples
 from training.data.corpus import CorpusError
 from training.data.examples import ExampleSettings, SentenceTask
@@ -106,11 +106,11 @@ def test_padding_is_on_the_right() -> None:
     assert batch.lengths.tolist() == [3, 2]
 
 
-def texts_feed(*, batch_size: int, seed: int) -> ExampleFeed:
+def texts_feed(*, batch_size: int, seed: int) -> ExampleFeed[TokenisedExample]:
     return example_feed("text-classification", EXAMPLES, TINY, batch_size=batch_size, seed=seed)
 
 
-def spans_feed(spans: list[SpanExample]) -> ExampleFeed:
+def spans_feed(spans: list[SpanExample]) -> ExampleFeed[TokenisedExample]:
     return example_feed("question-answering", spans, TINY, batch_size=len(spans), seed=0)
 
 

@@ -269,7 +269,7 @@ def _read_rows(file: Path, columns: Columns) -> Iterator[_Read]:
         if isinstance(row, RowError):
             yield row
             continue
-        texts, label = _texts(row, names, columns), _text(row.values[names.label])
+        texts, label = _texts(row, names, columns), cell_text(row.values[names.label])
         if texts is None or label is None:
             lacks = "text" if texts is None else f"value in column {names.label}"
             yield _ShortRow(f"{row.place}: no {lacks}", file)
@@ -279,16 +279,16 @@ def _read_rows(file: Path, columns: Columns) -> Iterator[_Read]:
 
 def _texts(row: Record, names: ColumnNames, columns: Columns) -> tuple[str, str | None] | None:
     """Return the text and the pair of a record; None without a text, or a pair that it needs."""
-    text, pair = _text(row.values[names.text]), None
+    text, pair = cell_text(row.values[names.text]), None
     if names.pair is not None and (
         columns.pairs == "required" or row.values[names.pair] not in (None, "")
     ):
-        pair = _text(row.values[names.pair])
+        pair = cell_text(row.values[names.pair])
         text = None if pair is None else text
     return None if text is None else (text, pair)
 
 
-def _text(value: Any) -> str | None:
+def cell_text(value: Any) -> str | None:
     """Return a cell as text without surrounding spaces; None if it is empty."""
     if not isinstance(value, str | int | float):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -15,17 +16,20 @@ from albert_serve.api.schemas import (
     MODEL_PATH,
     FeatureExtractionReply,
     FillMaskReply,
+    MultipleChoiceReply,
     QuestionAnsweringReply,
     SentenceOrderReply,
     TextClassificationReply,
 )
 from albert_serve.tasks import TASKS
+from tests.albert_serve.support import Running
 
 REPLIES: dict[str, TypeAdapter[Any]] = {
     "fill-mask": TypeAdapter(FillMaskReply),
     "text-classification": TypeAdapter(TextClassificationReply),
     "question-answering": TypeAdapter(QuestionAnsweringReply),
     "sentence-order": TypeAdapter(SentenceOrderReply),
+    "multiple-choice": TypeAdapter(MultipleChoiceReply),
     "feature-extraction": TypeAdapter(FeatureExtractionReply),
 }
 ALL = [
@@ -47,8 +51,10 @@ def content(part: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("task", "example"), ALL)
-def test_every_example_is_answered(task: str, example: Example, client: httpx.Client) -> None:
-    reply = client.post(f"/{task}", json=example.body)
+def test_every_example_is_answered(
+    task: str, example: Example, service_of: Callable[[str], Running]
+) -> None:
+    reply = httpx.post(f"{service_of(task).url}/{task}", json=example.body, timeout=30)
     assert reply.status_code == 200, reply.text
     REPLIES[task].validate_json(reply.content)
     if isinstance(example.body["inputs"], list):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ DOCS = Path(__file__).resolve().parents[4] / "docs"
 ADDRESS = "http://127.0.0.1:3000"
 PAGES = {
     task: (DOCS / f"{task}.md").read_text(encoding="utf-8")
-    for task in ("fill-mask", "text-classification", "question-answering", "sentence-order")
+    for task in (
+        *("fill-mask", "text-classification", "question-answering", "sentence-order"),
+        "multiple-choice",
+    )
 }
 EXAMPLE = re.compile(r"```sh\n(?P<command>curl .*?)```\n+```json\n(?P<reply>.*?)```", re.DOTALL)
 PARAMETER = re.compile(r"^\| `(?P<name>\w+)` \| (?P<default>.+?) \|", re.MULTILINE)
 EXAMPLES = [
-    pytest.param(example, id=f"{task} {number}")
+    pytest.param(task, example, id=f"{task} {number}")
     for task, page in PAGES.items()
     for number, example in enumerate(EXAMPLE.finditer(page))
 ]
@@ -50,9 +54,11 @@ def test_every_page_shows_a_command(task: str) -> None:
     assert EXAMPLE.search(PAGES[task])
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_a_command_works_as_printed(example: re.Match[str], service: Running) -> None:
-    command = example["command"].replace(ADDRESS, service.url)
+@pytest.mark.parametrize(("task", "example"), EXAMPLES)
+def test_a_command_works_as_printed(
+    task: str, example: re.Match[str], service_of: Callable[[str], Running]
+) -> None:
+    command = example["command"].replace(ADDRESS, service_of(task).url)
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, check=True, timeout=60, text=True
     )

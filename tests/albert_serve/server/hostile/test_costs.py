@@ -12,6 +12,7 @@ import pytest
 
 from albert_serve.api.schemas import TaskRequest
 from albert_serve.errors import InvalidInputError, TextTooLongError, TooMuchAtOnceError
+from albert_serve.server.models.hosted_model import work_of
 from albert_serve.tasks import TASKS, TaskSetup, open_task, prepare_request
 from albert_serve.tasks.fill_mask import targets
 from albert_serve.tasks.question_answering import spans
@@ -75,6 +76,26 @@ def test_items_past_what_is_read_at_once_are_not_made_ready(task_setup: TaskSetu
     with pytest.raises(TooMuchAtOnceError, match="has over 1000 tokens"):
         prepare_request(Counted(), given, max_tokens=1000)
     assert len(prepared) < 5
+
+
+def test_each_choice_counts_with_its_context(task_setup: TaskSetup) -> None:
+    task = open_task("multiple-choice", task_setup)
+    question = {"context": WORDS * 4, "question": "What was scored?", "choices": ["A run."] * 40}
+    given = request("multiple-choice", question)
+    [prepared] = prepare_request(task, given)
+    least = len(task_setup.tokenizer.encode(WORDS * 4))
+    assert prepared.num_tokens > 40 * least
+    with pytest.raises(TooMuchAtOnceError, match=f"has over {40 * least} tokens"):
+        prepare_request(task, given, max_tokens=40 * least)
+
+
+def test_a_question_is_work_for_each_of_its_choices() -> None:
+    alone = {"context": "a", "choices": ["b"] * 200}
+    plain, asked = (
+        work_of(request("multiple-choice", item).inputs)
+        for item in (alone, {**alone, "question": "q" * 4000})
+    )
+    assert asked - plain == 200 * 4000
 
 
 def test_targets_are_read_once_for_all_texts(task_setup: TaskSetup) -> None:

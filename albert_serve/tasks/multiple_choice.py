@@ -1,0 +1,118 @@
+"""Multiple choice: the probability of each choice that may answer a question, or end a text.
+
+Each choice is read as a pair, `[CLS] context [SEP] question choice [SEP]`, of which the head gives
+one logit; the probabilities are their softmax over the choices of the question.
+
+Shape legend: N choices.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from albert_serve.api.schemas import (
+    ChoiceQuestion,
+    ChoiceScore,
+    MultipleChoiceAnswer,
+    MultipleChoiceParameters,
+    Truncation,
+)
+from albert_serve.errors import InvalidInputError, TextTooLongError
+from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared
+from albert_serve.tasks.fitting import encode, fit_choice
+from albert_serve.tasks.probability import softmax
+from albert_serve.tokenizer import AlbertTokenizer, Encoding
+
+# An underscore that is no part of a word.
+_BLANK: Final = re.compile(r"(?<![^\W_])_+(?![^\W_])")
+
+
+def with_choice(question: str | None, choice: str) -> str:
+    """Return a question with a choice in place of its blanks or, where it has none, after it."""
+    if not question:
+        return choice
+    if _BLANK.search(question):
+        return _BLANK.sub(lambda _: choice, question)
+    return f"{question} {choice}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MultipleChoice:
+    """Chooses among the answers to a question, or the endings of a text."""
+
+    tokenizer: AlbertTokenizer
+    max_positions: int
+
+    def prepare(
+        self, item: ChoiceQuestion, parameters: MultipleChoiceParameters
+    ) -> Prepared[MultipleChoiceAnswer]:
+        """Encode the choices of one question; the answer has the best choice first.
+
+        Raises:
+            InvalidInputError: a text is empty.
+            TextTooLongError: the context and a choice do not fit and may not be truncated.
+        """
+        truncation = parameters.truncation
+        context = self._encode(item.context, item.context, "context", truncation)
+        inputs: list[EncoderInput] = []
+        num_truncated = 0
+        cuts: dict[str, int] = {}
+        for number, choice in enumerate(item.choices):
+            place = f"choices[{number}]"
+            text = with_choice(item.question, choice)
+            encoding = self._encode(choice, text, place, truncation)
+            try:
+                fitted = fit_choice(
+                    self.tokenizer,
+                    context,
+                    encoding,
+                    max_positions=self.max_positions,
+                    truncation=truncation,
+                )
+            except TextTooLongError as error:
+                raise TextTooLongError(f"context and {place} together: {error}") from error
+            inputs.append(fitted.at_cls("multiple-choice"))
+            num_truncated += fitted.num_truncated
+            _add_cuts(cuts, fitted.cut_at, item.question, place)
+        return Prepared(
+            inputs=inputs,
+            finish=lambda logits: _finish(item.choices, logits, parameters.top_k),
+            num_truncated=num_truncated,
+            cuts=cuts,
+            num_held_bytes=len(inputs) * ENTRY_BYTES,
+        )
+
+    def _encode(self, text: str, read: str, name: str, truncation: Truncation) -> Encoding:
+        """Encode what is read of a text, which is perhaps a question around it."""
+        if not text.strip():
+            raise InvalidInputError(f"{name} is empty; only texts can be chosen by and among")
+        try:
+            return encode(self.tokenizer, read, self.max_positions, truncation)
+        except TextTooLongError as error:
+            raise TextTooLongError(f"{name}: {error}") from error
+
+
+def _add_cuts(
+    cuts: dict[str, int], cut_at: tuple[int | None, ...], question: str | None, place: str
+) -> None:
+    """Add where the texts of a choice were cut: what was cut most of the context and question."""
+    context_end, begin = cut_at
+    if context_end is not None:
+        cuts[".context"] = min(context_end, cuts.get(".context", context_end))
+    if begin is not None and question:
+        cuts[".question"] = max(min(begin, len(question)), cuts.get(".question", 0))
+    elif begin is not None:
+        cuts[f".{place}"] = begin
+
+
+def _finish(choices: list[str], logits: list[Logits], top_k: int | None) -> MultipleChoiceAnswer:
+    scores_N = softmax(np.concatenate(logits)[:, 0])
+    order = np.argsort(-scores_N, kind="stable")[:top_k].tolist()
+    return [
+        ChoiceScore(label=choices[index], score=float(scores_N[index]), index=index)
+        for index in order
+    ]

@@ -1,0 +1,161 @@
+"""`/multiple-choice` over HTTP: answers, refusals, limits, both clients and BentoML's own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import bentoml
+import httpx
+import pytest
+
+from albert_serve.api.schemas import (
+    MAX_CHOICE_QUESTION_CHARS,
+    TRUNCATED_AT_HEADER,
+    TRUNCATED_HEADER,
+    ChoiceQuestion,
+    InfoReply,
+)
+from albert_serve.client import AlbertClient, AsyncAlbertClient
+from albert_serve.errors import InvalidInputError, NotFoundError
+from tests.albert_serve.support import MAX_ITEMS, Running
+
+QUESTION = {
+    "context": "The bridge was built in 1932 and closed to cars in 1988.",
+    "question": "The bridge was closed to _ in 1988.",
+    "choices": ["ships", "cars", "trains"],
+}
+ENDINGS = {"context": "It rained all day.", "choices": ["We got wet.", "We got lost."]}
+
+
+@pytest.fixture(scope="module")
+def http(choice_service: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=choice_service.url, timeout=30) as client:
+        yield client
+
+
+def post(http: httpx.Client, inputs: Any, **parameters: Any) -> httpx.Response:
+    return http.post("/multiple-choice", json={"inputs": inputs, "parameters": parameters})
+
+
+def test_one_question_has_a_list_of_choices_and_several_have_lists(http: httpx.Client) -> None:
+    one = post(http, QUESTION).json()
+    assert {choice["label"]: choice["index"] for choice in one} == {
+        "ships": 0,
+        "cars": 1,
+        "trains": 2,
+    }
+    assert sum(choice["score"] for choice in one) == pytest.approx(1)
+    scores = [choice["score"] for choice in one]
+    assert scores == sorted(scores, reverse=True)
+    first, second = post(http, [QUESTION, ENDINGS]).json()
+    assert [choice["index"] for choice in first] == [choice["index"] for choice in one]
+    assert [choice["score"] for choice in first] == pytest.approx(scores, abs=1e-5)
+    assert {choice["label"] for choice in second} == set(ENDINGS["choices"])
+    assert post(http, QUESTION, top_k=1).json() == one[:1]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "parameters", "message"),
+    [
+        ({"context": "a", "choices": []}, {}, "inputs.choices must hold at least 2 items"),
+        ({"context": "a", "choices": ["b"]}, {}, "inputs.choices must hold at least 2 items"),
+        ({"context": "a"}, {}, "inputs.choices is missing"),
+        ({"choices": ["a", "b"]}, {}, "inputs.context is missing"),
+        ([ENDINGS, {**ENDINGS, "choices": ["a", 1]}], {}, "inputs[1].choices[1] must be a valid"),
+        ({**ENDINGS, "choices": ["a", " "]}, {}, "choices[1] is empty"),
+        ({**ENDINGS, "context": ""}, {}, "context is empty"),
+        ({**ENDINGS, "options": ["a", "b"]}, {}, "allowed are context, question, choices"),
+        (
+            {**ENDINGS, "question": "q" * (MAX_CHOICE_QUESTION_CHARS + 1)},
+            {},
+            f"at most {MAX_CHOICE_QUESTION_CHARS} are taken",
+        ),
+        (ENDINGS, {"top_k": 0}, "parameters.top_k must be greater than or equal to 1"),
+        (ENDINGS, {"labels": ["a"]}, "allowed are truncation, top_k"),
+        ({**ENDINGS, "context": "a " * 300}, {}, "context and choices[0] together: the text is"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_a_line(
+    http: httpx.Client, inputs: Any, parameters: dict[str, Any], message: str
+) -> None:
+    reply = post(http, inputs, **parameters)
+    assert reply.status_code == 422
+    assert message in reply.json()["error"]
+    assert "\n" not in reply.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "num_items"),
+    [
+        ({"context": "a", "choices": ["b"] * (MAX_ITEMS + 1)}, MAX_ITEMS + 1),
+        ([ENDINGS] * (MAX_ITEMS // 2 + 1), MAX_ITEMS + 2),
+    ],
+)
+def test_each_choice_counts_towards_the_limit_of_items(
+    http: httpx.Client, inputs: Any, num_items: int
+) -> None:
+    reply = post(http, inputs)
+    assert reply.status_code == 422
+    assert reply.json()["error_type"] == "too_much_at_once"
+    assert reply.json()["error"] == (
+        f"inputs holds {num_items} items; at most {MAX_ITEMS} are taken at once, and each choice "
+        "is one: split the list"
+    )
+    fitting = post(http, [ENDINGS] * (MAX_ITEMS // 2))
+    assert len(fitting.json()) == MAX_ITEMS // 2
+
+
+def test_a_long_context_is_cut_and_reported(http: httpx.Client) -> None:
+    reply = post(http, [ENDINGS, {**ENDINGS, "context": "a " * 300}], truncation=True)
+    assert reply.status_code == 200
+    assert int(reply.headers[TRUNCATED_HEADER]) > 300
+    cuts = json.loads(reply.headers[TRUNCATED_AT_HEADER])
+    assert list(cuts) == ["inputs[1].context"]
+    assert 0 < cuts["inputs[1].context"] < 2 * 128
+
+
+def test_a_model_without_the_head_answers_404(service: Running) -> None:
+    reply = httpx.post(f"{service.url}/multiple-choice", json={"inputs": QUESTION}, timeout=30)
+    assert reply.status_code == 404
+    assert "has no multiple-choice; it has fill-mask" in reply.json()["error"]
+    with AlbertClient(service.url) as client, pytest.raises(NotFoundError):
+        client.multiple_choice(QUESTION)
+
+
+def test_info_lists_the_task_and_its_limit(http: httpx.Client) -> None:
+    info = InfoReply.model_validate_json(http.get("/info").content)
+    assert [task.name for task in info.tasks] == ["multiple-choice", "feature-extraction"]
+    assert info.max_choices == 256
+
+
+def test_both_clients_split_a_list_by_its_choices(choice_service: Running) -> None:
+    questions = [QUESTION] * MAX_ITEMS
+    with AlbertClient(choice_service.url) as client:
+        alone = client.multiple_choice(ChoiceQuestion.model_validate(QUESTION))
+        several = client.multiple_choice(questions)
+        best = client.multiple_choice(QUESTION, top_k=1)
+        with pytest.raises(InvalidInputError, match=r"inputs\[1\].choices must hold at least 2"):
+            client.multiple_choice([QUESTION, {"context": "a", "choices": ["b"]}])
+
+    async def ask() -> Any:
+        async with AsyncAlbertClient(choice_service.url) as client:
+            return await client.multiple_choice(questions)
+
+    assert len(several) == MAX_ITEMS
+    assert best == alone[:1]
+    for answers in (several, asyncio.run(ask())):
+        for answer in answers:
+            assert [one.index for one in answer] == [one.index for one in alone]
+            expected = [one.score for one in alone]
+            assert [one.score for one in answer] == pytest.approx(expected, abs=1e-5)
+
+
+def test_bentomls_client_has_a_method(choice_service: Running, http: httpx.Client) -> None:
+    with bentoml.SyncHTTPClient(choice_service.url) as client:
+        reply = client.multiple_choice(inputs=QUESTION, parameters={"top_k": 2})
+        client._temp_dir.cleanup()  # else it is the interpreter that does it, with a warning
+    expected = post(http, QUESTION, top_k=2).json()
+    assert [one["index"] for one in reply] == [one["index"] for one in expected]

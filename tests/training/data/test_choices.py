@@ -1,0 +1,298 @@
+"""Questions of multiple choice are read from every kind of file, and packed without being split."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from albert_serve.api.schemas import ChoiceQuestion, MultipleChoiceParameters
+from albert_serve.config import AlbertConfig
+from albert_serve.tasks.multiple_choice import MultipleChoice
+from albert_serve.tokenizer import AlbertTokenizer
+from tests.training.support import RACE, TINY
+from training.data import choices
+from training.data.choices import ChoiceBatches, choice_examples, choice_feed, collate_choices
+from training.data.corpus import CorpusError
+from training.data.labelled.choices import ChoiceText, groups_of, read_choices
+from training.data.labelled.columns import Columns
+from training.data.labelled.race import race_files
+
+# As SWAG's files have them, and as rows of JSONL.
+HEADER = ("video-id", "sent1", "sent2", "ending0", "ending1", "ending2", "ending3", "label")
+ROWS = [
+    ("a1", "The band is on stage.", "The singer", "bows.", "eats.", "swims.", "cooks.", "0"),
+    ("a2", "A man opens an umbrella.", "He", "sings.", "walks on.", "flies.", "reads.", "1"),
+]
+
+
+def as_records() -> list[dict[str, Any]]:
+    return [
+        {"context": row[1], "question": row[2], "choices": list(row[3:7]), "answer": int(row[7])}
+        for row in ROWS
+    ]
+
+
+def write(file: Path, content: str) -> Path:
+    file.write_text(content, encoding="utf-8")
+    return file
+
+
+def write_kind(folder: Path, kind: str) -> Path:
+    file = folder / f"data.{kind}"
+    if kind == "jsonl":
+        return write(file, "\n".join(json.dumps(record) for record in as_records()))
+    if kind == "parquet":
+        columns = dict(zip(HEADER, zip(*ROWS, strict=True), strict=True))
+        pq.write_table(pa.table({name: list(cells) for name, cells in columns.items()}), file)
+        return file
+    delimiter = "," if kind == "csv" else "\t"
+    return write(file, "\n".join(delimiter.join(row) for row in (HEADER, *ROWS)))
+
+
+def content(questions: list[ChoiceText]) -> list[tuple[Any, ...]]:
+    return [(each.context, each.question, each.choices, each.label) for each in questions]
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
+def test_every_kind_gives_the_same(tmp_path: Path, kind: str) -> None:
+    expected = [(row[1], row[2], row[3:7], int(row[7])) for row in ROWS]
+    assert content(read_choices([write_kind(tmp_path, kind)])) == expected
+
+
+def test_columns_may_be_named(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.csv", "story;good;bad;right\nIt rained.;We got wet.;We flew.;0\n")
+    columns = Columns(text="story", label="right")
+    [question] = read_choices([file], columns, ["good", "bad"])
+    assert content([question]) == [("It rained.", None, ("We got wet.", "We flew."), 0)]
+    listed = write(
+        tmp_path / "b.jsonl", json.dumps({"story": "a", "ends": ["b", "c"], "right": "c"})
+    )
+    [question] = read_choices([listed], columns, ["ends"])
+    assert (question.choices, question.label) == (("b", "c"), 1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "label"),
+    [(1, 1), ("1", 1), ("B", 1), ("walks on", 1), (0, 0), ("A", 0), ("C", 2)],
+)
+def test_an_answer_is_an_index_a_letter_or_the_text(
+    tmp_path: Path, answer: object, label: int
+) -> None:
+    record = {"context": "He", "choices": ["sings", "walks on", "reads"], "answer": answer}
+    [question] = read_choices([write(tmp_path / "a.jsonl", json.dumps(record))])
+    assert question.label == label
+
+
+def test_choices_with_labels_of_their_own_as_in_arc(tmp_path: Path) -> None:
+    record = {
+        "question": "What is ice?",
+        "choices": {"text": ["fire", "water"], "label": ["1", "2"]},
+        "answerKey": "2",
+    }
+    [question] = read_choices([write(tmp_path / "a.jsonl", json.dumps(record))])
+    assert content([question]) == [("What is ice?", None, ("fire", "water"), 1)]
+
+
+def test_questions_may_have_different_numbers_of_choices(tmp_path: Path) -> None:
+    rows = ["context,choice1,choice2,choice3,label", "a,b,c,,1", "a,b,c,d,2"]
+    questions = read_choices([write(tmp_path / "a.csv", "\n".join(rows))])
+    assert [len(question.choices) for question in questions] == [2, 3]
+
+
+@pytest.mark.parametrize("form", ["folders", "lines"])
+def test_race_is_read_as_folders_and_as_lines(tmp_path: Path, form: str) -> None:
+    folder = RACE
+    if form == "lines":
+        folder = tmp_path
+        for level in ("high", "middle"):
+            files = sorted((RACE / "dev" / level).glob("*.txt"))
+            lines = [file.read_text(encoding="utf-8").strip() for file in files]
+            write(tmp_path / f"dev.{level}.jsonl", "\n".join(lines))
+    questions = read_choices(race_files(folder, "dev"))
+    assert [question.group for question in questions] == ["high", "high", "middle", "middle"]
+    assert groups_of(questions) == ["high", "middle"]
+    assert [question.label for question in questions] == [1, 2, 2, 0]
+    assert questions[1].question == "The historians _ their paper."
+    assert questions[2].choices[2] == "Two ripe bananas."
+
+
+@pytest.mark.parametrize("split", ["train", "dev"])
+def test_missing_files_of_race_are_named(tmp_path: Path, split: Any) -> None:
+    with pytest.raises(CorpusError, match=rf"files {split}/ or {split}\*\.jsonl"):
+        race_files(tmp_path, split)
+    with pytest.raises(CorpusError, match="is not a folder"):
+        race_files(tmp_path / "nowhere", split)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"choices": []}, "no choices; a question needs two or more"),
+        ({"choices": ["b"]}, "one choice; a question needs two or more"),
+        ({"choices": "bc"}, "no choices; a question needs two or more"),
+        ({"choices": ["b", " "]}, "choice 1 has no text (counted from 0)"),
+        ({"choices": ["b", None]}, "choice 1 has no text (counted from 0)"),
+        ({"answer": 2}, "answer 2 is none of 2 choices; give its index, 0 to 1, its letter, A to"),
+        ({"answer": -1}, "answer -1 is none of 2 choices"),
+        ({"answer": "C"}, "answer 'C' is none of 2 choices"),
+        ({"answer": "d"}, "answer 'd' is none of 2 choices"),
+        ({"answer": True}, "answer True is none of 2 choices"),
+        ({"answer": None}, "answer None is none of 2 choices"),
+        ({"context": ""}, "no text in column context"),
+    ],
+)
+def test_a_bad_record_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    record = {"context": "a", "choices": ["b", "c"], "answer": 0}
+    file = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, (record, {**record, **change}))))
+    with pytest.raises(CorpusError) as caught:
+        read_choices([file])
+    assert str(caught.value).startswith(f"{file}, line 2: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_rows_that_are_short_or_have_a_gap_are_listed_together(tmp_path: Path) -> None:
+    rows = ["context,ending0,ending1,ending2,label", "a,b,,c,0", "a,b", "a,b,c,d,e,0", "a,b,c,d,3"]
+    file = write(tmp_path / "a.csv", "\n".join(rows))
+    with pytest.raises(CorpusError) as caught:
+        read_choices([file])
+    messages = str(caught.value).splitlines()
+    expected = [
+        "line 2: choice 1 has no text",
+        "line 3: the row ends before column ending1",
+        "line 4: 6 fields, more than the header's 5",
+        "line 5: answer '3' is none of 3 choices; give its index, 0 to 2, its letter, A to C",
+    ]
+    assert len(messages) == len(expected)
+    for message, start in zip(messages, expected, strict=True):
+        assert message.startswith(f"{file}, {start}")
+
+
+@pytest.mark.parametrize(
+    ("header", "columns", "choices", "message"),
+    [
+        ("story,ending0,ending1,label", Columns(), (), "no column context, sent1 or question"),
+        ("context,first,second,label", Columns(), (), "no column choices, nor ending0, ending1"),
+        ("context,ending0,ending1", Columns(), (), "no column label or answer"),
+        ("context,a,b,label", Columns(), ("a", "c"), "no column c for --choice-columns"),
+        ("context,a,b,label", Columns(text="t"), ("a", "b"), "no column t for --text-column"),
+    ],
+)
+def test_missing_columns_are_named(
+    tmp_path: Path, header: str, columns: Columns, choices: tuple[str, ...], message: str
+) -> None:
+    row = ",".join("1" for _ in header.split(","))
+    file = write(tmp_path / "a.csv", f"{header}\n{row}\n")
+    with pytest.raises(CorpusError) as caught:
+        read_choices([file], columns, choices)
+    assert message in str(caught.value)
+    assert f"its columns are {', '.join(header.split(','))}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("passage", "message"),
+    [
+        ("[1]", "is no passage of RACE: there is no article"),
+        ("{", "is not JSON, as a .txt file of RACE is"),
+        ('{"article": "", "questions": [], "options": [], "answers": []}', "no article"),
+        ('{"article": "a", "questions": ["q"]}', "questions, options, answers must be lists"),
+        (
+            '{"article": "a", "questions": ["q", "r"], "options": [["b", "c"]], "answers": ["A"]}',
+            "2 questions, 1 options, 1 answers; there must be as many of each",
+        ),
+        (
+            '{"article": "a", "questions": ["q"], "options": [["b", "c"]], "answers": ["C"]}',
+            "question 1: answer 'C' is none of 2 choices",
+        ),
+        (
+            '{"article": "a", "questions": ["q"], "options": ["b"], "answers": ["A"]}',
+            "question 1: no choices",
+        ),
+    ],
+)
+def test_a_bad_passage_is_named(tmp_path: Path, passage: str, message: str) -> None:
+    file = write(tmp_path / "1.txt", passage)
+    with pytest.raises(CorpusError) as caught:
+        read_choices([tmp_path])
+    assert str(caught.value).startswith(str(file))
+    assert message in str(caught.value)
+
+
+def test_files_without_a_question_are_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.csv", "context,ending0,ending1,label\n")
+    with pytest.raises(CorpusError, match="no questions in"):
+        read_choices([file])
+
+
+@pytest.mark.parametrize("length", [128, 48, 16])
+def test_sequences_are_those_of_the_service(tokenizer: AlbertTokenizer, length: int) -> None:
+    texts = read_choices([RACE])
+    examples, num_cut = choice_examples(texts, tokenizer, length=length, truncation=True)
+    task = MultipleChoice(tokenizer=tokenizer, max_positions=length)
+    parameters = MultipleChoiceParameters(truncation="truncate")
+    num_truncated = 0
+    for text, example in zip(texts, examples, strict=True):
+        item = ChoiceQuestion(
+            context=text.context, question=text.question, choices=list(text.choices)
+        )
+        prepared = task.prepare(item, parameters)
+        ours = example.sequences(tokenizer)
+        assert [(each.ids, each.types) for each in ours] == [
+            (each.ids, each.types) for each in prepared.inputs
+        ]
+        assert example.lengths == [len(each.ids) for each in ours]
+        num_truncated += prepared.num_truncated > 0
+    assert num_cut == num_truncated
+
+
+def test_texts_that_are_too_long_are_listed_without_truncation(tokenizer: AlbertTokenizer) -> None:
+    texts = read_choices([RACE / "dev"])
+    with pytest.raises(CorpusError) as caught:
+        choice_examples(texts, tokenizer, length=32, truncation=False)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == len(texts)
+    assert lines[0].endswith("6.txt, question 1: over 32 tokens; --truncation cuts such texts")
+
+
+@pytest.fixture
+def config(tokenizer: AlbertTokenizer) -> AlbertConfig:
+    values = {**TINY.to_hf(), "vocab_size": tokenizer.vocab_size, "max_position_embeddings": 128}
+    return AlbertConfig.from_hf(values)
+
+
+def test_the_choices_of_a_question_are_in_one_batch_without_padding_between(
+    tokenizer: AlbertTokenizer, config: AlbertConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choices, "_TOKENS_A_PASS", 900)
+    texts = read_choices([RACE])
+    examples, _ = choice_examples(texts, tokenizer, length=128, truncation=True)
+    feed = choice_feed(examples, tokenizer, config, batch_size=8, seed=0)
+    assert feed.steps_an_epoch == 2
+    batches = feed.step()
+    assert len(batches) > 1
+    assert sum(batch.counts["multiple-choice"] for batch in batches) == 8
+    for batch in batches:
+        assert isinstance(batch, choices.ChoiceBatch)
+        assert int(batch.num_choices.sum()) == len(batch.firsts)
+        assert batch.num_tokens == int(batch.sizes.sum())
+        assert len(batch.targets) == batch.counts["multiple-choice"]
+        assert (batch.targets < batch.num_choices).all()
+    again = choice_feed(examples, tokenizer, config, batch_size=8, seed=0)
+    again.restore(feed.state())
+    for one, other in zip(feed.step(), again.step(), strict=True):
+        assert one.tokens.ids.tolist() == other.tokens.ids.tolist()
+
+
+def test_batches_of_validation_hold_each_question_once(tokenizer: AlbertTokenizer) -> None:
+    examples, _ = choice_examples(read_choices([RACE]), tokenizer, length=128, truncation=True)
+    batches = ChoiceBatches(examples, tokenizer, row_length=128)
+    together = collate_choices(examples, tokenizer, row_length=128)
+    assert len(batches) == 1  # they are few
+    assert batches[0].targets.tolist() == together.targets.tolist()
+    with pytest.raises(IndexError):
+        batches[1]

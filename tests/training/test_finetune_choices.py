@@ -1,0 +1,212 @@
+"""Multiple choice is learnt, validated and evaluated; a run that is killed goes on exactly."""
+
+from __future__ import annotations
+
+import json
+import signal
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.training.processes import before_step, die, run_in_process
+from tests.training.support import (
+    RACE,
+    SQUAD,
+    read_metrics,
+    refusal,
+    run_command,
+    same_weights,
+)
+from training import evaluate
+from training.finetune import main
+from training.loop.checkpointing import step_of
+from training.model.checkpoint import find_tasks, load_checkpoint, read_config
+
+Capture = pytest.CaptureFixture[str]
+run = partial(run_command, main)
+
+
+@pytest.fixture
+def start(pretrained: Path) -> list[str]:
+    """A run of six steps, two an epoch of twelve questions; its data is left to be named."""
+    return [
+        *("--initialize-from", str(pretrained / "checkpoint"), "--length", "64"),
+        *("--batch-size", "6", "--steps", "6", "--lr", "1e-2", "--adamw-lr", "1e-2"),
+        *("--precision", "fp32", "--device", "cpu", "--report-every", "2"),
+    ]
+
+
+@pytest.fixture
+def race(start: list[str]) -> list[str]:
+    return [*start, "--task", "RACE", "--data", str(RACE)]
+
+
+def validations(folder: Path, figure: str) -> dict[int, float]:
+    """A figure of each validation, by its step."""
+    name = f"validation/multiple-choice/{figure}"
+    return {int(line["step"]): line[name] for line in read_metrics(folder) if name in line}
+
+
+def test_the_questions_of_real_passages_are_learnt(race: list[str], tmp_path: Path) -> None:
+    more = ("--steps", "120", "--batch-size", "12", "--validate-every", "60")
+    assert run([*race, *more, "--report-every", "20"], tmp_path / "run") == 0
+    first, *_, last = (
+        line for line in read_metrics(tmp_path / "run") if "multiple-choice/accuracy" in line
+    )
+    assert last["multiple-choice/accuracy"] > 0.9
+    assert last["multiple-choice/loss"] < 0.5 * first["multiple-choice/loss"]
+    checkpoint = str(tmp_path / "run" / "checkpoint")
+    options = ["--multiple-choice", str(RACE / "train"), "--truncation"]
+    assert evaluate.main([checkpoint, *options]) == 0
+    figures = json.loads((Path(checkpoint) / "evaluation.json").read_text())
+    assert figures["multiple_choice_accuracy"] > 0.9
+    assert figures["multiple_choice_questions"] == 12
+
+
+def test_the_best_checkpoint_has_the_figures_of_its_validation(
+    race: list[str], tmp_path: Path
+) -> None:
+    """By accuracy, which `training.evaluate` computes on padded texts, for both levels."""
+    folder = tmp_path / "run"
+    assert run(race, folder) == 0
+    measured = validations(folder, "accuracy")
+    assert list(measured) == [2, 4, 6]
+    best = step_of((folder / "best").resolve())
+    assert best == min(step for step in measured if measured[step] == max(measured.values()))
+    assert evaluate.main([str(folder / "best"), "--task", "race", "--data", str(RACE)]) == 0
+    figures = json.loads((folder / "best" / "evaluation.json").read_text())
+    assert figures["multiple_choice_accuracy"] == pytest.approx(measured[best])
+    loss = validations(folder, "loss")[best]
+    assert figures["multiple_choice_loss"] == pytest.approx(loss, rel=1e-3)
+    levels = [figures[f"multiple_choice_{level}_accuracy"] for level in ("high", "middle")]
+    assert sum(levels) / 2 == pytest.approx(measured[best])
+    counts = {
+        name: figures[f"multiple_choice_{name}"]
+        for name in ("questions", "high_questions", "middle_questions", "truncated")
+    }
+    assert counts == {
+        "questions": 4,
+        "high_questions": 2,
+        "middle_questions": 2,
+        "truncated": counts["truncated"],
+    }
+    assert counts["truncated"] > 0
+    config = read_config(folder / "best")
+    assert "AlbertForMultipleChoice" in config["architectures"]
+    assert "id2label" not in config
+
+
+def test_a_run_that_is_killed_goes_on_to_the_same_best_weights(
+    race: list[str], tmp_path: Path
+) -> None:
+    options = [*race, "--dropout", "0.1", "--keep", "1"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert run(options, whole) == 0
+    for step, saving in ((3, "0.0001s"), (5, "10h")):
+        ended = run_in_process(
+            options,
+            killed,
+            *("--save-every", saving),
+            fate=partial(before_step, step, die),
+            program="training.finetune",
+        )
+        assert ended.status == -signal.SIGKILL
+    assert run_in_process(options, killed, program="training.finetune").status == 0
+    assert same_weights(killed, whole)
+    assert (killed / "best").resolve().name == (whole / "best").resolve().name
+
+
+def test_it_takes_the_place_of_a_classifier_beside_other_tasks(
+    finetuned: Path, start: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    file = tmp_path / "own.csv"
+    file.write_text("sent1,ending0,ending1,label\nIt rained.,We got wet.,We flew.,0\n")
+    options = [*start, "--initialize-from", str(finetuned / "checkpoint"), "--batch-size", "2"]
+    options += ["--multiple-choice", str(file), "--question-answering", str(SQUAD)]
+    assert run(options, tmp_path / "run", "--steps", "2") == 0
+    notice = "the checkpoint's head of text-classification is replaced by one of multiple-choice\n"
+    assert notice in capsys.readouterr().out
+    checkpoint = tmp_path / "run" / "checkpoint"
+    assert load_checkpoint(checkpoint).tasks == {
+        "fill-mask": 800,
+        "sentence-order": 2,
+        "question-answering": 2,
+        "multiple-choice": 1,
+    }
+    assert find_tasks({"classifier.bias": (1,)}, read_config(checkpoint)["architectures"]) == {
+        "multiple-choice": 1
+    }
+
+
+def test_the_papers_recipe(start: list[str], tmp_path: Path) -> None:
+    options = [*start[:2], "--task", "RACE", "--data", str(RACE), "--recipe", "paper"]
+    options += ["--length", "64", "--steps", "1", "--device", "cpu"]
+    assert run(options, tmp_path / "run") == 0
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    expected = {"lr": "2e-05", "batch_size": "[32]", "schedule": "linear", "dropout": "0.1"}
+    expected |= {"optimizer": "adamw", "warmup": str(1000 / 12000), "classifier_dropout": "0.1"}
+    assert {name: record[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--multiple-choice", "a.csv"], "--task has its own files, columns and labels"),
+        (["--choice-columns", "a", "b"], "leave out --choice-columns"),
+        (["--metric", "f1"], "--metric f1 is none of multiple choice; take accuracy or loss"),
+        (["--class-weights", "balanced"], "--class-weights goes with --text-classification"),
+        (["--validation", "nowhere.csv"], "nowhere.csv"),
+    ],
+)
+def test_options_that_do_not_fit(
+    race: list[str], tmp_path: Path, more: list[str], message: str, capsys: Capture
+) -> None:
+    assert run([*race, *more], tmp_path / "run") == 1
+    assert message in refusal(capsys, tmp_path / "run")
+
+
+def test_what_is_wrong_in_training_and_validation_is_listed_together(
+    start: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    train, dev = tmp_path / "train.jsonl", tmp_path / "dev.jsonl"
+    train.write_text(
+        '{"context": "a", "choices": ["b"], "answer": 0}\n'
+        '{"context": "a", "choices": ["b", "c"], "answer": 2}\n'
+    )
+    dev.write_text('{"context": "", "choices": ["b", "c"], "answer": 0}\n')
+    options = [*start, "--multiple-choice", str(train), "--validation", str(dev)]
+    assert run(options, tmp_path / "run") == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[-1].partition(";")[0] for line in lines] == [
+        "one choice",
+        "answer 2 is none of 2 choices",
+        "no text in column context",
+    ]
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_a_classifier_and_multiple_choice_are_not_trained_together(
+    start: list[str], labelled: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    options = [*start, "--text-classification", str(labelled), "--multiple-choice", str(RACE)]
+    assert run(options, tmp_path / "run") == 1
+    assert "do not go together" in refusal(capsys, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--multiple-choice", str(RACE)], "the checkpoint has no head for multiple-choice"),
+        (
+            ["--task", "race", "--data", str(RACE), "--multiple-choice", "a.csv"],
+            "--task has its own files; leave out --multiple-choice",
+        ),
+        (["--task", "race"], "--task race needs --data"),
+    ],
+)
+def test_what_cannot_be_evaluated(
+    pretrained: Path, more: list[str], message: str, capsys: Capture
+) -> None:
+    assert evaluate.main([str(pretrained / "checkpoint"), *more]) == 1
+    assert message in capsys.readouterr().err

@@ -1,0 +1,243 @@
+"""Questions of multiple choice, from tables and from the files of RACE."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any, Final, TypeAlias
+
+from training.data.corpus import CorpusError, read_lines
+from training.data.labelled.choice_columns import ChoiceColumns, read_choice_columns
+from training.data.labelled.columns import COMMON_COLUMNS, Columns
+from training.data.labelled.tables import Record, RowError
+from training.data.labelled.texts import cell_text, raise_listed
+
+# The one name of a file's only split.
+_ONLY: Final = "data"
+# What a record of RACE has beside its `article`.
+_RACE_FIELDS: Final = ("questions", "options", "answers")
+# The two kinds of schools whose examinations RACE consists of, as its folders name them.
+_RACE_LEVELS: Final = re.compile(r"(?<![a-z])(middle|high)(?![a-z])")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChoiceText:
+    """A text, the choices that answer a question on it or go on after it, and the right one.
+
+    Attributes:
+        question: precedes each choice, or has a blank for it; None without one.
+        label: index of the right choice.
+        group: of questions that are measured by themselves; "" for none.
+        place: file and line, for messages.
+    """
+
+    context: str
+    question: str | None
+    choices: tuple[str, ...]
+    label: int
+    group: str = ""
+    place: str = ""
+
+
+_Read: TypeAlias = "ChoiceText | RowError"
+
+
+def read_choices(
+    files: Sequence[Path], columns: Columns = COMMON_COLUMNS, choices: Sequence[str] = ()
+) -> list[ChoiceText]:
+    """Read the questions of files, or of all files in folders.
+
+    A file is `.csv`, `.tsv`, `.jsonl` or `.parquet`, as for `read_labelled`, with the columns that
+    `choice_columns` describes; or one of RACE: a `.txt` file that is one JSON object, or `.jsonl`
+    with one a line, of `article`, `questions`, `options` and `answers`.
+
+    Args:
+        columns: of the context (`text`), the question (`pair`) and the answer (`label`).
+        choices: the columns of the choices; none for those that data sets commonly have.
+
+    Raises:
+        CorpusError: a file cannot be read or lacks columns; a row has no text, fewer than two
+            choices, or an answer that is none of them; or there is no question. The message lists
+            all of it, up to a limit.
+    """
+    return read_choice_splits({_ONLY: files}, columns, choices)[_ONLY]
+
+
+def read_choice_splits(
+    files: Mapping[str, Sequence[Path]],
+    columns: Columns = COMMON_COLUMNS,
+    choices: Sequence[str] = (),
+) -> dict[str, list[ChoiceText]]:
+    """Read the questions of each split, as `read_choices`; errors of all splits are listed."""
+    questions: dict[str, list[ChoiceText]] = {split: [] for split in files}
+    errors: list[str] = []
+    for split, its_files in files.items():
+        num_before = len(errors)
+        for read in chain.from_iterable(
+            _read_file(f, columns, choices) for f in _files_in(its_files)
+        ):
+            if isinstance(read, ChoiceText):
+                questions[split].append(read)
+            else:
+                errors.append(read.message)
+        if not questions[split] and len(errors) == num_before:
+            errors.append(f"no questions in {', '.join(map(str, its_files))}")
+    raise_listed(errors)
+    return questions
+
+
+def _files_in(paths: Sequence[Path]) -> Iterator[Path]:
+    for path in paths:
+        if path.is_dir():
+            yield from sorted(file for file in path.rglob("*") if file.is_file())
+        else:
+            yield path
+
+
+def _read_file(file: Path, columns: Columns, choices: Sequence[str]) -> Iterator[_Read]:
+    if ".txt" in file.suffixes:
+        yield from _read_passage_file(file)
+        return
+    for row, names in read_choice_columns(file, columns, choices):
+        if isinstance(row, RowError):
+            yield row
+        elif names is None:
+            yield from _race_questions(row.values, row.place, _level(file))
+        else:
+            yield _question(row, names)
+
+
+def _read_passage_file(file: Path) -> Iterator[_Read]:
+    """Yield the questions of one of RACE's own files, of one passage."""
+    try:
+        passage = json.loads("".join(read_lines(file)))
+    except (CorpusError, OSError) as error:
+        yield RowError(str(error))
+    except (ValueError, RecursionError) as error:
+        yield RowError(f"{file} is not JSON, as a .txt file of RACE is: {error}")
+    else:
+        if isinstance(passage, dict) and "article" in passage:
+            yield from _race_questions(passage, str(file), _level(file))
+        else:
+            yield RowError(f"{file} is no passage of RACE: there is no article")
+
+
+def _level(file: Path) -> str:
+    """Return the group of RACE's questions by the names of a file and its folder."""
+    for name in (file.name, file.parent.name):
+        if match := _RACE_LEVELS.search(name):
+            return match[1]
+    return ""
+
+
+def _race_questions(passage: Mapping[str, Any], place: str, group: str) -> Iterator[_Read]:
+    fields = [passage.get(name) for name in _RACE_FIELDS]
+    context = cell_text(passage["article"])
+    if context is None:
+        yield RowError(f"{place}: no article")
+    elif not all(isinstance(field, list) for field in fields):
+        yield RowError(f"{place}: {', '.join(_RACE_FIELDS)} must be lists")
+    elif len({len(field) for field in fields if field is not None}) != 1:
+        counts = ", ".join(
+            f"{len(field or ())} {name}" for field, name in zip(fields, _RACE_FIELDS, strict=True)
+        )
+        yield RowError(f"{place}: {counts}; there must be as many of each")
+    else:
+        lists = [field or [] for field in fields]
+        for number, (question, options, answer) in enumerate(zip(*lists, strict=True), start=1):
+            # Blanks stand by themselves, as in most of RACE's questions.
+            text = re.sub(r"\s*_+\s*", " _ ", cell_text(question) or "").strip()
+            yield _checked(
+                context=context,
+                question=text or None,
+                choices=options if isinstance(options, list) else [],
+                answer=answer,
+                group=group,
+                place=f"{place}, question {number}",
+            )
+
+
+def _question(row: Record, names: ChoiceColumns) -> _Read:
+    context = cell_text(row.values[names.context])
+    if context is None:
+        return RowError(f"{row.place}: no text in column {names.context}")
+    missing = [name for name in names.numbered if row.values[name] is None]
+    if missing:
+        return RowError(f"{row.place}: the row ends before column {missing[0]}")
+    if names.listed is None:
+        choices: Any = _without_empty_end([row.values[name] for name in names.numbered])
+    else:
+        choices = row.values[names.listed]
+    labels: Sequence[Any] = ()
+    if isinstance(choices, Mapping):  # {"text": [...], "label": ["A", ...]}, as of ARC
+        choices, labels = choices.get("text"), choices.get("label") or ()
+    return _checked(
+        context=context,
+        question=None if names.question is None else cell_text(row.values[names.question]),
+        choices=choices if isinstance(choices, Sequence) and not isinstance(choices, str) else [],
+        answer=row.values[names.label],
+        labels=labels,
+        place=row.place,
+    )
+
+
+def _without_empty_end(cells: Sequence[Any]) -> list[Any]:
+    """Return the cells up to the last that is not empty: a question may have fewer choices."""
+    last = max((number for number, cell in enumerate(cells) if cell_text(cell)), default=-1)
+    return list(cells[: last + 1])
+
+
+def _checked(
+    *,
+    context: str,
+    question: str | None,
+    choices: Sequence[Any],
+    answer: Any,
+    place: str,
+    labels: Sequence[Any] = (),
+    group: str = "",
+) -> _Read:
+    """Return a question, or why it is none."""
+    texts = [cell_text(choice) for choice in choices]
+    present = tuple(text for text in texts if text is not None)
+    if len(texts) < 2:
+        has = "one choice" if texts else "no choices"
+        return RowError(f"{place}: {has}; a question needs two or more")
+    if len(present) < len(texts):
+        return RowError(f"{place}: choice {texts.index(None)} has no text (counted from 0)")
+    label = _find_answer(answer, present, [str(each) for each in labels])
+    if label is None:
+        last = ascii_uppercase[min(len(present), len(ascii_uppercase)) - 1]
+        return RowError(
+            f"{place}: answer {answer!r} is none of {len(present)} choices; give its index, 0 to "
+            f"{len(present) - 1}, its letter, A to {last}, or its text"
+        )
+    return ChoiceText(
+        context=context, question=question, choices=present, label=label, group=group, place=place
+    )
+
+
+def _find_answer(answer: Any, choices: Sequence[str], labels: Sequence[str]) -> int | None:
+    """Return the index of an answer given as one of the labels, an index, a letter or a text."""
+    text = cell_text(answer)
+    if text is None or isinstance(answer, bool):
+        return None
+    if text in labels:
+        index = labels.index(text)
+    elif text.isdecimal():
+        index = int(text)
+    elif len(text) == 1 and text in ascii_uppercase:
+        index = ascii_uppercase.index(text)
+    else:
+        index = choices.index(text) if choices.count(text) == 1 else len(choices)
+    return index if index < len(choices) else None
+
+
+def groups_of(questions: Iterable[ChoiceText]) -> list[str]:
+    """Return the names of the groups of questions, in the order of their first questions."""
+    return [name for name in dict.fromkeys(question.group for question in questions) if name]

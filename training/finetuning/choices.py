@@ -1,0 +1,94 @@
+"""Multiple choice of a finetuning run: its examples, and validation on it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from albert_serve.tokenizer import AlbertTokenizer
+from training.data.choices import ChoiceBatches, ChoiceExample, choice_examples
+from training.data.labelled.choices import ChoiceText, read_choice_splits
+from training.evaluation.validation import Validation
+from training.loop.progress import RunError
+from training.loop.selection import Selection
+from training.run.options import columns_of
+
+_TRAINING: Final = "training"
+_VALIDATION: Final = "validation"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choices:
+    """The data of multiple choice in a run.
+
+    Attributes:
+        held_out: examples of validation.
+        labels: keys of `config.json` that name labels, of which multiple choice has none.
+    """
+
+    examples: Sequence[ChoiceExample]
+    tokenizer: AlbertTokenizer
+    held_out: Sequence[ChoiceExample] = ()
+    labels: dict[str, Any] = field(default_factory=dict)
+
+    def validation(self, *, every: int, row_length: int) -> Validation:
+        """Return the validation on the held-out questions, in batches of like lengths."""
+        examples = sorted(self.held_out, key=lambda example: max(example.lengths))
+        return Validation(
+            batches=ChoiceBatches(examples, self.tokenizer, row_length=row_length),
+            every=every,
+            tasks=("multiple-choice",),
+        )
+
+    def selection(self, options: argparse.Namespace) -> Selection:
+        """Return the selection of the best validation, by accuracy or `--metric loss`."""
+        return Selection(figure=options.metric or "accuracy", patience=options.patience)
+
+
+def build_choices(options: argparse.Namespace, tokenizer: AlbertTokenizer) -> Choices:
+    """Read and tokenise the questions of the training and validation files.
+
+    Raises:
+        CorpusError: files cannot be read, or hold what cannot be trained; all of it is listed.
+        RunError: options do not fit the data.
+    """
+    _check(options)
+    files = {_TRAINING: options.multiple_choice}
+    if options.validation:
+        files[_VALIDATION] = options.validation
+    texts = read_choice_splits(files, columns_of(options), options.choice_columns)
+    return Choices(
+        examples=_tokenised(options, tokenizer, texts[_TRAINING]),
+        tokenizer=tokenizer,
+        held_out=_tokenised(options, tokenizer, texts.get(_VALIDATION, [])),
+    )
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.text_classification:
+        raise RunError(
+            "--text-classification and --multiple-choice do not go together: a checkpoint has "
+            "one head named classifier"
+        )
+    for option in ("labels", "class_weights"):
+        if getattr(options, option) is not None:
+            name = option.replace("_", "-")
+            raise RunError(f"--{name} goes with --text-classification, not --multiple-choice")
+    if options.metric not in (None, "accuracy", "loss"):
+        raise RunError(
+            f"--metric {options.metric} is none of multiple choice; take accuracy or loss"
+        )
+
+
+def _tokenised(
+    options: argparse.Namespace, tokenizer: AlbertTokenizer, texts: Sequence[ChoiceText]
+) -> list[ChoiceExample]:
+    """Tokenise questions as --length and --truncation say, and report how many were cut."""
+    examples, num_cut = choice_examples(
+        texts, tokenizer, length=options.length, truncation=options.truncation
+    )
+    if num_cut:
+        print(f"{num_cut:,} of {len(texts):,} questions are cut to {options.length} tokens")
+    return examples
