@@ -17,6 +17,7 @@ from export.examples import read_examples
 from export.source import read_json_object
 from export.write import Exported, Limits, export_bundle
 from training.conversion.source import REFERENCE_HELP
+from training.data.labelled.folders import labelled_files
 from training.errors import TrainingError
 from training.evaluation.real_text import DEFAULT_TEXT, RealData
 from training.run.options import add_columns, columns_of, parse_duration, parse_finite
@@ -110,7 +111,7 @@ def _real_data(options: argparse.Namespace) -> RealData | None:
         return None
     return RealData(
         text=tuple(options.text or [DEFAULT_TEXT]),
-        labelled=tuple(options.text_classification),
+        labelled=tuple(labelled_files(options.text_classification, "test", "validation")),
         columns=columns_of(options),
         questions=tuple(options.question_answering),
     )

@@ -21,20 +21,22 @@ from albert_serve.files import write_atomically
 from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import REFERENCE_HELP, open_checkpoint
 from training.data.examples import MIN_LENGTH, ExampleSettings, SentenceTask
+from training.data.labelled.folders import labelled_files
 from training.data.labelled.texts import read_labelled
 from training.data.masking import NgramMasking, word_starts
 from training.data.questions import read_squad
 from training.data.shards import Shards
 from training.errors import report_errors
-from training.evaluation.classification import evaluate_classification
+from training.evaluation.classification import classify
 from training.evaluation.predictions import MAX_ANSWER_LENGTH, EvaluationError
 from training.evaluation.questions import answer_questions, question_figures, write_predictions
-from training.evaluation.task import evaluate_task
+from training.evaluation.task import classify_task, task_figures
 from training.evaluation.validation import held_out, measure, unigram_entropy
 from training.glue.tasks import TASKS
 from training.losses import Objective
 from training.model.checkpoint import load_checkpoint, read_config
 from training.model.heads import AlbertForTasks, Task
+from training.model.labels import read_labels
 from training.prepare import prepare
 from training.run.options import (
     add_columns,
@@ -151,14 +153,19 @@ def _question_figures(
 def _classification_figures(
     options: argparse.Namespace, folder: Path, model: AlbertForTasks, tokenizer: AlbertTokenizer
 ) -> dict[str, Any]:
-    names = _label_names(folder, model.tasks["text-classification"])
+    names, problem = read_labels(read_config(folder), model.tasks["text-classification"])
     if options.task is not None:
         task = TASKS[options.task]
-        return evaluate_task(
-            model, tokenizer, task, names, options.data, truncation=options.truncation
+        return task_figures(
+            task,
+            classify_task(
+                model, tokenizer, task, names, options.data, truncation=options.truncation
+            ),
         )
-    texts, _ = read_labelled(options.text_classification, names, columns_of(options))
-    return evaluate_classification(model, tokenizer, texts, names, truncation=options.truncation)
+    files = labelled_files(options.text_classification, "test", "validation")
+    texts, _ = read_labelled(files, names, columns_of(options), problem)
+    classified = classify(model, tokenizer, texts, names, problem, truncation=options.truncation)
+    return classified.figures()
 
 
 def _held_out_figures(
@@ -183,16 +190,6 @@ def _sentence_task(folder: Path, model: AlbertForTasks) -> SentenceTask:
     if "sentence-order" not in model.tasks:
         return "none"
     return "nsp" if read_config(folder).get("albert_sentence_task") == "nsp" else "sop"
-
-
-def _label_names(folder: Path, num_labels: int) -> list[str]:
-    labels = read_config(folder).get("id2label") or {str(i): str(i) for i in range(num_labels)}
-    if len(labels) != num_labels:
-        raise EvaluationError(
-            f"id2label of {folder / 'config.json'} names {len(labels)} labels; "
-            f"the classifier has {num_labels} outputs"
-        )
-    return [labels[key] for key in sorted(labels, key=int)]
 
 
 def _need(model: AlbertForTasks, *tasks: str) -> None:
@@ -244,7 +241,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help=REFERENCE_HELP)
     add("--pretraining", nargs="+", type=Path, help="held-out text")
-    add("--text-classification", nargs="+", type=Path, help="CSV, TSV, JSONL or Parquet files")
+    add(
+        "--text-classification",
+        nargs="+",
+        type=Path,
+        help="CSV, TSV, JSONL or Parquet files, or folders of them",
+    )
     add_task(parser)
     add_columns(parser)
     add(

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Final, get_args
 
+from albert_serve.bundle.manifest import ProblemType
+from training.data.labelled.folders import files_of_split, labelled_files
 from training.finetuning.recipes import DEFAULTS, with_defaults
 from training.glue.files import training_files
 from training.glue.tasks import TASKS, Metric
@@ -22,8 +24,8 @@ from training.run.options import (
 
 # Options of the user's own files, which a task of GLUE has in its table.
 _OWN_FILES: Final = (
-    *("text_classification", "labels", "teacher"),
-    *("text_column", "pair_column", "label_column", "delimiter"),
+    *("text_classification", "problem_type", "labels", "teacher"),
+    *("text_column", "pair_column", "label_column", "label_separator", "delimiter"),
 )
 _FIGURES: Final = ("loss", *get_args(Metric))
 
@@ -32,7 +34,18 @@ def add_classification(group: argparse._ArgumentGroup) -> None:
     """Add the options of the data of text classification, and of validation on it."""
     add = group.add_argument
     add_task(group)
-    add("--text-classification", nargs="+", type=Path, help="CSV, TSV, JSONL or Parquet")
+    add(
+        "--text-classification",
+        nargs="+",
+        type=Path,
+        help="CSV, TSV, JSONL or Parquet files, or folders of them",
+    )
+    add(
+        "--problem-type",
+        choices=get_args(ProblemType),
+        help="of those files: one label a text, any number of labels, or a number "
+        "(single_label_classification)",
+    )
     add("--labels", nargs="+", help="names of the labels 0, 1, ... of those files")
     add(
         "--class-weights",
@@ -112,7 +125,28 @@ def resolve(options: argparse.Namespace) -> argparse.Namespace:
             "validation": options.validation or files.validation,
         }
         options = argparse.Namespace(**{**vars(options), **own})
+    else:
+        options = argparse.Namespace(**{**vars(options), **_files_in_folders(options)})
     return with_defaults(options)
+
+
+def _files_in_folders(options: argparse.Namespace) -> dict[str, list[Path] | None]:
+    """Return the files in place of folders; a folder's own files of validation if none are given.
+
+    Raises:
+        CorpusError: a folder has none.
+    """
+    train, validation = options.text_classification, options.validation
+    if train and validation is None and options.teacher is None:
+        folders = [path for path in train if path.is_dir()]
+        held_out = [file for folder in folders for file in files_of_split(folder, "validation")]
+        validation = held_out or None
+        if validation:
+            print(f"validation on {', '.join(map(str, validation))}")
+    return {
+        "text_classification": train and labelled_files(train, "train"),
+        "validation": validation and labelled_files(validation, "validation"),
+    }
 
 
 def _parse_class_weight(text: str) -> str | float:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from training.data.corpus import CorpusError
-from training.data.labelled.texts import LabelledSplits, raise_listed, read_splits
+from training.data.labelled.texts import ANY_SCORE, LabelledSplits, raise_listed, read_splits
 from training.glue.tasks import GlueTask
 
 _COMPRESSED: Final = ("", ".gz", ".bz2", ".xz", ".zst")
@@ -60,7 +60,9 @@ def read_task(task: GlueTask, files: Mapping[str, Sequence[Path]]) -> LabelledSp
     Raises:
         CorpusError: as `read_splits`.
     """
-    splits = read_splits(files, task.labels or None, task.columns, task.scale)
+    splits = read_splits(
+        files, task.labels or None, task.columns, task.problem, task.scale or ANY_SCORE
+    )
     for file, count in splits.num_left_out.items():
         print(f"{file}: {count:,} rows without a text or a label are left out")
     return splits

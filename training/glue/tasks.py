@@ -12,12 +12,22 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
+from albert_serve.bundle.manifest import ProblemType
 from training.data.labelled.columns import Columns
 from training.data.labelled.texts import Scale
 
-# `f1` is that of label 1 of two; `macro_f1` the mean over the labels.
+# `f1` is that of label 1 of two; `macro_f1` the mean over the labels; `micro_f1` that of all
+# labels of texts with several, and `subset_accuracy` the share of texts with exactly their labels.
 Metric: TypeAlias = Literal[
-    "accuracy", "f1", "macro_f1", "matthews_correlation", "pearson", "spearman"
+    "accuracy",
+    "f1",
+    "macro_f1",
+    "micro_f1",
+    "subset_accuracy",
+    "matthews_correlation",
+    "pearson",
+    "spearman",
+    "mse",
 ]
 # Name of the held-out split of tasks with one; MNLI has two.
 ONLY_DEV: Final = "dev"
@@ -47,6 +57,11 @@ class GlueTask:
     dev: Mapping[str, tuple[str, ...]] = field(
         default_factory=lambda: MappingProxyType({ONLY_DEV: ("dev.tsv",)})
     )
+
+    @property
+    def problem(self) -> ProblemType:
+        """The kind of the task."""
+        return "single_label_classification" if self.scale is None else "regression"
 
 
 _single = partial(Columns, delimiter="\t")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+_LOWEST: Final = frozenset({"loss", "mse"})
 _STATE: Final = ("figure", "best_step", "best", "num_since", "validated_step")
 
 
@@ -15,8 +16,8 @@ class Selection:
     """The best validation of a run so far.
 
     Attributes:
-        figure: name of the figure that decides, such as `accuracy`; the highest is the best, of a
-            `loss` the lowest.
+        figure: name of the figure that decides, such as `accuracy`; the highest is the best, of
+            `loss` and `mse` the lowest.
         patience: validations in a row without a new best after which the run stops; None to go on.
         best: the best figure so far; None before the first.
         best_step: its step.
@@ -52,7 +53,7 @@ class Selection:
     def _is_better(self, value: float) -> bool:
         if self.best is None or math.isnan(value):
             return not math.isnan(value)
-        return value < self.best if self.figure == "loss" else value > self.best
+        return value < self.best if self.figure in _LOWEST else value > self.best
 
     def state(self) -> dict[str, Any]:
         """Return the state for `restore`."""

@@ -63,7 +63,14 @@ def add_columns(group: argparse._ActionsContainer) -> None:
     add = group.add_argument
     add("--text-column", metavar="NAME", help="column of the text (text, sentence, ...)")
     add("--pair-column", metavar="NAME", help="column of the second text of a pair")
-    add("--label-column", metavar="NAME", help="column of the label (label, category, ...)")
+    add(
+        "--label-column",
+        nargs="+",
+        metavar="NAME",
+        help="column of the label (label, category, ...); or a column of 0 and 1 for each of "
+        "several labels",
+    )
+    add("--label-separator", metavar="TEXT", help="divides a column into several labels of a text")
     add("--delimiter", help="of CSV files, one character (detected from the header)")
 
 
@@ -71,15 +78,22 @@ def columns_of(options: argparse.Namespace) -> Columns:
     """Return the columns that the options name.
 
     Raises:
-        RunError: the delimiter is not one character.
+        RunError: the delimiter is not one character, or labels stand in one column and in several.
     """
+    labels = options.label_column or []
+    if len(labels) > 1 and options.label_separator is not None:
+        raise RunError("--label-separator divides one column; leave it out, or give one column")
+    if len(set(labels)) < len(labels):
+        raise RunError(f"--label-column {' '.join(labels)}: give each column once")
     if options.delimiter is not None and len(options.delimiter) != 1:
         raise RunError(f"--delimiter {options.delimiter!r}: give one character, such as ';'")
     return Columns(
         text=options.text_column,
         pair=options.pair_column,
-        label=options.label_column,
+        label=labels[0] if len(labels) == 1 else None,
         delimiter=options.delimiter,
+        indicators=tuple(labels) if len(labels) > 1 else (),
+        separator=options.label_separator,
     )
 
 
