@@ -41,11 +41,11 @@ from training.prepare import prepare
 from training.run.options import (
     add_columns,
     add_task,
-    check_task,
     columns_of,
     default_device,
     parse_count,
     parse_finite,
+    with_task_data,
 )
 from training.system.command_line import make_parser
 
@@ -97,7 +97,7 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     Raises:
         EvaluationError: none is given, or the checkpoint has no head for it.
     """
-    check_task(options)
+    options = with_task_data(options)
     if options.task is not None and options.text_classification:
         raise EvaluationError("--task has its own files; leave out --text-classification")
     if not (

@@ -262,7 +262,6 @@ def test_the_papers_recipe_is_recorded_and_can_be_overridden(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--task", "cola"], "--task cola needs --data, the folder with its official files"),
         (["--data", "cola"], "--data cola is the folder of a task; give --task"),
         (
             ["--task", "cola", "--data", "x", "--labels", "a", "--text-column", "b"],

@@ -16,10 +16,10 @@ from training.run.options import (
     add_columns,
     add_optimization,
     add_task,
-    check_task,
     parse_count,
     parse_part,
     parse_positive,
+    with_task_data,
 )
 
 # Options of the user's own files, which a task of GLUE has in its table.
@@ -113,7 +113,7 @@ def resolve(options: argparse.Namespace) -> argparse.Namespace:
         RunError: options contradict each other.
         CorpusError: files of the task are missing.
     """
-    check_task(options)
+    options = with_task_data(options)
     if options.task is not None:
         given = [name for name in _OWN_FILES if getattr(options, name) is not None]
         if given:

@@ -13,12 +13,16 @@ from typing import get_args
 
 import torch
 
+from training.conversion.hub import HubModel, download
 from training.data.labelled.columns import Columns
+from training.glue.files import patterns_of
 from training.glue.tasks import TASKS, task_name
 from training.loop.progress import RunError
+from training.model.checkpoint import CheckpointError
 from training.optim.optimizers import OptimizerName, ScheduleName
 from training.system.precision import PrecisionName
 
+_GLUE = HubModel(repo_id="nyu-mll/glue", repo_type="dataset")
 _SENTENCE_WEIGHT = "weight of the sentence task's loss; 1 in the paper, with 4096 sequences a step"
 
 
@@ -31,24 +35,36 @@ def add_end(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def add_task(group: argparse._ActionsContainer) -> None:
-    """Add the options of a task of GLUE; `check_task` checks them."""
+    """Add the options of a task of GLUE; `with_task_data` checks and completes them."""
     titles = ", ".join(task.title for task in TASKS.values())
     group.add_argument("--task", type=_parse_task, metavar="NAME", help=f"a task of GLUE: {titles}")
     group.add_argument(
-        "--data", type=Path, metavar="FOLDER", help="the folder with the official files of --task"
+        "--data",
+        type=Path,
+        metavar="FOLDER",
+        help=f"the folder with the official files of --task (downloaded: {_GLUE.repo_id} of the "
+        "Hugging Face Hub)",
     )
 
 
-def check_task(options: argparse.Namespace) -> None:
-    """Check that a task and its folder are given together.
+def with_task_data(options: argparse.Namespace) -> argparse.Namespace:
+    """Return the options with the folder of the task's files, which are downloaded if need be.
 
     Raises:
-        RunError: one is given alone.
+        RunError: a folder is given without a task, or the files cannot be downloaded.
     """
-    if options.task is not None and options.data is None:
-        raise RunError(f"--task {options.task} needs --data, the folder with its official files")
     if options.task is None and options.data is not None:
         raise RunError(f"--data {options.data} is the folder of a task; give --task")
+    if options.task is None or options.data is not None:
+        return options
+    patterns = [f"{options.task}/{name}" for name in patterns_of(TASKS[options.task])]
+    try:
+        folder = download(_GLUE, patterns) / options.task
+    except CheckpointError as error:
+        raise RunError(
+            f"{error}; --data names a folder with the files of --task {options.task}"
+        ) from error
+    return argparse.Namespace(**{**vars(options), "data": folder})
 
 
 def _parse_task(text: str) -> str:
