@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 
 from albert_serve.files import write_atomically
+from albert_serve.progress import progress
 from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import REFERENCE_HELP, open_checkpoint
 from training.data.examples import MIN_LENGTH, ExampleSettings, SentenceTask
@@ -48,6 +49,7 @@ from training.run.options import (
     with_task_data,
 )
 from training.system.command_line import make_parser
+from training.system.precision import PrecisionName
 
 _EXAMPLES: Final = r"""examples:
   python -m training.evaluate runs/base/checkpoint --pretraining wiki/validation.jsonl.xz
@@ -59,7 +61,11 @@ _EXAMPLES: Final = r"""examples:
 
 
 def evaluate_pretraining(
-    model: AlbertForTasks, shards: Shards, masking: NgramMasking, settings: ExampleSettings
+    model: AlbertForTasks,
+    shards: Shards,
+    masking: NgramMasking,
+    settings: ExampleSettings,
+    products: PrecisionName = "auto",
 ) -> dict[str, float]:
     """Evaluate masked tokens (loss in nats, accuracy) and the sentence task; nan without any.
 
@@ -71,7 +77,8 @@ def evaluate_pretraining(
     if settings.sentence_task != "none":
         tasks = ("fill-mask", "sentence-order")
     batches = list(held_out(shards, masking, settings))
-    tallies = measure(Objective(model, device), batches, tasks, device)
+    shown = progress(batches, title="validation", unit="batches")
+    tallies = measure(Objective(model, device), shown, tasks, device, products)
     assert tallies is not None
     masked = tallies["fill-mask"]
     figures = {

@@ -20,6 +20,7 @@ from training.data.batch import TokenisedExample
 from training.data.collate import collate_examples
 from training.data.feeds import LabelledExample, labelled_examples
 from training.data.labelled.texts import LabelledSplits, LabelledText, read_splits, read_texts
+from training.evaluation.chance import chance_level
 from training.evaluation.metrics import COMBINED, OFFICIAL, mean_metric, metric_figures
 from training.evaluation.validation import Validation
 from training.glue.files import read_task
@@ -61,6 +62,7 @@ class Classification:
         held_out: examples of validation.
         metrics: of validation, the official ones first.
         num_official: how many of the metrics decide, by their mean, which validation is best.
+        problem: the kind of the task.
     """
 
     examples: Sequence[TokenisedExample]
@@ -69,6 +71,7 @@ class Classification:
     held_out: Sequence[LabelledExample] = ()
     metrics: tuple[Metric, ...] = ("accuracy",)
     num_official: int = 1
+    problem: ProblemType = "single_label_classification"
 
     def validation(self, *, every: int, row_length: int) -> Validation:
         """Return the validation on the held-out texts, in batches of like lengths."""
@@ -90,7 +93,14 @@ class Classification:
     def selection(self, options: argparse.Namespace) -> Selection:
         """Return the selection of the best validation by `--metric`, or the official metrics."""
         official = self.metrics[0] if self.num_official == 1 else COMBINED
-        return Selection(figure=options.metric or official, patience=options.patience)
+        figure = options.metric or official
+        return Selection(figure=figure, chance=self._chance(figure), patience=options.patience)
+
+    def _chance(self, figure: str) -> float:
+        """Return the figure of constant answers to the held-out texts."""
+        targets = np.array([example.label for example in self.held_out])
+        num_labels = len(self.labels["id2label"])
+        return chance_level(figure, targets, num_labels, self.problem, self._figures)
 
     def _figures(self, logits_NK: Tensor, targets_N: Tensor) -> dict[str, float]:
         figures = metric_figures(self.metrics, logits_NK.numpy(), targets_N.numpy())
@@ -143,6 +153,7 @@ def build_classification(
         held_out=_tokenised(options, tokenizer, splits.texts.get(_VALIDATION, [])),
         metrics=metrics,
         num_official=len(official),
+        problem=problem,
     )
 
 

@@ -19,6 +19,7 @@ from training.run.options import (
     parse_count,
     parse_part,
     parse_positive,
+    parse_seed,
     with_task_data,
 )
 
@@ -99,6 +100,14 @@ def add_hyperparameters(group: argparse._ArgumentGroup) -> None:
     add("--dropout", type=parse_part, help="of hidden states and attention (the checkpoint's)")
     add("--classifier-dropout", type=parse_part, help="of pooled states (the checkpoint's)")
     add_optimization(group, {})
+    add(
+        "--seeds",
+        nargs="+",
+        type=parse_seed,
+        metavar="SEED",
+        help="train a run of each of these seeds in a folder of its own; one number N: N runs, from "
+        "--seed on",
+    )
     for action in group._group_actions:
         if action.dest in DEFAULTS:
             value = DEFAULTS[action.dest]

@@ -109,7 +109,5 @@ def test_a_task_that_cannot_be_downloaded(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_a_folder_without_the_task(tmp_path: Path) -> None:
-    with pytest.raises(
-        CorpusError, match=r"no training file train.tsv or train.part\*.tsv or trai"
-    ):
+    with pytest.raises(CorpusError, match=r"no training file train.tsv or train.part"):
         training_files(TASKS["cola"], tmp_path)
