@@ -20,7 +20,16 @@ from training.conversion.source import REFERENCE_HELP
 from training.data.labelled.folders import labelled_files
 from training.errors import TrainingError
 from training.evaluation.real_text import DEFAULT_TEXT, RealData
-from training.run.options import add_columns, columns_of, parse_duration, parse_finite
+from training.glue.files import dev_files
+from training.glue.tasks import TASKS
+from training.run.options import (
+    add_columns,
+    add_task,
+    columns_of,
+    parse_duration,
+    parse_finite,
+    with_task_data,
+)
 from training.system.command_line import make_parser
 
 _EXAMPLES: Final = """\
@@ -109,10 +118,19 @@ def _summarize_quality(quality: Mapping[TaskName, Quality]) -> Iterator[str]:
 def _real_data(options: argparse.Namespace) -> RealData | None:
     if options.no_quality:
         return None
+    options = with_task_data(options)
+    task = TASKS.get(options.task)
+    if task is None:
+        labelled = labelled_files(options.text_classification, "test", "validation")
+    elif options.text_classification:
+        raise ExportError("--task has its own files; leave out --text-classification")
+    else:
+        labelled = [file for files in dev_files(task, options.data).values() for file in files]
     return RealData(
         text=tuple(options.text or [DEFAULT_TEXT]),
-        labelled=tuple(labelled_files(options.text_classification, "test", "validation")),
+        labelled=tuple(labelled),
         columns=columns_of(options),
+        task=task,
         questions=tuple(options.question_answering),
     )
 
@@ -158,6 +176,7 @@ def _parser() -> argparse.ArgumentParser:
     add_data = functools.partial(data.add_argument, nargs="+", type=Path, metavar="FILE")
     add_data("--text", help="a corpus (an excerpt of Wikipedia)")
     add_data("--text-classification", default=[], help="labelled CSV, TSV, JSONL or Parquet")
+    add_task(data)
     add_columns(data)
     add_data("--question-answering", default=[], help="SQuAD's JSON")
     data.add_argument("--no-quality", action="store_true", help="do not measure it")

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import torch
 
@@ -28,11 +28,21 @@ from training.data.masking import NgramMasking, word_starts
 from training.data.questions import read_squad
 from training.data.shards import Shards
 from training.errors import report_errors
-from training.evaluation.classification import classify
+from training.evaluation.classification import Classified, classify
 from training.evaluation.predictions import MAX_ANSWER_LENGTH, EvaluationError
-from training.evaluation.questions import answer_questions, question_figures, write_predictions
+from training.evaluation.questions import (
+    BEST_F1_THRESHOLD,
+    AnsweredQuestion,
+    answer_questions,
+    describe_threshold,
+    question_figures,
+)
+from training.evaluation.reports.report import write_report
+from training.evaluation.reports.submissions import write_glue, write_squad
+from training.evaluation.results import Results
 from training.evaluation.task import classify_task, task_figures
 from training.evaluation.validation import held_out, measure, unigram_entropy
+from training.glue.files import dev_files, read_task, read_test
 from training.glue.tasks import TASKS
 from training.losses import Objective
 from training.model.checkpoint import load_checkpoint, read_config
@@ -49,7 +59,7 @@ from training.run.options import (
     with_task_data,
 )
 from training.system.command_line import make_parser
-from training.system.precision import PrecisionName
+from training.system.precision import PrecisionName, precision
 
 _EXAMPLES: Final = r"""examples:
   python -m training.evaluate runs/base/checkpoint --pretraining wiki/validation.jsonl.xz
@@ -58,6 +68,9 @@ _EXAMPLES: Final = r"""examples:
   python -m training.evaluate runs/rte/best --task RTE --data glue/RTE
   python -m training.evaluate textattack/albert-base-v2-SST-2 --text-classification sst2/dev.tsv
 """
+
+# The one split of the user's own files.
+_ONLY: Final = "data"
 
 
 def evaluate_pretraining(
@@ -98,81 +111,111 @@ def evaluate_pretraining(
     return figures
 
 
-def evaluate(options: argparse.Namespace) -> dict[str, Any]:
-    """The figures of every kind of data that is given.
+def evaluate(options: argparse.Namespace) -> Results:
+    """Return the figures and answers of every kind of data that is given.
 
     Raises:
-        EvaluationError: none is given, or the checkpoint has no head for it.
+        EvaluationError: none is given, the checkpoint has no head for it, or options contradict.
     """
     options = with_task_data(options)
     if options.task is not None and options.text_classification:
         raise EvaluationError("--task has its own files; leave out --text-classification")
-    if not (
-        options.pretraining
-        or options.text_classification
-        or options.question_answering
-        or options.task
-    ):
+    has_texts = bool(options.text_classification or options.task)
+    if not (options.pretraining or has_texts or options.question_answering):
         raise EvaluationError(
             "nothing to measure: give --pretraining, --text-classification, --task or "
             "--question-answering"
         )
-    with open_checkpoint(options.checkpoint) as checkpoint:
+    if options.predictions is not None and has_texts == bool(options.question_answering):
+        raise EvaluationError(
+            "--predictions writes those of texts or of questions; give the data of one of them"
+        )
+    with (
+        open_checkpoint(options.checkpoint) as checkpoint,
+        precision(options.device, options.precision),
+    ):
         return _evaluate(options, checkpoint.folder)
 
 
-def _evaluate(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def _evaluate(options: argparse.Namespace, folder: Path) -> Results:
     model = load_checkpoint(folder).to(options.device).eval()
     tokenizer = AlbertTokenizer.from_file(folder / "tokenizer.json")
     figures: dict[str, Any] = {}
+    classified: dict[str, Classified] = {}
+    answered: list[AnsweredQuestion] = []
     if options.pretraining:
         _need(model, "fill-mask")
         figures |= _held_out_figures(options, folder, model, tokenizer)
     if options.text_classification or options.task:
         _need(model, "text-classification")
-        figures |= _classification_figures(options, folder, model, tokenizer)
+        classified = _classify(options, folder, model, tokenizer)
+        task = TASKS.get(options.task)
+        figures |= classified[_ONLY].figures() if task is None else task_figures(task, classified)
     if options.question_answering:
         _need(model, "question-answering")
-        figures |= _question_figures(options, model, tokenizer)
-    return {
-        name: figure
-        for name, figure in figures.items()
-        if not (isinstance(figure, float) and math.isnan(figure))
-    }
+        answered = _answer(options, model, tokenizer)
+        figures |= question_figures(answered, options.null_score_diff_threshold)
+        _warn_of_threshold(answered, figures)
+    return Results(
+        figures={
+            name: figure
+            for name, figure in figures.items()
+            if not isinstance(figure, float) or math.isfinite(figure)
+        },
+        classified=classified,
+        answered=answered,
+        threshold=options.null_score_diff_threshold,
+    )
 
 
-def _question_figures(
+def _answer(
     options: argparse.Namespace, model: AlbertForTasks, tokenizer: AlbertTokenizer
-) -> dict[str, float]:
+) -> list[AnsweredQuestion]:
     questions = read_squad(options.question_answering)
     answered = answer_questions(
         model, tokenizer, questions, max_answer_length=options.max_answer_length
     )
-    threshold = options.null_score_diff_threshold
-    if options.question_predictions is not None:
+    if options.predictions is not None:
         may_be_empty = any(not question.answers for question in questions)
-        write_predictions(
-            answered, options.question_predictions, threshold if may_be_empty else None
-        )
-    return question_figures(answered, threshold)
+        threshold = options.null_score_diff_threshold if may_be_empty else None
+        files = write_squad(answered, options.predictions, threshold)
+        print(f"{len(answered):,} answers in {', '.join(map(str, files))}")
+    return answered
 
 
-def _classification_figures(
+def _warn_of_threshold(answered: Sequence[AnsweredQuestion], figures: Mapping[str, float]) -> None:
+    threshold = figures.get(BEST_F1_THRESHOLD)
+    warning = None if threshold is None else describe_threshold(answered, threshold)
+    if warning is not None:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def _classify(
     options: argparse.Namespace, folder: Path, model: AlbertForTasks, tokenizer: AlbertTokenizer
-) -> dict[str, Any]:
+) -> dict[str, Classified]:
     names, problem = read_labels(read_config(folder), model.tasks["text-classification"])
-    if options.task is not None:
-        task = TASKS[options.task]
-        return task_figures(
-            task,
-            classify_task(
-                model, tokenizer, task, names, options.data, truncation=options.truncation
-            ),
+    task = TASKS.get(options.task)
+    if task is None:
+        files = labelled_files(options.text_classification, "test", "validation")
+        texts, _ = read_labelled(files, names, columns_of(options), problem)
+        cut = options.truncation
+        classified = {_ONLY: classify(model, tokenizer, texts, names, problem, truncation=cut)}
+    else:
+        texts_of = {
+            split: read_task(task, {split: files}).texts[split]
+            for split, files in dev_files(task, options.data).items()
+        }
+        classified = classify_task(
+            model, tokenizer, task, names, texts_of, truncation=options.truncation
         )
-    files = labelled_files(options.text_classification, "test", "validation")
-    texts, _ = read_labelled(files, names, columns_of(options), problem)
-    classified = classify(model, tokenizer, texts, names, problem, truncation=options.truncation)
-    return classified.figures()
+    if options.predictions is not None:
+        submitted = classified
+        if task is not None and (tests := read_test(task, options.data)):
+            submitted = classify_task(
+                model, tokenizer, task, names, tests, truncation=options.truncation
+            )
+        write_glue(submitted, options.predictions, task)
+    return classified
 
 
 def _held_out_figures(
@@ -189,7 +232,7 @@ def _held_out_figures(
         settings = ExampleSettings(
             length=options.length, sentence_task=_sentence_task(folder, model)
         )
-        return evaluate_pretraining(model, shards, masking, settings)
+        return evaluate_pretraining(model, shards, masking, settings, options.precision)
 
 
 def _sentence_task(folder: Path, model: AlbertForTasks) -> SentenceTask:
@@ -214,7 +257,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    figures = evaluate(options)
+    results = evaluate(options)
+    figures = results.figures
     classes = figures.get("text_classification_classes", {})
     width = max(map(len, figures))
     for name, value in figures.items():
@@ -227,7 +271,12 @@ def _run(options: argparse.Namespace) -> int:
     folder = Path(options.checkpoint)
     file = options.output or (folder / "evaluation.json" if folder.is_dir() else None)
     if file is not None:
-        write_atomically(file, (json.dumps(figures, indent=2) + "\n").encode())
+        content = json.dumps(dict(figures), indent=2, allow_nan=False) + "\n"
+        write_atomically(file, content.encode())
+    if options.report is not None:
+        write_report(results, folder.resolve().name, options.report)
+        print(f"report in {options.report / 'report.md'}")
+    if file is not None:
         print(f"written to {file}")
     else:
         print("not written to a file, which --output names for a model of the Hub")
@@ -278,14 +327,29 @@ def _parser() -> argparse.ArgumentParser:
         "that of the best answer to win (%(default)s); the best value is among the figures",
     )
     add(
-        "--question-predictions",
+        "--predictions",
+        type=Path,
+        metavar="FILE",
+        help="write the predictions in the official form: of --task a TSV file, for the test file "
+        "if the folder has one; of questions a JSON file, and others beside it with the best "
+        "answers and the null scores",
+    )
+    add(
+        "--report",
         type=Path,
         metavar="FOLDER",
-        help="write predictions.json, nbest_predictions.json and null_odds.json, as run_squad does",
+        help="write report.md with charts of confusion and calibration and the worst examples, and "
+        "report.json",
     )
     add("--length", type=parse_count, default=128, help="tokens per row of held-out text (128)")
     add("--output", type=Path, help="output file (evaluation.json in the checkpoint's folder)")
     add("--device", type=torch.device, default=default_device())
+    add(
+        "--precision",
+        choices=get_args(PrecisionName),
+        default="fp32",
+        help="of matrix products; auto takes the faster one (%(default)s)",
+    )
     return parser
 
 

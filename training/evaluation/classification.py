@@ -5,7 +5,6 @@ Shape legend: N texts, K labels.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.metrics import precision_recall_fscore_support
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -66,7 +65,7 @@ class Classified:
     @cached_property
     def predictions(self) -> NDArray[Any]:
         """The predictions, as the targets."""
-        return predictions_of(self.logits, several=self.targets.ndim > 1)
+        return predictions_of(self.logits, several=self.problem == "multi_label_classification")
 
     @cached_property
     def losses_N(self) -> NDArray[np.float32]:
@@ -109,15 +108,26 @@ class Classified:
         """How often each label was predicted for texts of each, without zeros; for one a text."""
         if self.problem != "single_label_classification":
             return {}
-        counts = Counter(zip(self.targets.tolist(), self.predictions.tolist(), strict=True))
         return {
-            name: {
-                other: counts[row, column]
-                for column, other in enumerate(self.names)
-                if counts[row, column]
-            }
-            for row, name in enumerate(self.names)
+            name: {other: count for other, count in zip(self.names, row, strict=True) if count}
+            for name, row in zip(self.names, self.confusion_KK.tolist(), strict=True)
         }
+
+    @property
+    def confusion_KK(self) -> NDArray[np.int64]:
+        """The same as a matrix, of labels by predictions."""
+        counts_KK: NDArray[np.int64] = confusion_matrix(
+            self.targets, self.predictions, labels=range(len(self.names))
+        )
+        return counts_KK
+
+    def describe(self, value: Any) -> str:
+        """Return a target or prediction as text: names of labels, or a number."""
+        if self.problem == "regression":
+            return f"{float(value):.4g}"
+        if self.problem == "single_label_classification":
+            return self.names[int(value)]
+        return ",".join(name for name, has in zip(self.names, value, strict=True) if has)
 
     def figures(self, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
         """Return metrics, loss, counts and, of labels, calibration and the figures of each.
@@ -134,13 +144,14 @@ class Classified:
             figures["calibration_error"] = expected_calibration_error(self.bins)
         figures |= {"texts": len(self.texts), "truncated": self.num_truncated}
         if self.problem != "regression":
-            figures["classes"] = self._classes()
+            figures["classes"] = self.classes()
             figures["calibration"] = [each._asdict() for each in self.bins]
         if self.confusion:
             figures["confusion"] = self.confusion
         return {f"{PREFIX}_{name}": value for name, value in figures.items()}
 
-    def _classes(self) -> dict[str, dict[str, float]]:
+    def classes(self) -> dict[str, dict[str, float]]:
+        """Return precision, recall, F1 and the number of texts of each label."""
         precisions, recalls, f1s, counts = precision_recall_fscore_support(
             self.targets,
             self.predictions,

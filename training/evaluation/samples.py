@@ -35,6 +35,7 @@ from training.evaluation.metrics import metric_figures
 from training.evaluation.predictions import EvaluationError, Item, PredictedAnswer, question_items
 from training.evaluation.real_text import RealData, RealText, read_real_text
 from training.evaluation.squad import mean_score, score_answer, version_of
+from training.evaluation.task import read_for_model
 
 SEED: Final = 12345
 
@@ -244,13 +245,22 @@ def _draw_texts(drawing: Drawing) -> Sample:
         inputs = (given for given, _ in _fitting(drawing, texts, "truncate"))
         items = drawing.gather([_unlabelled(entry, inputs)])
         return Sample(metric=AGREEMENT, items=items, files=drawing.text.files)
-    labelled, _ = read_labelled(files, entry.labels, drawing.data.columns, problem)
+    labelled = _read_labelled(drawing.data, entry.labels, problem)
     metric, read, mark = _LABELLED[problem]
     # A labelled text is not cut, since its label is the whole's.
     fitting = _fitting(drawing, labelled, "error")
     items = (Item(inputs=[given], read=read, rights=[_right(label)]) for given, label in fitting)
     names = [file.name for file in files]
     return Sample(metric=metric, items=drawing.gather([items]), files=names, mark=mark)
+
+
+def _read_labelled(
+    data: RealData, names: Sequence[str] | None, problem: ProblemType
+) -> list[LabelledText]:
+    """Read labelled texts, with the numbers of the model's outputs as labels."""
+    if data.task is None:
+        return read_labelled(data.labelled, names, data.columns, problem)[0]
+    return read_for_model(data.task, data.labelled, names or [])
 
 
 def _fitting(

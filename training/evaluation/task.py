@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from albert_serve.tokenizer import AlbertTokenizer
+from training.data.labelled.texts import Label, LabelledText
 from training.evaluation.classification import PREFIX, Classified, classify
 from training.evaluation.metrics import COMBINED, mean_metric
 from training.evaluation.predictions import EvaluationError
-from training.glue.files import dev_files, read_task
+from training.glue.files import read_task
 from training.glue.tasks import GlueTask
 from training.model.heads import AlbertForTasks
 
@@ -20,33 +22,56 @@ def classify_task(
     tokenizer: AlbertTokenizer,
     task: GlueTask,
     names: Sequence[str],
-    folder: Path,
+    texts: Mapping[str, Sequence[LabelledText]],
     *,
     truncation: bool = False,
 ) -> dict[str, Classified]:
-    """Classify the texts of each held-out split of a task.
+    """Classify the texts of each split of a task.
 
     Args:
         names: of the model's labels, in the order of its outputs.
-        folder: of the task's files.
 
     Raises:
         EvaluationError: the model's labels are not the task's.
-        CorpusError: a file is missing or cannot be read, or as `classify`.
+        CorpusError: as `classify`.
     """
     outputs = outputs_of(task, names)
     return {
         split: classify(
             model,
             tokenizer,
-            read_task(task, {split: files}).texts[split],
+            its_texts,
             task.labels or names,
             task.problem,
             truncation=truncation,
             outputs=outputs,
         )
-        for split, files in dev_files(task, folder).items()
+        for split, its_texts in texts.items()
     }
+
+
+def read_for_model(
+    task: GlueTask, files: Sequence[Path], names: Sequence[str]
+) -> list[LabelledText]:
+    """Read the texts of a task's files, with the numbers of a model's outputs as labels.
+
+    Args:
+        names: of the model's labels.
+
+    Raises:
+        EvaluationError: the model's labels are not the task's.
+        CorpusError: a file cannot be read.
+    """
+    outputs = outputs_of(task, names)
+    (texts,) = read_task(task, {"held-out": files}).texts.values()
+    if task.scale is not None:
+        return texts
+    return [replace(text, label=outputs[int(_number(text.label))]) for text in texts]
+
+
+def _number(label: Label) -> float:
+    assert not isinstance(label, tuple)
+    return label
 
 
 def task_figures(task: GlueTask, classified: Mapping[str, Classified]) -> dict[str, Any]:

@@ -105,8 +105,8 @@ def add_hyperparameters(group: argparse._ArgumentGroup) -> None:
         nargs="+",
         type=parse_seed,
         metavar="SEED",
-        help="train a run of each of these seeds in a folder of its own; one number N: N runs, from "
-        "--seed on",
+        help="train a run of each of these seeds in a folder of its own; one number N: N runs, "
+        "from --seed on",
     )
     for action in group._group_actions:
         if action.dest in DEFAULTS:

@@ -8,15 +8,21 @@ from pathlib import Path
 from typing import Final
 
 from training.data.corpus import CorpusError
-from training.data.labelled.columns import COMMON_COLUMNS
-from training.data.labelled.texts import ANY_SCORE, LabelledSplits, raise_listed, read_splits
+from training.data.labelled.columns import COMMON_COLUMNS, Columns
+from training.data.labelled.texts import (
+    ANY_SCORE,
+    LabelledSplits,
+    LabelledText,
+    raise_listed,
+    read_splits,
+    read_texts,
+)
 from training.glue.tasks import GlueTask
 
 _COMPRESSED: Final = ("", ".gz", ".bz2", ".xz", ".zst")
 _PARQUET: Final = ".parquet"
-# The names of the Hub's files.
+# The name of the Hub's training files.
 _HUB_TRAIN: Final = f"train-*{_PARQUET}"
-_HUB_TEST: Final = f"test*-*{_PARQUET}"
 # Held out of the training files, to select a model without the official held-out files.
 _VALIDATION: Final = ("val.tsv", "validation.tsv")
 
@@ -32,7 +38,8 @@ class TrainingFiles:
 def patterns_of(task: GlueTask) -> list[str]:
     """Return the patterns of the files that the Hub's repository has of a task, in its folder."""
     held_out = (pattern for patterns in _dev(task).values() for pattern in patterns)
-    return [pattern for pattern in (_HUB_TRAIN, *held_out, _HUB_TEST) if pattern.endswith(_PARQUET)]
+    tests = (pattern for patterns in task.test.values() for pattern in patterns)
+    return [name for name in (_HUB_TRAIN, *held_out, *tests) if name.endswith(_PARQUET)]
 
 
 def _dev(task: GlueTask) -> dict[str, tuple[str, ...]]:
@@ -80,13 +87,37 @@ def read_task(task: GlueTask, files: Mapping[str, Sequence[Path]]) -> LabelledSp
     Raises:
         CorpusError: as `read_splits`.
     """
-    columns = task.columns
-    if all(file.suffix == _PARQUET for its_files in files.values() for file in its_files):
-        columns = replace(COMMON_COLUMNS, pairs=columns.pairs, short_rows=columns.short_rows)
+    columns = _columns(task, [file for its_files in files.values() for file in its_files])
     splits = read_splits(files, task.labels or None, columns, task.problem, task.scale or ANY_SCORE)
     for file, count in splits.num_left_out.items():
         print(f"{file}: {count:,} rows without a text or a label are left out")
     return splits
+
+
+def read_test(task: GlueTask, folder: Path) -> dict[str, list[LabelledText]]:
+    """Read the texts of each split without labels, which have label 0; none if files are missing.
+
+    Raises:
+        CorpusError: as `read_texts`.
+    """
+    files = {split: _find(folder, patterns) for split, patterns in task.test.items()}
+    if not all(files.values()):
+        return {}
+    return {
+        split: [
+            LabelledText(text=text, pair=pair, label=0, place=f"{split} {index}")
+            for index, (text, pair) in enumerate(read_texts(its, _columns(task, its)))
+        ]
+        for split, its in files.items()
+    }
+
+
+def _columns(task: GlueTask, files: Sequence[Path]) -> Columns:
+    """Return the columns of official files, or of the Hub's."""
+    if not all(file.suffix == _PARQUET for file in files):
+        return task.columns
+    own = task.columns
+    return replace(COMMON_COLUMNS, pairs=own.pairs, short_rows=own.short_rows)
 
 
 def _find(folder: Path, patterns: Sequence[str]) -> list[Path]:

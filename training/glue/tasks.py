@@ -46,6 +46,8 @@ class GlueTask:
         metrics: official metrics; where there are several, their mean counts.
         train: patterns of the training files' names, of which the first with a file is taken.
         dev: the same of each held-out split.
+        test: the same of each split without labels.
+        submitted: how labels stand in the files that GLUE's server takes.
     """
 
     title: str
@@ -57,6 +59,10 @@ class GlueTask:
     dev: Mapping[str, tuple[str, ...]] = field(
         default_factory=lambda: MappingProxyType({ONLY_DEV: ("dev.tsv",)})
     )
+    test: Mapping[str, tuple[str, ...]] = field(
+        default_factory=lambda: MappingProxyType({"test": ("test.tsv", "test-*.parquet")})
+    )
+    submitted: Literal["names", "numbers"] = "numbers"
 
     @property
     def problem(self) -> ProblemType:
@@ -143,6 +149,11 @@ TASKS: Final[Mapping[str, GlueTask]] = MappingProxyType(
             ),
             labels=("entailment", "neutral", "contradiction"),
             dev={"matched": ("dev_matched.tsv",), "mismatched": ("dev_mismatched.tsv",)},
+            test={
+                split: (f"test_{split}.tsv", f"test_{split}-*.parquet")
+                for split in ("matched", "mismatched")
+            },
+            submitted="names",
         ),
         "qnli": GlueTask(
             title="QNLI",
@@ -153,11 +164,13 @@ TASKS: Final[Mapping[str, GlueTask]] = MappingProxyType(
                 headerless=("index", "question", "sentence", "label"),
             ),
             labels=_ENTAILMENT,
+            submitted="names",
         ),
         "rte": GlueTask(
             title="RTE",
             columns=_SENTENCES,
             labels=_ENTAILMENT,
+            submitted="names",
         ),
         "wnli": GlueTask(
             title="WNLI",

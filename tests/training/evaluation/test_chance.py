@@ -27,7 +27,7 @@ def measure(metric: Metric, logits: Tensor, targets: Tensor) -> dict[str, float]
         ("single_label_classification", "f1", [0, 1, 1], 0.8),
         ("single_label_classification", "matthews_correlation", [0, 1, 1], 0),
         ("single_label_classification", "loss", [0, 0, 1, 1], math.log(2)),
-        ("multi_label_classification", "micro_f1", [[1, 0], [1, 1], [0, 0], [1, 0]], 6 / 7),
+        ("multi_label_classification", "micro_f1", [[1, 0], [1, 1], [0, 0], [1, 0]], 0.75),
         ("multi_label_classification", "subset_accuracy", [[0, 0], [1, 1], [0, 0]], 2 / 3),
         ("multi_label_classification", "loss", [[0, 1], [1, 1]], math.log(2) / 2),
         ("regression", "pearson", [1.0, 2.0, 3.0], 0),
