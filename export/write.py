@@ -38,6 +38,7 @@ from albert_serve.files import partial_folder
 from albert_serve.progress import progress
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
+from export.card import CARD_FILE, model_card
 from export.encoder import build_encoder
 from export.errors import ExportError
 from export.examples import check_tasks
@@ -180,7 +181,11 @@ def export_bundle(
             quality = _measure_quality(source, folder, model, data, quality_budget_s)
             if not limits.forced:
                 check_quality(quality, limits.max_cost)
-            _write_manifest(manifest.model_copy(update={"quality": quality}), folder)
+            manifest = manifest.model_copy(update={"quality": quality})
+            _write_manifest(manifest, folder)
+        if manifest.evaluation:
+            card = model_card(manifest, target.name)
+            (folder / CARD_FILE).write_text(card, encoding="utf-8")
         Bundle.open(folder, verify="size")
         _move(folder, target)
         return Exported(

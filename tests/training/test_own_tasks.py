@@ -178,6 +178,7 @@ def test_columns_of_0_and_1_are_evaluated_in_any_order(
         (["--label-separator", ",", "--label-column", "a", "b"], "--label-separator divides one"),
         (["--label-column", "a", "a"], "--label-column a a: give each column once"),
         (["--label-separator", ",", "--problem-type", "regression"], "this is regression"),
+        (["--labels", "a", "b", "--problem-type", "regression"], "a regression has one score; 2 "),
         (
             ["--problem-type", "multi_label_classification", "--class-weights", "balanced"],
             "--class-weights goes with one label a text; this is multi_label_classification",

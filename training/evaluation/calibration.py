@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_NUM_BINS: Final = 15
+NUM_BINS: Final = 15
 
 
 class Bin(NamedTuple):
@@ -29,15 +29,15 @@ def reliability(confidences_P: NDArray[Any], is_right_P: NDArray[Any]) -> list[B
         confidences_P: from 0 to 1.
         is_right_P: whether each prediction is right.
     """
-    edges = np.linspace(0, 1, _NUM_BINS + 1)
-    bin_of_P = np.clip(np.digitize(confidences_P, edges[1:-1], right=True), 0, _NUM_BINS - 1)
+    edges = np.linspace(0, 1, NUM_BINS + 1)
+    bin_of_P = np.clip(np.digitize(confidences_P, edges[1:-1], right=True), 0, NUM_BINS - 1)
     return [
         Bin(
             confidence=float(confidences_P[within].mean()),
             accuracy=float(is_right_P[within].mean()),
             count=int(within.sum()),
         )
-        for number in range(_NUM_BINS)
+        for number in range(NUM_BINS)
         if (within := bin_of_P == number).any()
     ]
 

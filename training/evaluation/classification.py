@@ -60,7 +60,8 @@ class Classified:
     @cached_property
     def targets(self) -> NDArray[Any]:
         """The labels or scores (N,), or 1 and 0 for each of several labels (N, K)."""
-        return np.array([text.label for text in self.texts])
+        dtype = np.int64 if self.problem == "multi_label_classification" else None
+        return np.array([text.label for text in self.texts], dtype)
 
     @cached_property
     def predictions(self) -> NDArray[Any]:

@@ -31,8 +31,10 @@ def metric_figures(
     Args:
         targets_N: of texts with several labels (N, K), 1 and 0.
     """
-    predicted = predictions_of(logits_NK, several=targets_N.ndim > 1)
-    return {metric: _METRICS[metric](targets_N, predicted) for metric in metrics}
+    has_several = targets_N.ndim > 1
+    targets = targets_N.astype(np.int64) if has_several else targets_N
+    predicted = predictions_of(logits_NK, several=has_several)
+    return {metric: _METRICS[metric](targets, predicted) for metric in metrics}
 
 
 def predictions_of(logits_NK: _Numbers, *, several: bool) -> _Numbers:

@@ -44,7 +44,7 @@ class Selection:
     def has_collapsed(self) -> bool:
         """Whether the best figure is not over that of one answer for all texts."""
         if self.best is None or self.chance is None:
-            return self.best is None
+            return self.best is None and self.validated_step > 0
         return not _is_better(self.figure, self.best, self.chance)
 
     def take(self, step: int, figures: Mapping[str, float]) -> bool:

@@ -23,7 +23,7 @@ from training.evaluation.reports.tables import cell
 from training.evaluation.results import Results
 from training.glue.tasks import TASKS
 
-NAMES = ["bad", "fair", "good|fine"]
+NAMES = ["bad", "$fair_$", "good|fine"]
 
 
 def classified(

@@ -184,6 +184,8 @@ def _check_columns(
             "--label-separator, and several columns of --label-column, are for texts with several "
             f"labels (multi_label_classification); this is {problem}"
         )
+    if problem == "regression" and label_names is not None and len(label_names) != 1:
+        raise CorpusError(f"a regression has one score; {len(label_names)} labels are named")
     if columns.indicators and label_names and set(columns.indicators) != set(label_names):
         raise CorpusError(
             f"--label-column {' '.join(columns.indicators)}: the labels are "

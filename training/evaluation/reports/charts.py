@@ -39,8 +39,9 @@ def draw_confusion(names: Sequence[str], counts_KK: NDArray[np.int64], file: Pat
     figure, ax = _new(inches)
     parts_KK = counts_KK / np.maximum(counts_KK.sum(1, keepdims=True), 1)
     ax.imshow(parts_KK, cmap="Blues", vmin=0, vmax=1)
-    ax.set_xticks(range(len(names)), labels=list(names), rotation=90)
-    ax.set_yticks(range(len(names)), labels=list(names))
+    # A name may hold a dollar sign, which is no formula.
+    ax.set_xticks(range(len(names)), labels=list(names), rotation=90, parse_math=False)
+    ax.set_yticks(range(len(names)), labels=list(names), parse_math=False)
     ax.set_xlabel("predicted")
     ax.set_ylabel("label")
     if len(names) <= _MOST_NUMBERED:

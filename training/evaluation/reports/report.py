@@ -10,7 +10,12 @@ from typing import Any, Final
 import numpy as np
 
 from albert_serve.files import write_atomically
-from training.evaluation.calibration import Bin, expected_calibration_error, reliability
+from training.evaluation.calibration import (
+    NUM_BINS,
+    Bin,
+    expected_calibration_error,
+    reliability,
+)
 from training.evaluation.classification import Classified
 from training.evaluation.questions import AnsweredQuestion, predicted
 from training.evaluation.reports.charts import draw_confusion, draw_reliability, draw_scores
@@ -91,7 +96,7 @@ def _calibration_part(part: str, bins: Sequence[Bin], folder: Path) -> list[str]
     return [
         "### Calibration",
         "",
-        f"Expected calibration error: {expected_calibration_error(bins):.4f} (15 bins).",
+        f"Expected calibration error: {expected_calibration_error(bins):.4f} ({NUM_BINS} bins).",
         "",
         f"![Reliability diagram]({image})",
         "",
