@@ -64,6 +64,7 @@ def _constants(
     targets: NDArray[Any], num_labels: int, problem: ProblemType
 ) -> Iterator[NDArray[np.float32]]:
     """Yield logits (N, K) that are the same for all texts."""
+    rows: list[Any]
     if problem == "regression":
         rows = [[targets.mean()]]
     elif problem == "multi_label_classification":
