@@ -201,8 +201,6 @@ def test_a_task_without_a_header_is_submitted_and_exported(
     assert (quality.metric, quality.count, quality.data) == ("accuracy", 8, ["dev.tsv"])
     assert quality.torch == pytest.approx(100 * figures["text_classification_accuracy"])
     assert '{"type": "matthews_correlation"' in (bundle / "README.md").read_text()
-        "text\\_classification\\_", ""
-    )
 
 
 def test_a_run_stops_when_validation_gets_no_better(
