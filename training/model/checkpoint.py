@@ -296,7 +296,8 @@ def read_tasks(folder: Path) -> dict[Task, int]:
     file = folder / "model.safetensors"
     try:
         with safetensors.safe_open(file, "pt") as stored:
-            shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118
+            names = list(stored.keys())
+            shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in names}
     except (OSError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}; is it complete?") from error
     return find_tasks(shapes, read_config(folder).get("architectures") or ())
