@@ -17,14 +17,20 @@ from export.examples import read_examples
 from export.source import read_json_object
 from export.write import Exported, Limits, export_bundle
 from training.conversion.source import REFERENCE_HELP
+from training.data.labelled.folders import labelled_files
+from training.data.labelled.race import RACE, race_files
 from training.errors import TrainingError
 from training.evaluation.real_text import DEFAULT_TEXT, RealData
+from training.glue.files import dev_files
+from training.glue.tasks import TASKS
 from training.run.options import (
     add_choices,
     add_columns,
+    add_task,
     columns_of,
     parse_duration,
     parse_finite,
+    with_task_data,
 )
 from training.system.command_line import make_parser
 
@@ -114,12 +120,26 @@ def _summarize_quality(quality: Mapping[TaskName, Quality]) -> Iterator[str]:
 def _real_data(options: argparse.Namespace) -> RealData | None:
     if options.no_quality:
         return None
+    options = with_task_data(options)
+    task = TASKS.get(options.task)
+    if options.task is not None and (options.text_classification or options.multiple_choice):
+        raise ExportError(
+            "--task has its own files; leave out --text-classification and --multiple-choice"
+        )
+    if task is None:
+        labelled = labelled_files(options.text_classification, "test", "validation")
+    else:
+        labelled = [file for files in dev_files(task, options.data).values() for file in files]
+    choices = options.multiple_choice or []
+    if options.task == RACE:
+        choices = race_files(options.data, "dev")
     return RealData(
         text=tuple(options.text or [DEFAULT_TEXT]),
-        labelled=tuple(options.text_classification),
+        labelled=tuple(labelled),
         columns=columns_of(options),
+        task=task,
         questions=tuple(options.question_answering),
-        choices=tuple(options.multiple_choice or []),
+        choices=tuple(choices),
         choice_columns=tuple(options.choice_columns),
     )
 
@@ -165,6 +185,7 @@ def _parser() -> argparse.ArgumentParser:
     add_data = functools.partial(data.add_argument, nargs="+", type=Path, metavar="FILE")
     add_data("--text", help="a corpus (an excerpt of Wikipedia)")
     add_data("--text-classification", default=[], help="labelled CSV, TSV, JSONL or Parquet")
+    add_task(data)
     add_columns(data)
     add_choices(data)
     add_data("--question-answering", default=[], help="SQuAD's JSON")

@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import numpy as np
 
-from albert_serve.bundle.manifest import TOKENIZER_FILE, WEIGHTS_FILE, ProblemType, TaskEntry
+from albert_serve.bundle.manifest import TOKENIZER_FILE, WEIGHTS_FILE, TaskEntry
 from albert_serve.bundle.weights import (
     StoredTensor,
     TaskName,
@@ -23,7 +23,8 @@ from albert_serve.bundle.weights import (
 from albert_serve.config import AlbertConfig
 from export.errors import ExportError
 from training.evaluation.questions import BEST_F1_THRESHOLD
-from training.model.checkpoint import check_config, find_tasks, read_config
+from training.model.checkpoint import CheckpointError, check_config, find_tasks, read_config
+from training.model.labels import read_labels
 
 # What transformers and training read beside the weights and `tokenizer.json`.
 HUGGING_FACE_FILES: Final = ("config.json", "tokenizer_config.json", "spiece.model")
@@ -172,24 +173,15 @@ def _read_tasks(
 
 
 def _classification(hf: Mapping[str, Any], num_outputs: int) -> TaskEntry:
-    """The labels are `id2label`'s or, where there are none, LABEL_0 and so on, as HF's are."""
-    id2label = hf.get("id2label") or {str(i): f"LABEL_{i}" for i in range(num_outputs)}
-    labels = [id2label.get(str(i)) for i in range(num_outputs)]
-    if len(id2label) != num_outputs or not all(isinstance(label, str) for label in labels):
-        raise ExportError(
-            f"id2label of config.json names {sorted(id2label)}; the classifier has {num_outputs} "
-            f'outputs, so it must name "0" to "{num_outputs - 1}"'
-        )
-    inferred = "regression" if num_outputs == 1 else "single_label_classification"
-    problem_type = hf.get("problem_type") or inferred
-    if problem_type not in get_args(ProblemType):
-        allowed = ", ".join(get_args(ProblemType))
-        raise ExportError(f"problem_type is {problem_type!r} in config.json; allowed are {allowed}")
+    try:
+        labels = read_labels(hf, num_outputs)
+    except CheckpointError as error:
+        raise ExportError(str(error)) from error
     return TaskEntry(
         graph="text-classification.onnx",
         num_outputs=num_outputs,
-        labels=labels,
-        problem_type=problem_type,
+        labels=labels.names,
+        problem_type=labels.problem,
     )
 
 

@@ -37,6 +37,7 @@ from albert_serve.bundle.weights import TaskName, read_header
 from albert_serve.progress import progress
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
+from export.card import CARD_FILE, model_card
 from export.encoder import build_encoder
 from export.errors import ExportError
 from export.examples import check_tasks
@@ -181,7 +182,11 @@ def export_bundle(
             quality = _measure_quality(source, folder, model, data, quality_budget_s)
             if not limits.forced:
                 check_quality(quality, limits.max_cost)
-            _write_manifest(manifest.model_copy(update={"quality": quality}), folder)
+            manifest = manifest.model_copy(update={"quality": quality})
+            _write_manifest(manifest, folder)
+        if manifest.evaluation:
+            card = model_card(manifest, target.name)
+            (folder / CARD_FILE).write_text(card, encoding="utf-8")
         Bundle.open(folder, verify="size")
         put_folder_in_place(folder, target)
         return Exported(

@@ -29,15 +29,19 @@ _WITH_PROCESSES: Final = (
     "training/loop",
     "training/model/test_model_training.py",
     "training/optim/test_lamb.py",
+    "training/glue/test_hub.py",
     "training/test_evaluate.py",
+    "training/test_evaluate_files.py",
     "training/test_finetune.py",
     "training/test_finetune_choices.py",
     "training/test_finetune_tasks.py",
     "training/test_losses.py",
+    "training/test_own_tasks.py",
     "training/test_plot.py",
     "training/test_prepare_stopped.py",
     "training/test_pretrain.py",
     "training/test_requirements.py",
+    "training/test_seeds.py",
 )
 
 

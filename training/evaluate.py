@@ -13,15 +13,17 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import torch
 
 from albert_serve.files import write_atomically
+from albert_serve.progress import progress
 from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import REFERENCE_HELP, open_checkpoint
 from training.data.examples import MIN_LENGTH, ExampleSettings, SentenceTask
 from training.data.labelled.choices import read_choices
+from training.data.labelled.folders import labelled_files
 from training.data.labelled.race import RACE, race_files
 from training.data.labelled.texts import read_labelled
 from training.data.masking import NgramMasking, word_starts
@@ -29,27 +31,39 @@ from training.data.questions import read_squad
 from training.data.shards import Shards
 from training.errors import report_errors
 from training.evaluation.choices import evaluate_choices
-from training.evaluation.classification import evaluate_classification
+from training.evaluation.classification import Classified, classify
 from training.evaluation.predictions import MAX_ANSWER_LENGTH, EvaluationError
-from training.evaluation.questions import answer_questions, question_figures, write_predictions
-from training.evaluation.task import evaluate_task
+from training.evaluation.questions import (
+    BEST_F1_THRESHOLD,
+    AnsweredQuestion,
+    answer_questions,
+    describe_threshold,
+    question_figures,
+)
+from training.evaluation.reports.report import write_report
+from training.evaluation.reports.submissions import write_glue, write_squad
+from training.evaluation.results import Results
+from training.evaluation.task import classify_task, task_figures
 from training.evaluation.validation import held_out, measure, unigram_entropy
+from training.glue.files import dev_files, read_task, read_test
 from training.glue.tasks import TASKS
 from training.losses import Objective
 from training.model.checkpoint import load_checkpoint, read_config
 from training.model.heads import AlbertForTasks, Task
+from training.model.labels import read_labels
 from training.prepare import prepare
 from training.run.options import (
     add_choices,
     add_columns,
     add_task,
-    check_task,
     columns_of,
     default_device,
     parse_count,
     parse_finite,
+    with_task_data,
 )
 from training.system.command_line import make_parser
+from training.system.precision import PrecisionName, precision
 
 _EXAMPLES: Final = r"""examples:
   python -m training.evaluate runs/base/checkpoint --pretraining wiki/validation.jsonl.xz
@@ -60,9 +74,16 @@ _EXAMPLES: Final = r"""examples:
   python -m training.evaluate textattack/albert-base-v2-SST-2 --text-classification sst2/dev.tsv
 """
 
+# The one split of the user's own files.
+_ONLY: Final = "data"
+
 
 def evaluate_pretraining(
-    model: AlbertForTasks, shards: Shards, masking: NgramMasking, settings: ExampleSettings
+    model: AlbertForTasks,
+    shards: Shards,
+    masking: NgramMasking,
+    settings: ExampleSettings,
+    products: PrecisionName = "auto",
 ) -> dict[str, float]:
     """Evaluate masked tokens (loss in nats, accuracy) and the sentence task; nan without any.
 
@@ -74,7 +95,8 @@ def evaluate_pretraining(
     if settings.sentence_task != "none":
         tasks = ("fill-mask", "sentence-order")
     batches = list(held_out(shards, masking, settings))
-    tallies = measure(Objective(model, device), batches, tasks, device)
+    shown = progress(batches, title="validation", unit="batches")
+    tallies = measure(Objective(model, device), shown, tasks, device, products)
     assert tallies is not None
     masked = tallies["fill-mask"]
     figures = {
@@ -94,36 +116,41 @@ def evaluate_pretraining(
     return figures
 
 
-def evaluate(options: argparse.Namespace) -> dict[str, Any]:
-    """The figures of every kind of data that is given.
+def evaluate(options: argparse.Namespace) -> Results:
+    """Return the figures and answers of every kind of data that is given.
 
     Raises:
-        EvaluationError: none is given, or the checkpoint has no head for it.
+        EvaluationError: none is given, the checkpoint has no head for it, or options contradict.
     """
-    check_task(options)
+    options = with_task_data(options)
     for name in ("text_classification", "multiple_choice"):
         if options.task is not None and getattr(options, name):
             given = name.replace("_", "-")
             raise EvaluationError(f"--task has its own files; leave out --{given}")
-    if not (
-        options.pretraining
-        or options.text_classification
-        or options.multiple_choice
-        or options.question_answering
-        or options.task
-    ):
+    has_texts = bool(options.text_classification or options.task in TASKS)
+    has_choices = bool(options.multiple_choice or options.task == RACE)
+    if not (options.pretraining or has_texts or has_choices or options.question_answering):
         raise EvaluationError(
             "nothing to measure: give --pretraining, --text-classification, --multiple-choice, "
             "--task or --question-answering"
         )
-    with open_checkpoint(options.checkpoint) as checkpoint:
+    if options.predictions is not None and has_texts == bool(options.question_answering):
+        raise EvaluationError(
+            "--predictions writes those of texts or of questions; give the data of one of them"
+        )
+    with (
+        open_checkpoint(options.checkpoint) as checkpoint,
+        precision(options.device, options.precision),
+    ):
         return _evaluate(options, checkpoint.folder)
 
 
-def _evaluate(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def _evaluate(options: argparse.Namespace, folder: Path) -> Results:
     model = load_checkpoint(folder).to(options.device).eval()
     tokenizer = AlbertTokenizer.from_file(folder / "tokenizer.json")
     figures: dict[str, Any] = {}
+    classified: dict[str, Classified] = {}
+    answered: list[AnsweredQuestion] = []
     if options.pretraining:
         _need(model, "fill-mask")
         figures |= _held_out_figures(options, folder, model, tokenizer)
@@ -132,31 +159,39 @@ def _evaluate(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         figures |= _choice_figures(options, model, tokenizer)
     if options.text_classification or options.task not in (None, RACE):
         _need(model, "text-classification")
-        figures |= _classification_figures(options, folder, model, tokenizer)
+        classified = _classify(options, folder, model, tokenizer)
+        task = TASKS.get(options.task)
+        figures |= classified[_ONLY].figures() if task is None else task_figures(task, classified)
     if options.question_answering:
         _need(model, "question-answering")
-        figures |= _question_figures(options, model, tokenizer)
-    return {
-        name: figure
-        for name, figure in figures.items()
-        if not (isinstance(figure, float) and math.isnan(figure))
-    }
+        answered = _answer(options, model, tokenizer)
+        figures |= question_figures(answered, options.null_score_diff_threshold)
+        _warn_of_threshold(answered, figures)
+    return Results(
+        figures={
+            name: figure
+            for name, figure in figures.items()
+            if not isinstance(figure, float) or math.isfinite(figure)
+        },
+        classified=classified,
+        answered=answered,
+        threshold=options.null_score_diff_threshold,
+    )
 
 
-def _question_figures(
+def _answer(
     options: argparse.Namespace, model: AlbertForTasks, tokenizer: AlbertTokenizer
-) -> dict[str, float]:
+) -> list[AnsweredQuestion]:
     questions = read_squad(options.question_answering)
     answered = answer_questions(
         model, tokenizer, questions, max_answer_length=options.max_answer_length
     )
-    threshold = options.null_score_diff_threshold
-    if options.question_predictions is not None:
+    if options.predictions is not None:
         may_be_empty = any(not question.answers for question in questions)
-        write_predictions(
-            answered, options.question_predictions, threshold if may_be_empty else None
-        )
-    return question_figures(answered, threshold)
+        threshold = options.null_score_diff_threshold if may_be_empty else None
+        files = write_squad(answered, options.predictions, threshold)
+        print(f"{len(answered):,} answers in {', '.join(map(str, files))}")
+    return answered
 
 
 def _choice_figures(
@@ -173,17 +208,39 @@ def _choice_figures(
     return evaluate_choices(model, tokenizer, questions, truncation=truncation)
 
 
-def _classification_figures(
+def _warn_of_threshold(answered: Sequence[AnsweredQuestion], figures: Mapping[str, float]) -> None:
+    threshold = figures.get(BEST_F1_THRESHOLD)
+    warning = None if threshold is None else describe_threshold(answered, threshold)
+    if warning is not None:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def _classify(
     options: argparse.Namespace, folder: Path, model: AlbertForTasks, tokenizer: AlbertTokenizer
-) -> dict[str, Any]:
-    names = _label_names(folder, model.tasks["text-classification"])
-    if options.task is not None:
-        task = TASKS[options.task]
-        return evaluate_task(
-            model, tokenizer, task, names, options.data, truncation=options.truncation
+) -> dict[str, Classified]:
+    names, problem = read_labels(read_config(folder), model.tasks["text-classification"])
+    task = TASKS.get(options.task)
+    if task is None:
+        files = labelled_files(options.text_classification, "test", "validation")
+        texts, _ = read_labelled(files, names, columns_of(options), problem)
+        cut = options.truncation
+        classified = {_ONLY: classify(model, tokenizer, texts, names, problem, truncation=cut)}
+    else:
+        texts_of = {
+            split: read_task(task, {split: files}).texts[split]
+            for split, files in dev_files(task, options.data).items()
+        }
+        classified = classify_task(
+            model, tokenizer, task, names, texts_of, truncation=options.truncation
         )
-    texts, _ = read_labelled(options.text_classification, names, columns_of(options))
-    return evaluate_classification(model, tokenizer, texts, names, truncation=options.truncation)
+    if options.predictions is not None:
+        submitted = classified
+        if task is not None and (tests := read_test(task, options.data)):
+            submitted = classify_task(
+                model, tokenizer, task, names, tests, truncation=options.truncation
+            )
+        write_glue(submitted, options.predictions, task)
+    return classified
 
 
 def _held_out_figures(
@@ -200,7 +257,7 @@ def _held_out_figures(
         settings = ExampleSettings(
             length=options.length, sentence_task=_sentence_task(folder, model)
         )
-        return evaluate_pretraining(model, shards, masking, settings)
+        return evaluate_pretraining(model, shards, masking, settings, options.precision)
 
 
 def _sentence_task(folder: Path, model: AlbertForTasks) -> SentenceTask:
@@ -208,16 +265,6 @@ def _sentence_task(folder: Path, model: AlbertForTasks) -> SentenceTask:
     if "sentence-order" not in model.tasks:
         return "none"
     return "nsp" if read_config(folder).get("albert_sentence_task") == "nsp" else "sop"
-
-
-def _label_names(folder: Path, num_labels: int) -> list[str]:
-    labels = read_config(folder).get("id2label") or {str(i): str(i) for i in range(num_labels)}
-    if len(labels) != num_labels:
-        raise EvaluationError(
-            f"id2label of {folder / 'config.json'} names {len(labels)} labels; "
-            f"the classifier has {num_labels} outputs"
-        )
-    return [labels[key] for key in sorted(labels, key=int)]
 
 
 def _need(model: AlbertForTasks, *tasks: str) -> None:
@@ -235,7 +282,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    figures = evaluate(options)
+    results = evaluate(options)
+    figures = results.figures
     classes = figures.get("text_classification_classes", {})
     width = max(map(len, figures))
     for name, value in figures.items():
@@ -248,7 +296,12 @@ def _run(options: argparse.Namespace) -> int:
     folder = Path(options.checkpoint)
     file = options.output or (folder / "evaluation.json" if folder.is_dir() else None)
     if file is not None:
-        write_atomically(file, (json.dumps(figures, indent=2) + "\n").encode())
+        content = json.dumps(dict(figures), indent=2, allow_nan=False) + "\n"
+        write_atomically(file, content.encode())
+    if options.report is not None:
+        write_report(results, folder.resolve().name, options.report)
+        print(f"report in {options.report / 'report.md'}")
+    if file is not None:
         print(f"written to {file}")
     else:
         print("not written to a file, which --output names for a model of the Hub")
@@ -269,7 +322,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help=REFERENCE_HELP)
     add("--pretraining", nargs="+", type=Path, help="held-out text")
-    add("--text-classification", nargs="+", type=Path, help="CSV, TSV, JSONL or Parquet files")
+    add(
+        "--text-classification",
+        nargs="+",
+        type=Path,
+        help="CSV, TSV, JSONL or Parquet files, or folders of them",
+    )
     add_task(parser)
     add_columns(parser)
     add_choices(parser)
@@ -296,14 +354,29 @@ def _parser() -> argparse.ArgumentParser:
         "that of the best answer to win (%(default)s); the best value is among the figures",
     )
     add(
-        "--question-predictions",
+        "--predictions",
+        type=Path,
+        metavar="FILE",
+        help="write the predictions in the official form: of --task a TSV file, for the test file "
+        "if the folder has one; of questions a JSON file, and others beside it with the best "
+        "answers and the null scores",
+    )
+    add(
+        "--report",
         type=Path,
         metavar="FOLDER",
-        help="write predictions.json, nbest_predictions.json and null_odds.json, as run_squad does",
+        help="write report.md with charts of confusion and calibration and the worst examples, and "
+        "report.json",
     )
     add("--length", type=parse_count, default=128, help="tokens per row of held-out text (128)")
     add("--output", type=Path, help="output file (evaluation.json in the checkpoint's folder)")
     add("--device", type=torch.device, default=default_device())
+    add(
+        "--precision",
+        choices=get_args(PrecisionName),
+        default="fp32",
+        help="of matrix products; auto takes the faster one (%(default)s)",
+    )
     return parser
 
 

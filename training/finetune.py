@@ -13,6 +13,7 @@ import argparse
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +45,7 @@ from training.finetuning.options import (
     add_validation,
     resolve,
 )
+from training.finetuning.seeds import Trained, check_folder, train_seeds
 from training.finetuning.start import changed_config, load_start
 from training.loop.distributed import World, join_world
 from training.loop.progress import Progress, RunError, is_known_run
@@ -77,18 +79,21 @@ _EXAMPLES: Final = r"""examples:
   python -m training.finetune --initialize-from albert/albert-base-v2 --output runs/mood \
       --text-classification mood.tsv --labels bad good --steps 5000
   python -m training.finetune --initialize-from runs/mnli/best --output runs/rte \
-      --task RTE --data glue/RTE --recipe paper --patience 5
+      --task RTE --recipe paper --patience 5 --seeds 3
   python -m training.finetune --initialize-from albert/albert-base-v2 --output runs/race \
       --task RACE --data RACE --recipe paper
 """
 # The tasks' data, in the order of --weights and --batch-size.
 _DATA_OPTIONS: Final = (
-    *("text_classification", "multiple_choice", "question_answering", "pretraining"),
+    "text_classification",
+    "multiple_choice",
+    "question_answering",
+    "pretraining",
 )
 # Options that do not affect the results.
 _NOT_RECORDED: Final = frozenset(
     {
-        *("output", "device", "save_every", "report_every", "keep"),
+        *("output", "device", "save_every", "report_every", "keep", "seeds"),
         *("validation", "validate_every", "metric"),
     }
 )
@@ -297,20 +302,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    settings = {
-        name: str(value) for name, value in vars(options).items() if name not in _NOT_RECORDED
-    }
+    check_folder(options)
     with join_world(options.device) as world:
         if world.size > 1:
             raise RunError("finetuning runs in one process; begin it without torchrun")
-        precision = run_precision(options.precision, options.output, world)
-        with open_initial(options) as local:
-            return _train(local, {**settings, "precision": precision}, precision)
+        train = partial(_run_one, world=world)
+        return train(options).status if options.seeds is None else train_seeds(options, train)
+
+
+def _run_one(options: argparse.Namespace, world: World) -> Trained:
+    settings = {
+        name: str(value) for name, value in vars(options).items() if name not in _NOT_RECORDED
+    }
+    precision = run_precision(options.precision, options.output, world)
+    with open_initial(options) as local:
+        return _train(local, {**settings, "precision": precision}, precision)
 
 
 def _train(
     options: argparse.Namespace, settings: Mapping[str, str], precision: PrecisionName
-) -> int:
+) -> Trained:
     is_known_run(options.output, settings)
     run, extra_config, validation = _build(options, precision)
     origin = Origin(
@@ -322,7 +333,7 @@ def _train(
     status = train_run(options, run, settings, origin, validation=validation)
     batches = ", ".join(f"{count:,} of {name}" for name, count in run.num_steps.items())
     print(f"{options.output / 'checkpoint'}: {run.progress.step:,} steps ({batches})")
-    return status
+    return Trained(status, run.selection, precision)
 
 
 def _data_names(options: argparse.Namespace) -> dict[str, list[str]]:

@@ -29,7 +29,7 @@ class Score:
     """Summed loss and number of right answers over `count` predictions.
 
     Attributes:
-        logits, targets: (C, K) and (C,) of text classification, which its metrics need.
+        logits, targets: (C, K), and (C,) or (C, K), of text classification, for its metrics.
     """
 
     loss: Tensor
@@ -92,7 +92,7 @@ class PredictionTally(Tally):
 
     @property
     def predictions(self) -> tuple[Tensor, Tensor]:
-        """Logits (N, K) and targets (N,) of all batches."""
+        """Logits (N, K) and targets, (N,) or (N, K), of all batches."""
         return torch.cat(self._logits), torch.cat(self._targets)
 
 
@@ -242,6 +242,28 @@ def regression_scores(
         right=(errors_C.abs() < 0.5).sum(),
         count=len(errors_C),
         logits=logits_C1,
+        targets=batch.targets,
+    )
+    return {"text-classification": result}
+
+
+def multi_label_scores(
+    model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = cls_logits
+) -> dict[LossName, Score]:
+    """Return the score of texts with several labels: binary cross-entropy, the mean over labels.
+
+    Right are texts of which exactly the labels are predicted.
+
+    Args:
+        logits: `cls_logits`, optionally compiled; the targets are 1 and 0, (C, K).
+    """
+    logits_CK = logits(model, batch).float()
+    losses_CK = F.binary_cross_entropy_with_logits(logits_CK, batch.targets, reduction="none")
+    result = Score(
+        loss=losses_CK.mean(-1).sum(),
+        right=((logits_CK > 0) == (batch.targets > 0)).all(-1).sum(),
+        count=len(logits_CK),
+        logits=logits_CK,
         targets=batch.targets,
     )
     return {"text-classification": result}

@@ -28,7 +28,7 @@ from training.data.labelled.choices import read_choices
 from training.data.labelled.texts import read_labelled
 from training.data.questions import read_squad
 from training.data.windows import span_examples
-from training.evaluation.classification import evaluate_classification
+from training.evaluation.classification import classify
 from training.evaluation.questions import answer_questions, question_figures
 from training.evaluation.real_text import RealData
 from training.evaluation.samples import draw_samples
@@ -366,7 +366,7 @@ def test_a_bundle_in_fp32_costs_nothing(
     tokenizer = AlbertTokenizer.from_file(tokenizer_file)
     names = source.tasks["text-classification"].labels or []
     labelled_texts, _ = read_labelled([labelled], names)
-    texts = evaluate_classification(model, tokenizer, labelled_texts, names)
+    texts = classify(model, tokenizer, labelled_texts, names).figures()
     asked = question_figures(answer_questions(model, tokenizer, read_squad([SQUAD])), 0.0)
     accuracy, f1 = texts["text_classification_accuracy"], asked["question_answering_f1"]
     assert quality["text-classification"].torch == pytest.approx(100 * accuracy)

@@ -64,7 +64,8 @@ def test_the_bundle_is_whole(checkpoint: Path, target: Path) -> None:
     assert bundle.manifest.parity.keys() == {"encoder", *ALL_TASKS}
     assert bundle.manifest.evaluation == {"accuracy": 0.8, "loss": 2, "f1": 0.7}
     assert bundle.manifest.provenance["training"] == {"steps": 3}
-    assert {each.name for each in target.iterdir()} == {*bundle.manifest.files, "manifest.json"}
+    files = {each.name for each in target.iterdir()}
+    assert files == {*bundle.manifest.files, "manifest.json", "README.md"}
     for name, entry in bundle.manifest.files.items():
         content = (target / name).read_bytes()
         assert (len(content), hashlib.sha256(content).hexdigest()) == (entry.size, entry.sha256)

@@ -53,6 +53,10 @@ def test_every_task_is_measured_by_its_own_figures(
     assert last == f"written to {checkpoint / 'evaluation.json'}"
     figures = json.loads((checkpoint / "evaluation.json").read_text())
     classes = figures.pop("text_classification_classes")
+    confusion = figures.pop("text_classification_confusion")
+    bins = figures.pop("text_classification_calibration")
+    assert sum(sum(row.values()) for row in confusion.values()) == 40
+    assert sum(each["count"] for each in bins) == 40
     assert [line.split()[0] for line in table] == list(figures)
     for line, value in zip(table, figures.values(), strict=True):
         assert float(line.split()[1].replace(",", "")) == pytest.approx(value, abs=6e-5)
@@ -248,14 +252,14 @@ def test_questions_without_an_answer_have_figures_and_a_threshold(
     threshold = figures["question_answering_best_f1_threshold"]
     more = [
         *("--null-score-diff-threshold", str(threshold)),
-        *("--question-predictions", str(folder)),
+        *("--predictions", str(folder / "dev.json")),
     ]
     assert main([*options, *more]) == 0
     tuned = json.loads(output.read_text())
     assert tuned["question_answering_f1"] == pytest.approx(tuned["question_answering_best_f1"])
     predictions, odds, n_best = (
         json.loads((folder / f"{name}.json").read_text())
-        for name in ("predictions", "null_odds", "nbest_predictions")
+        for name in ("dev", "dev_null_odds", "dev_nbest")
     )
     questions = read_squad([SQUAD_V2])
     assert evaluate_answers(questions, predictions).f1 == pytest.approx(
@@ -277,10 +281,10 @@ def test_answers_are_always_given_where_every_question_has_one(
 ) -> None:
     folder = tmp_path / "answers"
     options = ["--question-answering", str(SQUAD), "--output", str(tmp_path / "figures.json")]
-    more = ["--null-score-diff-threshold", "-1000", "--question-predictions", str(folder)]
+    more = ["--null-score-diff-threshold", "-1000", "--predictions", str(folder / "dev.json")]
     assert main([str(checkpoint), *options, *more]) == 0
-    assert not (folder / "null_odds.json").exists()
-    assert all(json.loads((folder / "predictions.json").read_text()).values())
+    assert not (folder / "dev_null_odds.json").exists()
+    assert all(json.loads((folder / "dev.json").read_text()).values())
     assert json.loads((tmp_path / "figures.json").read_text()).keys() == {
         "question_answering_exact_match",
         "question_answering_f1",
@@ -346,6 +350,7 @@ def test_the_engine_keeps_the_order_of_ragged_inputs() -> None:
         (["--text-classification", str(SQUAD)], "the format is unknown"),
         (["--question-answering", str(SQUAD), str(SQUAD)], "33 ids stand for several questions"),
         (["--question-answering", str(SQUAD), "--max-answer-length", "513"], "max_answer_len"),
+        (["--pretraining", "a.txt", "--predictions", "a.tsv"], "--predictions writes those of tex"),
     ],
 )
 def test_impossible_evaluations_are_refused(

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from albert_serve.bundle.manifest import read_manifest
+from export.__main__ import main as export
 from tests.training.processes import before_step, die, run_in_process
 from tests.training.support import (
     checkpoint_state,
@@ -180,6 +182,27 @@ def test_a_classifier_of_other_labels_is_new_and_said_to_be(
     assert "STS-B is a regression; the checkpoint's classifier has 3" in capsys.readouterr().err
 
 
+def test_a_task_without_a_header_is_submitted_and_exported(
+    start: list[str], cola: Path, tmp_path: Path
+) -> None:
+    """Predictions are of the test file; the export's are of the held-out one."""
+    (cola / "test.tsv").write_text("index\tsentence\n0\tthe game was good\n1\tgood the\n")
+    folder, file, bundle = tmp_path / "run", tmp_path / "CoLA.tsv", tmp_path / "bundle"
+    task = ["--task", "cola", "--data", str(cola)]
+    assert run([*start, *task], folder) == 0
+    assert evaluate.main([str(folder / "best"), *task, "--predictions", str(file)]) == 0
+    header, *lines = file.read_text().splitlines()
+    assert header == "index\tprediction"
+    assert [line.split("\t")[0] for line in lines] == ["0", "1"]
+    assert {line.split("\t")[1] for line in lines} <= {"0", "1"}
+    assert export([str(folder / "best"), str(bundle), *task]) == 0
+    quality = read_manifest(bundle).quality["text-classification"]
+    figures = json.loads((folder / "best" / "evaluation.json").read_text())
+    assert (quality.metric, quality.count, quality.data) == ("accuracy", 8, ["dev.tsv"])
+    assert quality.torch == pytest.approx(100 * figures["text_classification_accuracy"])
+    assert '{"type": "matthews_correlation"' in (bundle / "README.md").read_text()
+
+
 def test_a_run_stops_when_validation_gets_no_better(
     start: list[str], cola: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -262,7 +285,6 @@ def test_the_papers_recipe_is_recorded_and_can_be_overridden(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--task", "cola"], "--task cola needs --data, the folder with its official files"),
         (["--data", "cola"], "--data cola is the folder of a task; give --task"),
         (
             ["--task", "cola", "--data", "x", "--labels", "a", "--text-column", "b"],

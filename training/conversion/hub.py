@@ -1,4 +1,4 @@
-"""Download of models from the Hugging Face Hub, into its cache.
+"""Download of models and data sets from the Hugging Face Hub, into its cache.
 
 `huggingface_hub` reads the environment: `HF_TOKEN`, `HF_HOME`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`.
 """
@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import (
@@ -28,15 +28,17 @@ _REPO_ID: Final = re.compile(r"(\w[\w.-]{0,95}/)?\w[\w.-]{0,95}", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HubModel:
-    """A model on the Hub.
+    """A model, or a data set, on the Hub.
 
     Attributes:
         repo_id: such as "albert/albert-base-v2".
         revision: a branch, tag or commit; None for the main branch.
+        repo_type: the Hub's name of its kind.
     """
 
     repo_id: str
     revision: str | None = None
+    repo_type: Literal["model", "dataset"] = "model"
 
     @classmethod
     def parse(cls, text: str) -> HubModel | None:
@@ -56,22 +58,25 @@ def download(model: HubModel, patterns: Sequence[str]) -> Path:
     Files in the cache are not downloaded again. Without a connection, the cache answers.
 
     Raises:
-        CheckpointError: there is no such model or revision, it may not be read, or it is not in
-            the cache and cannot be downloaded.
+        CheckpointError: there is no such repository or revision, it may not be read, or it is not
+            in the cache and cannot be downloaded.
     """
     try:
         folder = snapshot_download(
-            model.repo_id, revision=model.revision, allow_patterns=list(patterns)
+            model.repo_id,
+            repo_type=model.repo_type,
+            revision=model.revision,
+            allow_patterns=list(patterns),
         )
     except GatedRepoError as error:
         raise CheckpointError(
-            f"{model} is gated: accept its terms at {constants.ENDPOINT}/{model.repo_id}, and set "
+            f"{model} is gated: accept its terms at {constants.ENDPOINT}/{_path(model)}, and set "
             "HF_TOKEN to a token of that account"
         ) from error
     except RepositoryNotFoundError as error:
         raise CheckpointError(
-            f"{model} is no folder here, and {constants.ENDPOINT} has no model of that name; if "
-            "it is private, set HF_TOKEN"
+            f"{model} is no folder here, and {constants.ENDPOINT} has no {model.repo_type} of that "
+            "name; if it is private, set HF_TOKEN"
         ) from error
     except RevisionNotFoundError as error:
         raise CheckpointError(
@@ -110,6 +115,10 @@ def _no_answer(error: BaseException) -> str:
     if constants.HF_HUB_OFFLINE or isinstance(error, OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE forbids a download"
     return f"{constants.ENDPOINT} cannot be reached: {_first_line(error)}"
+
+
+def _path(model: HubModel) -> str:
+    return model.repo_id if model.repo_type == "model" else f"{model.repo_type}s/{model.repo_id}"
 
 
 def _first_line(error: BaseException) -> str:

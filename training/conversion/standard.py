@@ -24,11 +24,11 @@ from training.conversion.tensorflow import (
 from training.conversion.weight_files import find_weights, is_current, load_weights
 from training.model.checkpoint import (
     check_config,
-    expand_for_hf,
     read_config,
     write_tokenizer_config,
     write_weights,
 )
+from training.model.resizing import expand_for_hf
 from training.vocab import build_tokenizer
 
 SPIECE_FILE: Final = "spiece.model"

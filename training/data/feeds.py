@@ -18,7 +18,7 @@ from albert_serve.tasks.fitting import fit
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import LossName, MicroBatch, TokenisedExample
 from training.data.collate import Collate, Slicing, collate_examples, load_steps
-from training.data.labelled.texts import LabelledText, raise_listed
+from training.data.labelled.texts import Label, LabelledText, raise_listed
 from training.data.packing import Plan, Position, best_row_length
 from training.model.heads import Task
 
@@ -204,15 +204,15 @@ def example_feed(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelledExample:
-    """A tokenised text and its label or, of a regression, its score."""
+    """A tokenised text and its label."""
 
     ids: list[int]
     types: list[int]
-    label: int | float
+    label: Label
 
     @property
-    def target(self) -> int | float:
-        """The label or score."""
+    def target(self) -> Label:
+        """The label."""
         return self.label
 
 

@@ -5,120 +5,205 @@ Shape legend: N texts, K labels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Final
 
+import numpy as np
 import torch
-from sklearn.metrics import precision_recall_fscore_support
+from numpy.typing import NDArray
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 from torch import Tensor
 from torch.nn import functional as F
 
+from albert_serve.bundle.manifest import ProblemType
 from albert_serve.tasks.base import EncoderInput
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.feeds import LabelledExample, labelled_examples
 from training.data.labelled.texts import LabelledText
-from training.evaluation.metrics import metric_figures
+from training.evaluation.calibration import Bin, expected_calibration_error, reliability
+from training.evaluation.metrics import metric_figures, predictions_of
 from training.evaluation.predictions import Item
 from training.evaluation.torch_engine import predict_in_torch
 from training.glue.tasks import Metric
-from training.losses import Tally, score
 from training.model.heads import AlbertForTasks
 
 # Of the figures' names.
 PREFIX: Final = "text_classification"
+_METRICS: Final[Mapping[ProblemType, tuple[Metric, ...]]] = MappingProxyType(
+    {
+        "single_label_classification": ("accuracy", "macro_f1"),
+        "multi_label_classification": ("micro_f1", "macro_f1", "subset_accuracy"),
+        "regression": ("pearson", "spearman", "mse"),
+    }
+)
 
 
-def evaluate_classification(
-    model: AlbertForTasks,
-    tokenizer: AlbertTokenizer,
-    texts: Sequence[LabelledText],
-    names: Sequence[str],
-    *,
-    truncation: bool = False,
-    metrics: Sequence[Metric] = (),
-    outputs: Sequence[int] | None = None,
-) -> dict[str, Any]:
-    """Evaluate text classification: loss, accuracy, macro-F1, and the figures of each class.
+@dataclass(frozen=True, kw_only=True)
+class Classified:
+    """A model's answers to labelled texts.
 
-    Args:
-        names: of the labels.
-        truncation: whether long texts are cut to the model's positions.
-        metrics: further ones.
-        outputs: the model's output of each label; None if they are in the same order.
-
-    Raises:
-        CorpusError: texts are longer than the model has positions, and `truncation` is off.
+    Attributes:
+        names: of the labels; of a regression that of the score.
+        logits: (N, K) fp32.
+        num_truncated: texts that were cut.
     """
-    examples, num_cut = _examples(model, tokenizer, texts, truncation=truncation)
-    logits_NK = _logits(model, examples)
-    if outputs is not None:
-        logits_NK = logits_NK[:, list(outputs)]
-    labels_N = torch.tensor([example.label for example in examples])
-    total = Tally()
-    total.add(score(logits_NK, labels_N))
-    precisions, recalls, f1s, counts = precision_recall_fscore_support(
-        labels_N.numpy(),
-        logits_NK.argmax(-1).numpy(),
-        labels=range(len(names)),
-        zero_division=0.0,
-    )
-    is_present = counts > 0
-    further = metric_figures(metrics, logits_NK.numpy(), labels_N.numpy())
-    return {
-        f"{PREFIX}_accuracy": total.accuracy,
-        f"{PREFIX}_macro_f1": float(f1s[is_present].mean()),
-        **{f"{PREFIX}_{metric}": value for metric, value in further.items()},
-        f"{PREFIX}_loss": total.loss,
-        f"{PREFIX}_texts": total.count,
-        f"{PREFIX}_truncated": num_cut,
-        f"{PREFIX}_classes": {
+
+    texts: Sequence[LabelledText]
+    names: Sequence[str]
+    problem: ProblemType
+    logits: NDArray[np.float32]
+    num_truncated: int = 0
+
+    @cached_property
+    def targets(self) -> NDArray[Any]:
+        """The labels or scores (N,), or 1 and 0 for each of several labels (N, K)."""
+        dtype = np.int64 if self.problem == "multi_label_classification" else None
+        return np.array([text.label for text in self.texts], dtype)
+
+    @cached_property
+    def predictions(self) -> NDArray[Any]:
+        """The predictions, as the targets."""
+        return predictions_of(self.logits, several=self.problem == "multi_label_classification")
+
+    @cached_property
+    def losses_N(self) -> NDArray[np.float32]:
+        """The loss of each text: cross-entropy, of several labels its mean, or squared error."""
+        logits_NK = torch.from_numpy(self.logits)
+        losses: Tensor
+        if self.problem == "regression":
+            losses = (logits_NK[:, 0] - torch.from_numpy(self.targets).float()).square()
+        elif self.problem == "multi_label_classification":
+            targets_NK = torch.from_numpy(self.targets).float()
+            losses = F.binary_cross_entropy_with_logits(logits_NK, targets_NK, reduction="none")
+            losses = losses.mean(-1)
+        else:
+            losses = F.cross_entropy(logits_NK, torch.from_numpy(self.targets), reduction="none")
+        loss_N: NDArray[np.float32] = losses.numpy()
+        return loss_N
+
+    @cached_property
+    def probabilities_NK(self) -> NDArray[np.float64]:
+        """The probability of each label, but of a regression."""
+        logits_NK = torch.from_numpy(self.logits).double()
+        has_several = self.problem == "multi_label_classification"
+        probabilities = logits_NK.sigmoid() if has_several else logits_NK.softmax(-1)
+        probabilities_NK: NDArray[np.float64] = probabilities.numpy()
+        return probabilities_NK
+
+    @cached_property
+    def bins(self) -> list[Bin]:
+        """The calibration of the best label's probability or, of several, of each label's."""
+        if self.problem == "regression":
+            return []
+        if self.problem == "multi_label_classification":
+            chosen = np.maximum(self.probabilities_NK, 1 - self.probabilities_NK)
+        else:
+            chosen = self.probabilities_NK.max(-1)
+        return reliability(chosen.ravel(), (self.predictions == self.targets).ravel())
+
+    @property
+    def confusion(self) -> dict[str, dict[str, int]]:
+        """How often each label was predicted for texts of each, without zeros; for one a text."""
+        if self.problem != "single_label_classification":
+            return {}
+        return {
+            name: {other: count for other, count in zip(self.names, row, strict=True) if count}
+            for name, row in zip(self.names, self.confusion_KK.tolist(), strict=True)
+        }
+
+    @property
+    def confusion_KK(self) -> NDArray[np.int64]:
+        """The same as a matrix, of labels by predictions."""
+        counts_KK: NDArray[np.int64] = confusion_matrix(
+            self.targets, self.predictions, labels=range(len(self.names))
+        )
+        return counts_KK
+
+    def describe(self, value: Any) -> str:
+        """Return a target or prediction as text: names of labels, or a number."""
+        if self.problem == "regression":
+            return f"{float(value):.4g}"
+        if self.problem == "single_label_classification":
+            return self.names[int(value)]
+        return ",".join(name for name, has in zip(self.names, value, strict=True) if has)
+
+    def figures(self, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
+        """Return metrics, loss, counts and, of labels, calibration and the figures of each.
+
+        Args:
+            metrics: further ones.
+        """
+        wanted = dict.fromkeys((*_METRICS[self.problem], *metrics))
+        figures: dict[str, Any] = {
+            **metric_figures(tuple(wanted), self.logits, self.targets),
+            "loss": float(self.losses_N.astype(np.float64).mean()),
+        }
+        if self.problem != "regression":
+            figures["calibration_error"] = expected_calibration_error(self.bins)
+        figures |= {"texts": len(self.texts), "truncated": self.num_truncated}
+        if self.problem != "regression":
+            figures["classes"] = self.classes()
+            figures["calibration"] = [each._asdict() for each in self.bins]
+        if self.confusion:
+            figures["confusion"] = self.confusion
+        return {f"{PREFIX}_{name}": value for name, value in figures.items()}
+
+    def classes(self) -> dict[str, dict[str, float]]:
+        """Return precision, recall, F1 and the number of texts of each label."""
+        precisions, recalls, f1s, counts = precision_recall_fscore_support(
+            self.targets,
+            self.predictions,
+            labels=range(len(self.names)),
+            average=None,
+            zero_division=0.0,
+        )
+        return {
             name: {
                 "precision": float(precisions[index]),
                 "recall": float(recalls[index]),
                 "f1": float(f1s[index]),
                 "texts": int(counts[index]),
             }
-            for index, name in enumerate(names)
-        },
-    }
+            for index, name in enumerate(self.names)
+        }
 
 
-def evaluate_regression(
+def classify(
     model: AlbertForTasks,
     tokenizer: AlbertTokenizer,
     texts: Sequence[LabelledText],
+    names: Sequence[str],
+    problem: ProblemType = "single_label_classification",
     *,
     truncation: bool = False,
-) -> dict[str, Any]:
-    """Evaluate a regression: Pearson's and Spearman's correlation, and the mean squared error.
+    outputs: Sequence[int] | None = None,
+) -> Classified:
+    """Classify labelled texts.
+
+    Args:
+        names: of the labels.
+        truncation: whether long texts are cut to the model's positions.
+        outputs: the model's output of each label; None if they are in the same order.
 
     Raises:
-        CorpusError: as `evaluate_classification`.
+        CorpusError: texts are longer than the model has positions, and `truncation` is off.
     """
-    examples, num_cut = _examples(model, tokenizer, texts, truncation=truncation)
-    logits_N1 = _logits(model, examples)
-    scores_N = torch.tensor([float(example.label) for example in examples])
-    figures = metric_figures(("pearson", "spearman"), logits_N1.numpy(), scores_N.numpy())
-    return {
-        **{f"{PREFIX}_{metric}": value for metric, value in figures.items()},
-        f"{PREFIX}_loss": float(F.mse_loss(logits_N1[:, 0], scores_N)),
-        f"{PREFIX}_texts": len(examples),
-        f"{PREFIX}_truncated": num_cut,
-    }
-
-
-def _examples(
-    model: AlbertForTasks,
-    tokenizer: AlbertTokenizer,
-    texts: Sequence[LabelledText],
-    *,
-    truncation: bool,
-) -> tuple[list[LabelledExample], int]:
     length = model.config.max_positions
-    return labelled_examples(texts, tokenizer, length=length, truncation=truncation)
+    examples, num_cut = labelled_examples(texts, tokenizer, length=length, truncation=truncation)
+    logits_NK = _logits(model, examples)
+    return Classified(
+        texts=texts,
+        names=names,
+        problem=problem,
+        logits=logits_NK if outputs is None else logits_NK[:, list(outputs)],
+        num_truncated=num_cut,
+    )
 
 
-def _logits(model: AlbertForTasks, examples: Sequence[LabelledExample]) -> Tensor:
+def _logits(model: AlbertForTasks, examples: Sequence[LabelledExample]) -> NDArray[np.float32]:
     """Return the logits (N, K) of the examples."""
     items = [
         Item(
@@ -127,8 +212,8 @@ def _logits(model: AlbertForTasks, examples: Sequence[LabelledExample]) -> Tenso
                     ids=example.ids, types=example.types, task="text-classification", rows=[0]
                 )
             ],
-            read=lambda logits: logits[0].tolist(),
+            read=lambda logits: list(logits[0]),
         )
         for example in examples
     ]
-    return torch.tensor(predict_in_torch(model, items, "texts"))
+    return np.stack(predict_in_torch(model, items, "texts"))

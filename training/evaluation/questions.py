@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from albert_serve.files import write_atomically
 from albert_serve.tasks.base import Logits
 from albert_serve.tasks.question_answering.decoder import SpanDecoder
 from albert_serve.tasks.question_answering.spans import NUM_BEST
@@ -173,37 +170,13 @@ def predicted(answered: AnsweredQuestion, threshold: float) -> str:
     return "" if answered.null_score > threshold else answered.best
 
 
-def write_predictions(
-    answered: Sequence[AnsweredQuestion], folder: Path, threshold: float | None
-) -> None:
-    """Write `predictions.json`, which SQuAD's official scripts read, and `nbest_predictions.json`.
-
-    Args:
-        threshold: the null score over which the answer is empty; None if it never is. With one,
-            `null_odds.json` has the null scores.
-
-    Raises:
-        OSError: the folder cannot be written to.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    contents: dict[str, dict[str, Any]] = {
-        "predictions.json": {
-            each.question.id: each.best if threshold is None else predicted(each, threshold)
-            for each in answered
-        },
-        "nbest_predictions.json": {
-            each.question.id: [
-                {"text": text, "probability": probability} for text, probability in _ranked(each)
-            ]
-            for each in answered
-        },
-    }
-    if threshold is not None:
-        contents["null_odds.json"] = {each.question.id: each.null_score for each in answered}
-    for name, content in contents.items():
-        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        write_atomically(folder / name, text.encode())
-
-
-def _ranked(answered: AnsweredQuestion) -> list[tuple[str, float]]:
-    return sorted([*answered.n_best, ("", answered.no_answer)], key=lambda each: -each[1])
+def describe_threshold(answered: Sequence[AnsweredQuestion], threshold: float) -> str | None:
+    """Return a warning if a threshold gives no question an answer, or all; None otherwise."""
+    num_answered = sum(bool(predicted(each, threshold)) for each in answered)
+    if 0 < num_answered < len(answered):
+        return None
+    which = "every question" if num_answered else "no question"
+    return (
+        f"the threshold of the best F1, {threshold:.4g}, gives {which} an answer: the model does "
+        "not tell which have one"
+    )

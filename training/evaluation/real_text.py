@@ -16,6 +16,7 @@ from training.data.corpus import find_files, read_documents, split_sentences
 from training.data.labelled.columns import Columns
 from training.data.shards import Part
 from training.evaluation.predictions import EvaluationError
+from training.glue.tasks import GlueTask
 
 DEFAULT_TEXT: Final = Path(__file__).parents[2] / "examples" / "verification.jsonl"
 
@@ -28,6 +29,7 @@ class RealData:
         text: a corpus, as pretraining takes it.
         labelled: for text classification, as finetuning takes them.
         columns: of those.
+        task: of GLUE, whose files those are; None for the user's own.
         questions: for question answering, in SQuAD's format.
         choices: for multiple choice, as finetuning takes them.
         choice_columns: of those, beside `columns`.
@@ -36,6 +38,7 @@ class RealData:
     text: tuple[Path, ...]
     labelled: tuple[Path, ...] = ()
     columns: Columns = field(default_factory=Columns)
+    task: GlueTask | None = None
     questions: tuple[Path, ...] = ()
     choices: tuple[Path, ...] = ()
     choice_columns: tuple[str, ...] = ()

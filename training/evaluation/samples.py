@@ -7,6 +7,7 @@ have a fixed seed, so that every model of a vocabulary is asked the same.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import numpy as np
 
 from albert_serve.api.schemas import Truncation
-from albert_serve.bundle.manifest import AGREEMENT, TaskEntry
+from albert_serve.bundle.manifest import AGREEMENT, ProblemType, TaskEntry
 from albert_serve.bundle.weights import TaskName
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import TextTooLongError
@@ -28,14 +29,16 @@ from albert_serve.tokenizer import AlbertTokenizer
 from training.data.choices import tokenise_choices
 from training.data.examples import IGNORED, MIN_LENGTH, Example, ExampleSettings, build_examples
 from training.data.labelled.choices import read_choices
-from training.data.labelled.texts import LabelledText, read_labelled
+from training.data.labelled.texts import Label, LabelledText, read_labelled
 from training.data.masking import NgramMasking, word_starts
 from training.data.questions import Question, read_squad
 from training.data.shards import Part
 from training.evaluation.choices import choice_inputs
+from training.evaluation.metrics import metric_figures
 from training.evaluation.predictions import EvaluationError, Item, PredictedAnswer, question_items
 from training.evaluation.real_text import RealData, RealText, read_real_text
 from training.evaluation.squad import mean_score, score_answer, version_of
+from training.evaluation.task import read_for_model
 
 SEED: Final = 12345
 
@@ -239,52 +242,57 @@ def _input(task: TaskName, ids: list[int], second: int, rows: list[int]) -> Enco
 def _draw_texts(drawing: Drawing) -> Sample:
     """Draw labelled texts or, without any, sentences."""
     entry = drawing.tasks["text-classification"]
-    has_one_label = entry.problem_type == "single_label_classification" and entry.num_outputs > 1
+    problem = entry.problem_type or "single_label_classification"
     files = drawing.data.labelled
-    if files:
-        names = entry.labels if has_one_label else None
-        texts, _ = read_labelled(files, names, drawing.data.columns)
-    else:
+    if not files:
         texts = [LabelledText(text=s, pair=None, label=IGNORED) for s in drawing.text.sentences]
-    items = _classified(entry, _fitting(drawing, shuffled(texts)))
-    return Sample(
-        metric="accuracy" if files and has_one_label else AGREEMENT,
-        items=drawing.gather([items]),
-        files=[file.name for file in files] or drawing.text.files,
-    )
+        inputs = (given for given, _ in _fitting(drawing, texts, "truncate"))
+        items = drawing.gather([_unlabelled(entry, inputs)])
+        return Sample(metric=AGREEMENT, items=items, files=drawing.text.files)
+    labelled = _read_labelled(drawing.data, entry.labels, problem)
+    metric, read, mark = _LABELLED[problem]
+    # A labelled text is not cut, since its label is the whole's.
+    fitting = _fitting(drawing, labelled, "error")
+    items = (Item(inputs=[given], read=read, rights=[_right(label)]) for given, label in fitting)
+    names = [file.name for file in files]
+    return Sample(metric=metric, items=drawing.gather([items]), files=names, mark=mark)
+
+
+def _read_labelled(
+    data: RealData, names: Sequence[str] | None, problem: ProblemType
+) -> list[LabelledText]:
+    """Read labelled texts, with the numbers of the model's outputs as labels."""
+    if data.task is None:
+        return read_labelled(data.labelled, names, data.columns, problem)[0]
+    return read_for_model(data.task, data.labelled, names or [])
 
 
 def _fitting(
-    drawing: Drawing, texts: Iterable[LabelledText]
-) -> Iterator[tuple[EncoderInput, list[int] | None]]:
-    """Yield texts with their labels. A labelled text is not cut, since its label is the whole's."""
-    for text in texts:
-        is_labelled = text.label != IGNORED
+    drawing: Drawing, texts: Sequence[LabelledText], truncation: Truncation
+) -> Iterator[tuple[EncoderInput, Label]]:
+    """Yield texts, shuffled, with their labels."""
+    for text in shuffled(texts):
         try:
-            given = _fit(
-                drawing,
-                "text-classification",
-                (text.text, text.pair),
-                "error" if is_labelled else "truncate",
-            )
+            given = _fit(drawing, "text-classification", (text.text, text.pair), truncation)
         except TextTooLongError:
             drawing.left_out["text-classification"] += 1
         else:
-            yield given, [int(text.label)] if is_labelled else None
+            yield given, text.label
 
 
-def _classified(
-    entry: TaskEntry, inputs: Iterator[tuple[EncoderInput, list[int] | None]]
-) -> Iterator[Item]:
+def _right(label: Label) -> Any:
+    """Return a label as `_LABELLED` reads predictions."""
+    return tuple(np.flatnonzero(label).tolist()) if isinstance(label, tuple) else label
+
+
+def _unlabelled(entry: TaskEntry, inputs: Iterator[EncoderInput]) -> Iterator[Item]:
     if entry.num_outputs == 1:  # a number, of which some texts have a higher one than others
         while len(few := list(islice(inputs, _NUM_CHOICES))) > 1:
-            yield Item(inputs=[given for given, _ in few], read=_read_highest)
+            yield Item(inputs=few, read=_read_highest)
         return
     is_multi_label = entry.problem_type == "multi_label_classification"
-    for given, rights in inputs:
-        yield Item(
-            inputs=[given], read=_read_positive if is_multi_label else _read_best, rights=rights
-        )
+    for given in inputs:
+        yield Item(inputs=[given], read=_read_positive if is_multi_label else _read_best)
 
 
 def _draw_questions(drawing: Drawing) -> Sample:
@@ -389,6 +397,23 @@ def _read_highest(logits: list[Logits]) -> list[int]:
     return [int(np.argmax([each[0, 0] for each in logits]))]
 
 
+def _read_score(logits: list[Logits]) -> list[float]:
+    return [float(logits[0][0, 0])]
+
+
+def _pearson(predictions: Sequence[float], rights: Sequence[float]) -> float:
+    """Return Pearson's correlation, in percent; 0 without one."""
+    scores_N1 = np.array(predictions)[:, None]
+    correlation = metric_figures(("pearson",), scores_N1, np.array(rights, float))["pearson"]
+    return 0.0 if math.isnan(correlation) else 100 * correlation
+
+
+# The metric of labelled texts, and how their logits are read and marked.
+_LABELLED: Final[dict[ProblemType, tuple[str, Callable[[list[Logits]], list[Any]], Mark]]] = {
+    "single_label_classification": ("accuracy", _read_best, share_equal),
+    "multi_label_classification": ("subset accuracy", _read_positive, share_equal),
+    "regression": ("Pearson", _read_score, _pearson),
+}
 # The function that draws each task's sample.
 _DRAWS: Final[dict[TaskName, tuple[Callable[[Drawing], Sample], str]]] = {
     "fill-mask": (_draw_masks, "text in words that the vocabulary has"),

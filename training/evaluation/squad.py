@@ -103,11 +103,12 @@ def find_best_threshold(outcomes: Sequence[Outcome]) -> tuple[float, float]:
 
     `find_best_thresh` of the official script of v2.0, but for two cases: of questions with equal
     null scores, either all are answered or none; and if it is best to answer none, the threshold is
-    below all null scores, where the script has 0.
+    below all null scores, where the script has 0. It is finite, where null scores may be infinite.
     """
     ordered = sorted(outcomes, key=lambda outcome: outcome.null_score)
     total = best = float(sum(not outcome.has_answer for outcome in ordered))
-    threshold = ordered[0].null_score - 1
+    finite = (each.null_score for each in ordered if math.isfinite(each.null_score))
+    threshold = min(finite, default=0.0) - 1
     for outcome, after in pairwise([*ordered, None]):
         assert outcome is not None
         total += outcome.score if outcome.has_answer else -float(not outcome.is_empty)

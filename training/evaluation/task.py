@@ -2,65 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from albert_serve.tokenizer import AlbertTokenizer
-from training.evaluation.classification import (
-    PREFIX,
-    evaluate_classification,
-    evaluate_regression,
-)
+from training.data.labelled.texts import Label, LabelledText
+from training.evaluation.classification import PREFIX, Classified, classify
 from training.evaluation.metrics import COMBINED, mean_metric
 from training.evaluation.predictions import EvaluationError
-from training.glue.files import dev_files, read_task
+from training.glue.files import read_task
 from training.glue.tasks import GlueTask
 from training.model.heads import AlbertForTasks
 
 
-def evaluate_task(
+def classify_task(
     model: AlbertForTasks,
     tokenizer: AlbertTokenizer,
     task: GlueTask,
     names: Sequence[str],
-    folder: Path,
+    texts: Mapping[str, Sequence[LabelledText]],
     *,
     truncation: bool = False,
-) -> dict[str, Any]:
-    """Evaluate a model on each held-out split of a task.
-
-    Figures of splits after the first (mismatched MNLI) have the split's name in theirs. Of several
-    official metrics there is also the mean, as in transformers' run_glue.
+) -> dict[str, Classified]:
+    """Classify the texts of each split of a task.
 
     Args:
         names: of the model's labels, in the order of its outputs.
-        folder: of the task's files.
 
     Raises:
         EvaluationError: the model's labels are not the task's.
-        CorpusError: a file is missing or cannot be read, or as `evaluate_classification`.
+        CorpusError: as `classify`.
     """
-    outputs = [] if task.scale is not None else _outputs(task, names)
-    if task.scale is not None and len(names) != 1:
-        raise EvaluationError(
-            f"{task.title} is a regression; the checkpoint's classifier has {len(names)} labels"
+    outputs = outputs_of(task, names)
+    return {
+        split: classify(
+            model,
+            tokenizer,
+            its_texts,
+            task.labels or names,
+            task.problem,
+            truncation=truncation,
+            outputs=outputs,
         )
+        for split, its_texts in texts.items()
+    }
+
+
+def read_for_model(
+    task: GlueTask, files: Sequence[Path], names: Sequence[str]
+) -> list[LabelledText]:
+    """Read the texts of a task's files, with the numbers of a model's outputs as labels.
+
+    Args:
+        names: of the model's labels.
+
+    Raises:
+        EvaluationError: the model's labels are not the task's.
+        CorpusError: a file cannot be read.
+    """
+    outputs = outputs_of(task, names)
+    (texts,) = read_task(task, {"held-out": files}).texts.values()
+    if task.scale is not None:
+        return texts
+    return [replace(text, label=outputs[int(_number(text.label))]) for text in texts]
+
+
+def _number(label: Label) -> float:
+    assert not isinstance(label, tuple)
+    return label
+
+
+def task_figures(task: GlueTask, classified: Mapping[str, Classified]) -> dict[str, Any]:
+    """Return the figures of a task's splits, with the official metrics.
+
+    Figures of splits after the first (mismatched MNLI) have the split's name in theirs. Of several
+    official metrics there is also the mean, as in transformers' run_glue.
+    """
     results: dict[str, Any] = {f"{PREFIX}_task": task.title}
-    for number, (split, files) in enumerate(dev_files(task, folder).items()):
-        texts = read_task(task, {split: files}).texts[split]
-        if task.scale is not None:
-            figures = evaluate_regression(model, tokenizer, texts, truncation=truncation)
-        else:
-            figures = evaluate_classification(
-                model,
-                tokenizer,
-                texts,
-                task.labels,
-                truncation=truncation,
-                metrics=task.metrics,
-                outputs=outputs,
-            )
+    for number, (split, answers) in enumerate(classified.items()):
+        figures = answers.figures(task.metrics)
         if len(task.metrics) > 1:
             official: dict[str, float] = {
                 metric: figures[f"{PREFIX}_{metric}"] for metric in task.metrics
@@ -71,14 +93,20 @@ def evaluate_task(
     return results
 
 
-def _outputs(task: GlueTask, names: Sequence[str]) -> list[int]:
-    """Return the model's output of each of the task's labels.
+def outputs_of(task: GlueTask, names: Sequence[str]) -> list[int]:
+    """Return the model's output of each of the task's labels, or the one of a regression.
 
     Names count without case. Labels without names are in the task's order.
 
     Raises:
         EvaluationError: the labels are others.
     """
+    if task.scale is not None:
+        if len(names) == 1:
+            return [0]
+        raise EvaluationError(
+            f"{task.title} is a regression; the checkpoint's classifier has {len(names)} labels"
+        )
     mine = [name.lower() for name in names]
     numbers = range(len(task.labels))
     if sorted(mine) == sorted(task.labels):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from albert_serve.progress import progress
 from training.data.batch import MicroBatch, PretrainBatch
 from training.data.collate import Collator
 from training.data.examples import ExampleSettings
@@ -69,7 +68,7 @@ class Validation:
 
 def measure(
     objective: nn.Module,
-    batches: Sequence[MicroBatch],
+    batches: Iterable[MicroBatch],
     tasks: tuple[Task, ...],
     device: torch.device,
     products: PrecisionName = "auto",
@@ -86,7 +85,7 @@ def measure(
     """
     tallies: dict[Task, Tally] = {task: tally() for task in tasks}
     with evaluating(objective), precision(device, products):
-        for batch in progress(batches, title="validation", unit="batches"):
+        for batch in batches:
             if should_stop():
                 return None
             scores = objective(batch)

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -13,12 +14,14 @@ import torch
 from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor
 
+from albert_serve.bundle.manifest import ProblemType
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import TokenisedExample
 from training.data.collate import collate_examples
 from training.data.feeds import LabelledExample, labelled_examples
 from training.data.labelled.texts import LabelledSplits, LabelledText, read_splits, read_texts
-from training.evaluation.metrics import COMBINED, mean_metric, metric_figures
+from training.evaluation.chance import chance_level
+from training.evaluation.metrics import COMBINED, OFFICIAL, mean_metric, metric_figures
 from training.evaluation.validation import Validation
 from training.glue.files import read_task
 from training.glue.tasks import TASKS, Metric
@@ -29,6 +32,7 @@ from training.losses import (
     classification_scores,
     cls_logits,
     compile_logits,
+    multi_label_scores,
     regression_scores,
 )
 from training.model.checkpoint import label_keys
@@ -39,7 +43,14 @@ _TRAINING: Final = "training"
 _VALIDATION: Final = "validation"
 # Texts of a batch of validation.
 _VALIDATED_TOGETHER: Final = 64
-_OF_REGRESSION: Final[tuple[Metric, ...]] = ("pearson", "spearman")
+# The metrics that `--metric` can name.
+_ALLOWED: Final[Mapping[ProblemType, tuple[Metric, ...]]] = MappingProxyType(
+    {
+        "single_label_classification": ("accuracy", "macro_f1", "matthews_correlation"),
+        "multi_label_classification": ("micro_f1", "macro_f1", "subset_accuracy"),
+        "regression": ("pearson", "spearman", "mse"),
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +62,7 @@ class Classification:
         held_out: examples of validation.
         metrics: of validation, the official ones first.
         num_official: how many of the metrics decide, by their mean, which validation is best.
+        problem: the kind of the task.
     """
 
     examples: Sequence[TokenisedExample]
@@ -59,6 +71,7 @@ class Classification:
     held_out: Sequence[LabelledExample] = ()
     metrics: tuple[Metric, ...] = ("accuracy",)
     num_official: int = 1
+    problem: ProblemType = "single_label_classification"
 
     def validation(self, *, every: int, row_length: int) -> Validation:
         """Return the validation on the held-out texts, in batches of like lengths."""
@@ -80,7 +93,14 @@ class Classification:
     def selection(self, options: argparse.Namespace) -> Selection:
         """Return the selection of the best validation by `--metric`, or the official metrics."""
         official = self.metrics[0] if self.num_official == 1 else COMBINED
-        return Selection(figure=options.metric or official, patience=options.patience)
+        figure = options.metric or official
+        return Selection(figure=figure, chance=self._chance(figure), patience=options.patience)
+
+    def _chance(self, figure: str) -> float:
+        """Return the figure of constant answers to the held-out texts."""
+        targets = np.array([example.label for example in self.held_out])
+        num_labels = len(self.labels["id2label"])
+        return chance_level(figure, targets, num_labels, self.problem, self._figures)
 
     def _figures(self, logits_NK: Tensor, targets_N: Tensor) -> dict[str, float]:
         figures = metric_figures(self.metrics, logits_NK.numpy(), targets_N.numpy())
@@ -110,26 +130,41 @@ def build_classification(
     if options.teacher is not None:
         return _taught(options, tokenizer, precision, logits)
     splits = _read(options)
+    problem = problem_of(options)
+    if len(splits.names) < 2 and problem != "regression":
+        shown = ", ".join(splits.names) or "none"
+        raise RunError(f"all texts have the label {shown}; a classifier needs two or more")
     task = TASKS.get(options.task)
-    is_regression = task is not None and task.scale is not None
-    if len(splits.names) < 2 and not is_regression:
-        raise RunError(
-            f"all texts have the label {splits.names[0]}; a classifier needs two or more"
-        )
-    official: tuple[Metric, ...] = ("accuracy",) if task is None else task.metrics
-    metrics = _metrics(options.metric, official, len(splits.names))
+    official = OFFICIAL[problem] if task is None else task.metrics
+    metrics = _metrics(options.metric, official, problem, len(splits.names))
     texts = splits.texts[_TRAINING]
-    weights = _class_weights(options.class_weights, texts, splits.names)
+    weights = _class_weights(options.class_weights, texts, splits.names, problem)
+    losses: dict[ProblemType, LossFunction] = {
+        "single_label_classification": partial(
+            classification_scores, logits=logits, class_weights=weights
+        ),
+        "multi_label_classification": partial(multi_label_scores, logits=logits),
+        "regression": partial(regression_scores, logits=logits),
+    }
     return Classification(
         examples=_tokenised(options, tokenizer, texts),
-        labels=label_keys(splits.names),
-        loss=partial(regression_scores, logits=logits)
-        if is_regression
-        else partial(classification_scores, logits=logits, class_weights=weights),
+        labels=label_keys(splits.names, multi_label=problem == "multi_label_classification"),
+        loss=losses[problem],
         held_out=_tokenised(options, tokenizer, splits.texts.get(_VALIDATION, [])),
         metrics=metrics,
         num_official=len(official),
+        problem=problem,
     )
+
+
+def problem_of(options: argparse.Namespace) -> ProblemType:
+    """Return the kind of the task: as --task or --problem-type says, or as the columns tell."""
+    if options.task is not None:
+        return TASKS[options.task].problem
+    asked: ProblemType | None = options.problem_type
+    if asked is None and columns_of(options).has_several_labels:
+        return "multi_label_classification"
+    return asked or "single_label_classification"
 
 
 def _read(options: argparse.Namespace) -> LabelledSplits:
@@ -138,7 +173,7 @@ def _read(options: argparse.Namespace) -> LabelledSplits:
         files[_VALIDATION] = options.validation
     if options.task is not None:
         return read_task(TASKS[options.task], files)
-    return read_splits(files, options.labels, columns_of(options))
+    return read_splits(files, options.labels, columns_of(options), problem_of(options))
 
 
 def _tokenised(
@@ -154,41 +189,45 @@ def _tokenised(
 
 
 def _metrics(
-    asked: str | None, official: tuple[Metric, ...], num_labels: int
+    asked: str | None, official: tuple[Metric, ...], problem: ProblemType, num_labels: int
 ) -> tuple[Metric, ...]:
     """Return the metrics of validation, the official ones first.
 
     Raises:
         RunError: `--metric` is none of these labels.
     """
-    allowed: tuple[Metric, ...] = ("accuracy", "macro_f1", "matthews_correlation")
-    if num_labels == 1:
-        allowed = _OF_REGRESSION
-    elif num_labels == 2:
+    allowed = _ALLOWED[problem]
+    has_one_label = problem == "single_label_classification"
+    if has_one_label and num_labels == 2:
         allowed = (*allowed, "f1")
     if asked in (None, "loss"):
         return official
     chosen = [metric for metric in allowed if metric == asked]
     if not chosen:
-        what = "a regression" if num_labels == 1 else f"{num_labels} labels"
+        what = f"{num_labels} labels" if has_one_label else problem
         raise RunError(f"--metric {asked} is none of {what}; take {', '.join(allowed)} or loss")
     return (*official, *(metric for metric in chosen if metric not in official))
 
 
 def _class_weights(
-    asked: Sequence[str | float] | None, texts: Sequence[LabelledText], names: Sequence[str]
+    asked: Sequence[str | float] | None,
+    texts: Sequence[LabelledText],
+    names: Sequence[str],
+    problem: ProblemType,
 ) -> Tensor | None:
     """Return the weights (K,) of the labels that `--class-weights` asks for.
 
     Raises:
-        RunError: there is not one for each label.
+        RunError: there is not one for each label, or texts do not have one label each.
     """
     if asked is None:
         return None
+    if problem != "single_label_classification":
+        raise RunError(f"--class-weights goes with one label a text; this is {problem}")
     numbers = [weight for weight in asked if isinstance(weight, int | float)]
-    if len(names) > 1 and len(numbers) == len(asked) == len(names):
+    if len(numbers) == len(asked) == len(names):
         return torch.tensor(numbers, dtype=torch.float32)
-    if len(names) == 1 or list(asked) != ["balanced"]:
+    if list(asked) != ["balanced"]:
         raise RunError(
             f"--class-weights {' '.join(map(str, asked))}: give `balanced`, or one number for "
             f"each of {len(names)} labels ({', '.join(names)})"
@@ -234,6 +273,8 @@ def _check_teacher(options: argparse.Namespace) -> None:
     """
     if options.labels:
         raise RunError("--labels goes with labelled texts; with --teacher the labels are its own")
+    if options.problem_type:
+        raise RunError("--problem-type goes with labelled texts, not with --teacher")
     if options.class_weights:
         raise RunError("--class-weights goes with labelled texts, not with --teacher")
     if not options.truncation:

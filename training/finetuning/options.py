@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Final, get_args
 
+from albert_serve.bundle.manifest import ProblemType
+from training.data.labelled.folders import files_of_split, labelled_files
 from training.data.labelled.race import RACE, race_files
 from training.finetuning.recipes import DEFAULTS, with_defaults
 from training.glue.files import training_files
@@ -15,16 +17,18 @@ from training.run.options import (
     add_columns,
     add_optimization,
     add_task,
-    check_task,
     parse_count,
     parse_part,
     parse_positive,
+    parse_seed,
+    with_task_data,
 )
 
 # Options of the user's own files, which a task of GLUE has in its table.
 _OWN_FILES: Final = (
-    *("text_classification", "multiple_choice", "labels", "teacher"),
-    *("text_column", "pair_column", "label_column", "choice_columns", "delimiter"),
+    *("text_classification", "multiple_choice", "problem_type", "labels", "teacher"),
+    *("text_column", "pair_column", "label_column", "label_separator", "choice_columns"),
+    "delimiter",
 )
 _FIGURES: Final = ("loss", *get_args(Metric))
 
@@ -33,7 +37,18 @@ def add_classification(group: argparse._ArgumentGroup) -> None:
     """Add the options of the data of text classification, and of validation on it."""
     add = group.add_argument
     add_task(group)
-    add("--text-classification", nargs="+", type=Path, help="CSV, TSV, JSONL or Parquet")
+    add(
+        "--text-classification",
+        nargs="+",
+        type=Path,
+        help="CSV, TSV, JSONL or Parquet files, or folders of them",
+    )
+    add(
+        "--problem-type",
+        choices=get_args(ProblemType),
+        help="of those files: one label a text, any number of labels, or a number "
+        "(single_label_classification)",
+    )
     add("--labels", nargs="+", help="names of the labels 0, 1, ... of those files")
     add(
         "--class-weights",
@@ -88,6 +103,14 @@ def add_hyperparameters(group: argparse._ArgumentGroup) -> None:
     add("--dropout", type=parse_part, help="of hidden states and attention (the checkpoint's)")
     add("--classifier-dropout", type=parse_part, help="of pooled states (the checkpoint's)")
     add_optimization(group, {})
+    add(
+        "--seeds",
+        nargs="+",
+        type=parse_seed,
+        metavar="SEED",
+        help="train a run of each of these seeds in a folder of its own; one number N: N runs, "
+        "from --seed on",
+    )
     for action in group._group_actions:
         if action.dest in DEFAULTS:
             value = DEFAULTS[action.dest]
@@ -102,14 +125,16 @@ def resolve(options: argparse.Namespace) -> argparse.Namespace:
         RunError: options contradict each other.
         CorpusError: files of the task are missing.
     """
-    check_task(options)
+    options = with_task_data(options)
     if options.task is not None:
         given = [name for name in _OWN_FILES if getattr(options, name) not in (None, [])]
         if given:
             names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
             raise RunError(f"--task has its own files, columns and labels; leave out {names}")
-        options = argparse.Namespace(**{**vars(options), **_files_of_task(options)})
-    return with_defaults(options)
+        own = _files_of_task(options)
+    else:
+        own = _files_in_folders(options)
+    return with_defaults(argparse.Namespace(**{**vars(options), **own}))
 
 
 def _files_of_task(options: argparse.Namespace) -> dict[str, list[Path]]:
@@ -120,6 +145,27 @@ def _files_of_task(options: argparse.Namespace) -> dict[str, list[Path]]:
     files = training_files(TASKS[options.task], options.data)
     validation = options.validation or files.validation
     return {"text_classification": files.train, "validation": validation}
+
+
+def _files_in_folders(options: argparse.Namespace) -> dict[str, list[Path] | None]:
+    """Return the files in place of folders; a folder's own files of validation if none are given.
+
+    Raises:
+        CorpusError: a folder has none.
+    """
+    train, validation = options.text_classification, options.validation
+    if train and validation is None and options.teacher is None:
+        folders = [path for path in train if path.is_dir()]
+        held_out = [file for folder in folders for file in files_of_split(folder, "validation")]
+        validation = held_out or None
+        if validation:
+            print(f"validation on {', '.join(map(str, validation))}")
+    return {
+        "text_classification": train and labelled_files(train, "train"),
+        "validation": labelled_files(validation, "validation")
+        if train and validation
+        else validation,
+    }
 
 
 def _parse_class_weight(text: str) -> str | float:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from albert_serve.config import AlbertConfig
-from training.model.checkpoint import cut_positions, load_checkpoint, read_config
+from training.model.checkpoint import load_checkpoint, read_config, read_tasks
 from training.model.heads import AlbertForTasks, Task, head_sizes
+from training.model.resizing import cut_positions
 
 # Both are named `classifier`, so that a checkpoint has one of them.
 _ONE_CLASSIFIER: Final[tuple[Task, Task]] = ("text-classification", "multiple-choice")
@@ -29,7 +30,7 @@ def load_start(
     Raises:
         CheckpointError: as `load_checkpoint`.
     """
-    heads = _without_replaced(load_checkpoint(folder).tasks, tasks)
+    heads = _without_replaced(read_tasks(folder), tasks)
     sizes = {**heads, **head_sizes(config, tasks, len(labels.get("id2label", ())))}
     if "text-classification" in heads and labels:
         notice = _describe_change(folder, heads["text-classification"], labels)

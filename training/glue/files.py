@@ -1,17 +1,28 @@
-"""The files of a GLUE task in a folder, and their texts."""
+"""The files of a GLUE task in a folder, official or the Hub's, and their texts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from training.data.corpus import CorpusError
-from training.data.labelled.texts import LabelledSplits, raise_listed, read_splits
+from training.data.labelled.columns import COMMON_COLUMNS, Columns
+from training.data.labelled.texts import (
+    ANY_SCORE,
+    LabelledSplits,
+    LabelledText,
+    raise_listed,
+    read_splits,
+    read_texts,
+)
 from training.glue.tasks import GlueTask
 
 _COMPRESSED: Final = ("", ".gz", ".bz2", ".xz", ".zst")
+_PARQUET: Final = ".parquet"
+# The name of the Hub's training files.
+_HUB_TRAIN: Final = f"train-*{_PARQUET}"
 # Held out of the training files, to select a model without the official held-out files.
 _VALIDATION: Final = ("val.tsv", "validation.tsv")
 
@@ -24,6 +35,22 @@ class TrainingFiles:
     validation: list[Path]
 
 
+def patterns_of(task: GlueTask) -> list[str]:
+    """Return the patterns of the files that the Hub's repository has of a task, in its folder."""
+    held_out = (pattern for patterns in _dev(task).values() for pattern in patterns)
+    tests = (pattern for patterns in task.test.values() for pattern in patterns)
+    return [name for name in (_HUB_TRAIN, *held_out, *tests) if name.endswith(_PARQUET)]
+
+
+def _dev(task: GlueTask) -> dict[str, tuple[str, ...]]:
+    """Return the patterns of each held-out split, with those of the Hub."""
+    only = len(task.dev) == 1
+    return {
+        split: (*patterns, f"validation{'' if only else f'_{split}'}-*{_PARQUET}")
+        for split, patterns in task.dev.items()
+    }
+
+
 def training_files(task: GlueTask, folder: Path) -> TrainingFiles:
     """Find the files of a task in a folder.
 
@@ -32,12 +59,12 @@ def training_files(task: GlueTask, folder: Path) -> TrainingFiles:
     Raises:
         CorpusError: some are missing; the message lists them.
     """
-    train = _find(folder, task.train)
-    first_dev = next(iter(task.dev.values()))
-    validation = _find(folder, _VALIDATION) or _find(folder, first_dev)
+    train = _find(folder, (*task.train, _HUB_TRAIN))
+    first = next(iter(task.dev))
+    validation = _find(folder, _VALIDATION) or _find(folder, _dev(task)[first])
     missing = [] if train else [_missing(folder, "training", task.train)]
     if not validation:
-        missing.append(_missing(folder, "held-out", first_dev))
+        missing.append(_missing(folder, "held-out", task.dev[first]))
     raise_listed(missing)
     return TrainingFiles(train=train, validation=validation)
 
@@ -48,7 +75,7 @@ def dev_files(task: GlueTask, folder: Path) -> dict[str, list[Path]]:
     Raises:
         CorpusError: those of a split are missing.
     """
-    files = {split: _find(folder, patterns) for split, patterns in task.dev.items()}
+    files = {split: _find(folder, patterns) for split, patterns in _dev(task).items()}
     missing = [patterns for split, patterns in task.dev.items() if not files[split]]
     raise_listed([_missing(folder, "held-out", patterns) for patterns in missing])
     return files
@@ -60,10 +87,37 @@ def read_task(task: GlueTask, files: Mapping[str, Sequence[Path]]) -> LabelledSp
     Raises:
         CorpusError: as `read_splits`.
     """
-    splits = read_splits(files, task.labels or None, task.columns, task.scale)
+    columns = _columns(task, [file for its_files in files.values() for file in its_files])
+    splits = read_splits(files, task.labels or None, columns, task.problem, task.scale or ANY_SCORE)
     for file, count in splits.num_left_out.items():
         print(f"{file}: {count:,} rows without a text or a label are left out")
     return splits
+
+
+def read_test(task: GlueTask, folder: Path) -> dict[str, list[LabelledText]]:
+    """Read the texts of each split without labels, which have label 0; none if files are missing.
+
+    Raises:
+        CorpusError: as `read_texts`.
+    """
+    files = {split: _find(folder, patterns) for split, patterns in task.test.items()}
+    if not all(files.values()):
+        return {}
+    return {
+        split: [
+            LabelledText(text=text, pair=pair, label=0, place=f"{split} {index}")
+            for index, (text, pair) in enumerate(read_texts(its, _columns(task, its)))
+        ]
+        for split, its in files.items()
+    }
+
+
+def _columns(task: GlueTask, files: Sequence[Path]) -> Columns:
+    """Return the columns of official files, or of the Hub's."""
+    if not all(file.suffix == _PARQUET for file in files):
+        return task.columns
+    own = task.columns
+    return replace(COMMON_COLUMNS, pairs=own.pairs, short_rows=own.short_rows)
 
 
 def _find(folder: Path, patterns: Sequence[str]) -> list[Path]:

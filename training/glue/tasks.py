@@ -12,12 +12,22 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
+from albert_serve.bundle.manifest import ProblemType
 from training.data.labelled.columns import Columns
 from training.data.labelled.texts import Scale
 
-# `f1` is that of label 1 of two; `macro_f1` the mean over the labels.
+# `f1` is that of label 1 of two; `macro_f1` the mean over the labels; `micro_f1` that of all
+# labels of texts with several, and `subset_accuracy` the share of texts with exactly their labels.
 Metric: TypeAlias = Literal[
-    "accuracy", "f1", "macro_f1", "matthews_correlation", "pearson", "spearman"
+    "accuracy",
+    "f1",
+    "macro_f1",
+    "micro_f1",
+    "subset_accuracy",
+    "matthews_correlation",
+    "pearson",
+    "spearman",
+    "mse",
 ]
 # Name of the held-out split of tasks with one; MNLI has two.
 ONLY_DEV: Final = "dev"
@@ -36,6 +46,8 @@ class GlueTask:
         metrics: official metrics; where there are several, their mean counts.
         train: patterns of the training files' names, of which the first with a file is taken.
         dev: the same of each held-out split.
+        test: the same of each split without labels.
+        submitted: how labels stand in the files that GLUE's server takes.
     """
 
     title: str
@@ -47,6 +59,15 @@ class GlueTask:
     dev: Mapping[str, tuple[str, ...]] = field(
         default_factory=lambda: MappingProxyType({ONLY_DEV: ("dev.tsv",)})
     )
+    test: Mapping[str, tuple[str, ...]] = field(
+        default_factory=lambda: MappingProxyType({"test": ("test.tsv", "test-*.parquet")})
+    )
+    submitted: Literal["names", "numbers"] = "numbers"
+
+    @property
+    def problem(self) -> ProblemType:
+        """The kind of the task."""
+        return "single_label_classification" if self.scale is None else "regression"
 
 
 _single = partial(Columns, delimiter="\t")
@@ -128,6 +149,11 @@ TASKS: Final[Mapping[str, GlueTask]] = MappingProxyType(
             ),
             labels=("entailment", "neutral", "contradiction"),
             dev={"matched": ("dev_matched.tsv",), "mismatched": ("dev_mismatched.tsv",)},
+            test={
+                split: (f"test_{split}.tsv", f"test_{split}-*.parquet")
+                for split in ("matched", "mismatched")
+            },
+            submitted="names",
         ),
         "qnli": GlueTask(
             title="QNLI",
@@ -138,11 +164,13 @@ TASKS: Final[Mapping[str, GlueTask]] = MappingProxyType(
                 headerless=("index", "question", "sentence", "label"),
             ),
             labels=_ENTAILMENT,
+            submitted="names",
         ),
         "rte": GlueTask(
             title="RTE",
             columns=_SENTENCES,
             labels=_ENTAILMENT,
+            submitted="names",
         ),
         "wnli": GlueTask(
             title="WNLI",

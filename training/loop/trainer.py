@@ -13,7 +13,7 @@ from filelock import FileLock
 from torch import Tensor
 from tqdm import tqdm
 
-from albert_serve.progress import progress_bar
+from albert_serve.progress import progress, progress_bar
 from training.evaluation.validation import Validation, measure
 from training.loop.checkpointing import Checkpoints, claim, load_state, step_of
 from training.loop.distributed import World, reshard, whole
@@ -326,7 +326,9 @@ class Trainer:
         # A signal interrupts the validation of a single process; several finish it together.
         tallies = measure(
             run.objective,
-            validation.batches,
+            progress(validation.batches, title="validation", unit="batches")
+            if run.world.is_main
+            else validation.batches,
             validation.tasks or run.feeds[0].tasks,
             run.world.device,
             run.precision,
@@ -372,6 +374,13 @@ class Trainer:
             )
         folder = self.saver.folder / "best"
         self._tell(bar, f"the best validation, in {folder}: {selection.describe()}")
+        if selection.has_collapsed and selection.chance is not None:
+            self._tell(
+                bar,
+                f"warning: the run has collapsed: its {selection.figure} is not better than "
+                f"{selection.chance:.4f}, which one answer for all texts has; try another --seed, "
+                "or lower rates",
+            )
 
     def _write(self, figures: Mapping[str, float]) -> None:
         if self.metrics is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -302,6 +301,22 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if name not in _TIED}
 
 
+def read_tasks(folder: Path) -> dict[Task, int]:
+    """Read which heads a checkpoint has, and the outputs of each, without its weights.
+
+    Raises:
+        CheckpointError: as `read_weights` and `find_tasks`.
+    """
+    file = folder / "model.safetensors"
+    try:
+        with safetensors.safe_open(file, "pt") as stored:
+            names = list(stored.keys())
+            shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in names}
+    except (OSError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}; is it complete?") from error
+    return find_tasks(shapes, read_config(folder).get("architectures") or ())
+
+
 def load_checkpoint(folder: Path, tasks: Mapping[Task, int] | None = None) -> AlbertForTasks:
     """Load the model of a checkpoint, ours or one that `transformers` wrote.
 
@@ -323,7 +338,7 @@ def load_checkpoint(folder: Path, tasks: Mapping[Task, int] | None = None) -> Al
     # Before the model is made, whose sizes could be over any memory.
     _check_shapes(shapes, _required_shapes(config, kept, shapes), source=str(folder))
     model = AlbertForTasks(config, tasks)
-    _load_weights(model, weights, kept.keys())
+    load_weights(model, weights, kept.keys())
     return model
 
 
@@ -348,7 +363,7 @@ def _check_shapes(
             )
 
 
-def _load_weights(model: AlbertForTasks, weights: Mapping[str, Tensor], heads: Set[Task]) -> None:
+def load_weights(model: AlbertForTasks, weights: Mapping[str, Tensor], heads: Set[Task]) -> None:
     """Copy the weights of the backbone, of these heads, and of the pooler if there is one."""
     stems = tuple(f"heads.{task}." for task in heads)
     has_pooler = bool(heads - set(UNPOOLED_TASKS)) or "albert.pooler.weight" in weights
@@ -359,49 +374,6 @@ def _load_weights(model: AlbertForTasks, weights: Mapping[str, Tensor], heads: S
             parameter.copy_(weights[hf_name(ours, model.config)])
 
 
-def cut_positions(model: AlbertForTasks, num_positions: int) -> AlbertForTasks:
-    """Return the model with only its first `num_positions` positions.
-
-    Raises:
-        CheckpointError: it has fewer positions.
-    """
-    if num_positions > model.config.max_positions:
-        raise CheckpointError(
-            f"{num_positions} positions cannot be cut from the model's {model.config.max_positions}"
-        )
-    weights: dict[str, Tensor] = dict(parameters(model))
-    table = "albert.embeddings.position_embeddings.weight"
-    weights[table] = weights[table][:num_positions]
-    cut = AlbertForTasks(replace(model.config, max_positions=num_positions), model.tasks)
-    _load_weights(cut, weights, set(model.tasks))
-    return cut
-
-
-def grow_depth(model: AlbertForTasks, num_layers: int) -> AlbertForTasks:
-    """Return the model with more layers and the same weights, for further training (appendix A.1).
-
-    Unshared layers get the weights of the layer at their relative depth.
-
-    Raises:
-        CheckpointError: the model has more layers than that.
-    """
-    if num_layers < model.config.num_layers:
-        raise CheckpointError(
-            f"the checkpoint has {model.config.num_layers} layers; a model of {num_layers} "
-            "cannot be grown from it"
-        )
-    grown = AlbertForTasks(replace(model.config, num_layers=num_layers), model.tasks)
-    rest = {k: v for k, v in model.state_dict().items() if not k.startswith("albert.encoder.")}
-    grown.load_state_dict(rest, strict=False)
-    old, new = model.albert.encoder, grown.albert.encoder
-    for blocks, shallower in ((new.attentions, old.attentions), (new.ffns, old.ffns)):
-        for place, block in enumerate(blocks):
-            layer, inner = divmod(place, model.config.num_inner_layers)
-            source = layer * len(shallower) // len(blocks) * model.config.num_inner_layers + inner
-            block.load_state_dict(shallower[source].state_dict())
-    return grown
-
-
 def with_backbone_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Add `albert.` to the names of weights that lack it, as those of a bare `AlbertModel` do."""
     bare = ("embeddings.", "encoder.", "pooler.")
@@ -409,28 +381,6 @@ def with_backbone_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         f"albert.{name}" if name.startswith(bare) else name: tensor
         for name, tensor in weights.items()
     }
-
-
-def expand_for_hf(source: Path, folder: Path) -> None:
-    """Write a checkpoint of any sharing for `transformers`, which can share whole layers only.
-
-    Shared weights are repeated: the copy has one group per layer.
-
-    Raises:
-        CheckpointError: `source` cannot be read.
-        OSError: the folder cannot be written.
-    """
-    model = load_checkpoint(source)
-    config = replace(model.config, sharing="all", num_groups=model.config.num_layers)
-    expanded = AlbertForTasks(config, model.tasks)
-    rest = {k: v for k, v in model.state_dict().items() if not k.startswith("albert.encoder.")}
-    expanded.load_state_dict(rest, strict=False)
-    shared, repeated = model.albert.encoder, expanded.albert.encoder
-    for place, (attention, ffn) in enumerate(model.config.layer_plan):
-        repeated.attentions[place].load_state_dict(shared.attentions[attention].state_dict())
-        repeated.ffns[place].load_state_dict(shared.ffns[ffn].state_dict())
-    extra = {k: v for k, v in read_config(source).items() if k not in config.to_hf()}
-    save_checkpoint(expanded, folder, tokenizer_from=source, extra_config=extra)
 
 
 def _architectures(tasks: Mapping[Task, int]) -> list[str]:

@@ -23,9 +23,10 @@ from training.loop.distributed import Parallelism, World, share
 from training.loop.progress import Progress, RunError
 from training.loop.step import Run
 from training.losses import LOSS_OF, LossFunction, Objective, compiled_losses
-from training.model.checkpoint import grow_depth, load_checkpoint
+from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks, Task, head_sizes
 from training.model.initialization import start_local
+from training.model.resizing import grow_depth
 from training.optim.optimizers import build_optimizers
 from training.run.recipes import Recipe
 from training.system.precision import PrecisionName

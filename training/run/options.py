@@ -13,13 +13,17 @@ from typing import get_args
 
 import torch
 
+from training.conversion.hub import HubModel, download
 from training.data.labelled.columns import Columns
 from training.data.labelled.race import RACE
+from training.glue.files import patterns_of
 from training.glue.tasks import TASKS, task_name
 from training.loop.progress import RunError
+from training.model.checkpoint import CheckpointError
 from training.optim.optimizers import OptimizerName, ScheduleName
 from training.system.precision import PrecisionName
 
+_GLUE = HubModel(repo_id="nyu-mll/glue", repo_type="dataset")
 _SENTENCE_WEIGHT = "weight of the sentence task's loss; 1 in the paper, with 4096 sequences a step"
 
 
@@ -32,26 +36,41 @@ def add_end(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def add_task(group: argparse._ActionsContainer) -> None:
-    """Add the options of a task of GLUE, or RACE; `check_task` checks them."""
+    """Add the options of a task of GLUE, or RACE; `with_task_data` checks and completes them."""
     titles = ", ".join(task.title for task in TASKS.values())
     group.add_argument(
         "--task", type=_parse_task, metavar="NAME", help=f"a task of GLUE ({titles}), or RACE"
     )
     group.add_argument(
-        "--data", type=Path, metavar="FOLDER", help="the folder with the official files of --task"
+        "--data",
+        type=Path,
+        metavar="FOLDER",
+        help=f"the folder with the official files of --task (downloaded: {_GLUE.repo_id} of the "
+        "Hugging Face Hub)",
     )
 
 
-def check_task(options: argparse.Namespace) -> None:
-    """Check that a task and its folder are given together.
+def with_task_data(options: argparse.Namespace) -> argparse.Namespace:
+    """Return the options with the folder of the task's files, which are downloaded if need be.
 
     Raises:
-        RunError: one is given alone.
+        RunError: a folder is given without a task, or the files must be given or cannot be
+            downloaded.
     """
-    if options.task is not None and options.data is None:
-        raise RunError(f"--task {options.task} needs --data, the folder with its official files")
     if options.task is None and options.data is not None:
         raise RunError(f"--data {options.data} is the folder of a task; give --task")
+    if options.task is None or options.data is not None:
+        return options
+    if options.task == RACE:
+        raise RunError("--task RACE needs --data, the folder of its files")
+    patterns = [f"{options.task}/{name}" for name in patterns_of(TASKS[options.task])]
+    try:
+        folder = download(_GLUE, patterns) / options.task
+    except CheckpointError as error:
+        raise RunError(
+            f"{error}; --data names a folder with the files of --task {options.task}"
+        ) from error
+    return argparse.Namespace(**{**vars(options), "data": folder})
 
 
 def _parse_task(text: str) -> str:
@@ -66,7 +85,14 @@ def add_columns(group: argparse._ActionsContainer) -> None:
     add = group.add_argument
     add("--text-column", metavar="NAME", help="column of the text (text, sentence, ...)")
     add("--pair-column", metavar="NAME", help="column of the second text of a pair")
-    add("--label-column", metavar="NAME", help="column of the label (label, category, ...)")
+    add(
+        "--label-column",
+        nargs="+",
+        metavar="NAME",
+        help="column of the label (label, category, ...); or a column of 0 and 1 for each of "
+        "several labels",
+    )
+    add("--label-separator", metavar="TEXT", help="divides a column into several labels of a text")
     add("--delimiter", help="of CSV files, one character (detected from the header)")
 
 
@@ -93,15 +119,22 @@ def columns_of(options: argparse.Namespace) -> Columns:
     """Return the columns that the options name.
 
     Raises:
-        RunError: the delimiter is not one character.
+        RunError: the delimiter is not one character, or labels stand in one column and in several.
     """
+    labels = options.label_column or []
+    if len(labels) > 1 and options.label_separator is not None:
+        raise RunError("--label-separator divides one column; leave it out, or give one column")
+    if len(set(labels)) < len(labels):
+        raise RunError(f"--label-column {' '.join(labels)}: give each column once")
     if options.delimiter is not None and len(options.delimiter) != 1:
         raise RunError(f"--delimiter {options.delimiter!r}: give one character, such as ';'")
     return Columns(
         text=options.text_column,
         pair=options.pair_column,
-        label=options.label_column,
+        label=labels[0] if len(labels) == 1 else None,
         delimiter=options.delimiter,
+        indicators=tuple(labels) if len(labels) > 1 else (),
+        separator=options.label_separator,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass
 class Repository:
-    """A model: a folder for each revision, and who may read it."""
+    """A model or data set: a folder for each revision, and who may read it."""
 
     revisions: dict[str, Path]
     is_gated: bool = False
@@ -94,9 +94,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _find(self, parts: list[str], token: str | None) -> tuple[int, dict[str, str], bytes]:
-        is_api = parts[:2] == ["api", "models"]
-        if is_api:
-            parts = parts[2:]
+        is_api = parts[0] == "api"
+        if is_api or parts[0] == "datasets":  # api/models, api/datasets, datasets
+            parts = parts[2 if is_api else 1 :]
         repo_id, rest = "/".join(parts[:2]), parts[2:]
         repository = self.served.repositories.get(repo_id)
         if repository is None or (repository.is_private and token != repository.token):
@@ -130,9 +130,10 @@ def _tree(repository: Repository, commit: str) -> list[dict[str, Any]]:
     return [
         {
             "type": "file",
-            "path": file.name,
+            "path": str(file.relative_to(repository.folder(commit))),
             "size": file.stat().st_size,
             "oid": hashlib.sha1(file.read_bytes()).hexdigest(),
         }
-        for file in sorted(repository.folder(commit).iterdir())
+        for file in sorted(repository.folder(commit).rglob("*"))
+        if file.is_file()
     ]

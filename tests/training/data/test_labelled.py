@@ -297,12 +297,12 @@ def test_an_unknown_number_is_never_taken_for_the_index_of_a_label(tmp_path: Pat
 def test_scores_are_numbers_of_their_scale(tmp_path: Path) -> None:
     scale = Scale(least=0, most=5)
     file = write(tmp_path / "a.tsv", "text\ttext_pair\tlabel\na\tb\t3.8\nc\td\t5\n")
-    splits = read_splits({"training": [file]}, scale=scale)
+    splits = read_splits({"training": [file]}, problem="regression", scale=scale)
     assert splits.names == ["score"]
     assert [e.label for e in splits.texts["training"]] == [3.8, 5.0]
     write(file, "text\tlabel\na\t5.1\nb\tnan\nc\tx\nd\t1\n")
     with pytest.raises(CorpusError) as caught:
-        read_splits({"training": [file]}, scale=scale)
+        read_splits({"training": [file]}, problem="regression", scale=scale)
     lines = str(caught.value).splitlines()
     for line, (number, text) in zip(lines, [(2, "5.1"), (3, "nan"), (4, "x")], strict=True):
         assert line == f"{file}, line {number}: '{text}' is not a number from 0 to 5"

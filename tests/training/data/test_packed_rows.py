@@ -31,8 +31,9 @@ from tests.training.support import (
     weighed,
 )
 from training.model.albert import Albert, Batch, Bounds
-from training.model.checkpoint import expand_for_hf, save_checkpoint
+from training.model.checkpoint import save_checkpoint
 from training.model.heads import AlbertForTasks
+from training.model.resizing import expand_for_hf
 
 each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 each_sharing = pytest.mark.parametrize("sharing", get_args(Sharing))

@@ -31,15 +31,13 @@ from tests.training.support import (
 )
 from training.model.checkpoint import (
     CheckpointError,
-    cut_positions,
-    expand_for_hf,
     find_tasks,
-    grow_depth,
     load_checkpoint,
     parameters,
     save_checkpoint,
 )
 from training.model.heads import AlbertForTasks
+from training.model.resizing import cut_positions, expand_for_hf, grow_depth
 
 each_class = pytest.mark.parametrize("class_name", HF_CLASSES)
 GROUPED = replace(TINY, num_groups=2, num_inner_layers=2)

@@ -40,6 +40,8 @@ class Columns:
         pairs: whether each row needs a second text.
         headerless: names of the columns of CSV and TSV files without a header, if there may be
             such; `text` and `label` are then among them.
+        indicators: columns of 0 and 1, one for each label, in place of `label`.
+        separator: of several labels in the column `label`.
         short_rows: rows without a text or a label are errors, or they are left out.
     """
 
@@ -50,11 +52,19 @@ class Columns:
     pairs: Literal["optional", "required"] = "optional"
     headerless: tuple[str, ...] = ()
     short_rows: Literal["refuse", "leave out"] = "refuse"
+    indicators: tuple[str, ...] = ()
+    separator: str | None = None
+
+    @property
+    def has_several_labels(self) -> bool:
+        """Whether a row can have several labels."""
+        return bool(self.indicators) or self.separator is not None
 
     @property
     def table_format(self) -> TableFormat:
         """The properties of CSV and TSV files."""
-        named = tuple(name for name in (self.text, self.pair, self.label) if name is not None)
+        columns = (self.text, self.pair, self.label, *self.indicators)
+        named = tuple(name for name in columns if name is not None)
         return TableFormat(delimiter=self.delimiter, headerless=self.headerless, named=named)
 
 
@@ -63,11 +73,11 @@ COMMON_COLUMNS: Final = Columns()
 
 
 class ColumnNames(NamedTuple):
-    """The columns of a record's text, second text and label."""
+    """The columns of a record's text, second text and labels: several if each has its own."""
 
     text: str
     pair: str | None
-    label: str = ""
+    labels: tuple[str, ...] = ()
 
 
 def read_columns(
@@ -96,14 +106,14 @@ def _find_columns(
 ) -> tuple[ColumnNames | None, str]:
     """Return the columns among a record's keys; or None and the message of those it lacks."""
     texts = _text_columns(keys, columns)
-    label = _label_column(keys, columns) if needs_label else ""
-    if texts is not None and label is not None:
-        return ColumnNames(*texts, label), ""
+    labels = _label_columns(keys, columns) if needs_label else ()
+    if texts is not None and labels is not None:
+        return ColumnNames(*texts, labels), ""
     lacks = []
     if texts is None:
         lacks.append(_missing(keys, _asked_texts(columns), _TEXTS, "text"))
-    if label is None:
-        asked = [] if columns.label is None else [("label", columns.label)]
+    if labels is None:
+        asked = [("label", name) for name in (columns.label, *columns.indicators) if name]
         lacks.append(_missing(keys, asked, _LABELS[:3], "label"))
     delimiter = likely_delimiter(keys[0]) if len(keys) == 1 else None
     advice = f"; is its delimiter {delimiter!r}? Give --delimiter" if delimiter else ""
@@ -140,6 +150,9 @@ def _text_columns(keys: Sequence[str], columns: Columns) -> tuple[str, str | Non
     return None
 
 
-def _label_column(keys: Sequence[str], columns: Columns) -> str | None:
+def _label_columns(keys: Sequence[str], columns: Columns) -> tuple[str, ...] | None:
+    """Return the column of the labels, or those of 0 and 1; None if one is missing."""
+    if columns.indicators:
+        return columns.indicators if set(columns.indicators) <= set(keys) else None
     usual = (columns.label,) if columns.label is not None else _LABELS
-    return next((name for name in usual if name in keys), None)
+    return next(((name,) for name in usual if name in keys), None)

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
+from albert_serve.bundle.manifest import ProblemType
 from training.data.corpus import CorpusError, read_lines
+from training.data.labelled.cells import LabelFormError, MissingLabelError, cell_text, labels_in
 from training.data.labelled.columns import COMMON_COLUMNS, ColumnNames, Columns, read_columns
 from training.data.labelled.tables import Record, RowError
 
@@ -17,10 +19,13 @@ _LISTED_ERRORS: Final = 20
 # The one name of a file's only split.
 _ONLY: Final = "data"
 
+# The index of a label; of a regression the score; of several labels 1 or 0 for each.
+Label: TypeAlias = int | float | tuple[float, ...]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelledText:
-    """A text, or a pair of texts, and the index of its label or, of a regression, its score.
+    """A text, or a pair of texts, and its label.
 
     Attributes:
         place: file and line, for messages.
@@ -28,7 +33,7 @@ class LabelledText:
 
     text: str
     pair: str | None
-    label: int | float
+    label: Label
     place: str = ""
 
 
@@ -54,6 +59,9 @@ class Scale:
         return f"a number from {self.least:g} to {self.most:g}"
 
 
+ANY_SCORE: Final = Scale()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelledSplits:
     """The texts of each split, and the names of their labels in order.
@@ -70,7 +78,7 @@ class LabelledSplits:
 class _Row(NamedTuple):
     text: str
     pair: str | None
-    label: str
+    labels: tuple[str, ...]
     place: str
 
 
@@ -88,6 +96,7 @@ def read_labelled(
     files: Sequence[Path],
     label_names: Sequence[str] | None = None,
     columns: Columns = COMMON_COLUMNS,
+    problem: ProblemType = "single_label_classification",
 ) -> tuple[list[LabelledText], list[str]]:
     """Read the examples of classification files, and the names of the labels in order.
 
@@ -96,7 +105,7 @@ def read_labelled(
     Raises:
         CorpusError: as `read_splits`.
     """
-    splits = read_splits({_ONLY: files}, label_names, columns)
+    splits = read_splits({_ONLY: files}, label_names, columns, problem)
     return splits.texts[_ONLY], splits.names
 
 
@@ -104,33 +113,37 @@ def read_splits(
     files: Mapping[str, Sequence[Path]],
     label_names: Sequence[str] | None = None,
     columns: Columns = COMMON_COLUMNS,
-    scale: Scale | None = None,
+    problem: ProblemType = "single_label_classification",
+    scale: Scale = ANY_SCORE,
 ) -> LabelledSplits:
     """Read the files of a data set's splits, and the names of the labels in order.
 
     The suffix of a file gives the format: `.tsv`, `.csv` or `.jsonl`, optionally with `.gz`,
     `.bz2`, `.xz` or `.zst`; or `.parquet`. Columns are `text` (or `sentence`, `sentence1`), for
     pairs `text_pair` (or `sentence2`), and `label` (or `category`), or those that `columns` names.
+    Several labels of a text stand in a list, or as `columns` says.
 
     Args:
         files: of each split, the training split first; read one after the other.
         label_names: names of the labels 0, 1, ... of the files; or the labels themselves, in the
             order of the model's outputs. By default the labels of the first split, sorted (2
-            before 10).
-        scale: of a regression, whose labels are numbers.
+            before 10), or the columns of 0 and 1.
+        problem: of a regression, labels are numbers; of several labels, a text may have none.
+        scale: of a regression.
 
     Raises:
         CorpusError: files cannot be read or lack columns, a split is empty, labels are not among
             the names or the scale, or a label of another split is in no row of the first; the
             message lists all of it, up to a limit.
     """
+    _check_columns(columns, label_names, problem)
     rows: dict[str, list[_Row]] = {}
     errors: list[str] = []
     left_out: dict[Path, int] = {}
     for split, its_files in files.items():
         rows[split] = []
         num_before = len(errors)
-        for row in chain.from_iterable(_read_rows(file, columns) for file in its_files):
+        for row in chain.from_iterable(_read_rows(file, columns, problem) for file in its_files):
             if isinstance(row, _Row):
                 rows[split].append(row)
             elif isinstance(row, _ShortRow) and columns.short_rows == "leave out":
@@ -139,10 +152,10 @@ def read_splits(
                 errors.append(row.message)
         if not rows[split] and len(errors) == num_before:
             errors.append(f"no examples in {', '.join(map(str, its_files))}")
-    if scale is not None:
-        texts, names = _scored(rows, scale, errors), [scale.name]
+    if problem == "regression":
+        texts, names = _scored(rows, scale, errors), list(label_names or [scale.name])
     else:
-        texts, names = _classified(rows, label_names, errors)
+        texts, names = _classified(rows, label_names or columns.indicators, errors, problem)
     raise_listed(errors)
     return LabelledSplits(texts=texts, names=names, num_left_out=left_out)
 
@@ -154,39 +167,83 @@ def _scored(
     texts: dict[str, list[LabelledText]] = {split: [] for split in rows}
     for split, its_rows in rows.items():
         for row in its_rows:
-            score = scale.parse(row.label)
+            (label,) = row.labels
+            score = scale.parse(label)
             if score is None:
-                errors.append(f"{row.place}: {row.label!r} is not {scale}")
+                errors.append(f"{row.place}: {label!r} is not {scale}")
             else:
                 texts[split].append(_labelled(row, score))
     return texts
 
 
+def _check_columns(
+    columns: Columns, label_names: Sequence[str] | None, problem: ProblemType
+) -> None:
+    if columns.has_several_labels and problem != "multi_label_classification":
+        raise CorpusError(
+            "--label-separator, and several columns of --label-column, are for texts with several "
+            f"labels (multi_label_classification); this is {problem}"
+        )
+    if problem == "regression" and label_names is not None and len(label_names) != 1:
+        raise CorpusError(f"a regression has one score; {len(label_names)} labels are named")
+    if columns.indicators and label_names and set(columns.indicators) != set(label_names):
+        raise CorpusError(
+            f"--label-column {' '.join(columns.indicators)}: the labels are "
+            f"{', '.join(label_names)}; give the column of each"
+        )
+
+
 def _classified(
-    rows: Mapping[str, list[_Row]], label_names: Sequence[str] | None, errors: list[str]
+    rows: Mapping[str, list[_Row]],
+    label_names: Sequence[str] | None,
+    errors: list[str],
+    problem: ProblemType,
 ) -> tuple[dict[str, list[LabelledText]], list[str]]:
     """Return the texts of each split with the indices of their labels; append the errors."""
     first, *others = rows
-    labels = {row.label for row in rows[first]}
+    labels = _all_labels(rows[first])
     names = list(label_names or sorted(labels, key=_natural))
     by_label = _indices(names, labels)
     errors += _unknown_labels(rows[first], by_label, f"allowed are {', '.join(names)}")
     trained = {by_label[label] for label in labels & by_label.keys()}
     shown = ", ".join(names[index] for index in sorted(trained))
-    texts = {first: _with_labels(rows[first], by_label)}
+    numbers = None if problem == "single_label_classification" else len(names)
+    texts = {first: _with_labels(rows[first], by_label, numbers)}
     for split in others:
-        every, its_labels = by_label, {row.label for row in rows[split]}
+        every, its_labels = by_label, _all_labels(rows[split])
         if label_names and every.keys().isdisjoint(its_labels):
             every = _indices(names, its_labels)  # 0 and 1, say, where the others have names
         known = {label: index for label, index in every.items() if index in trained}
         if trained:
             errors += _unknown_labels(rows[split], known, f"the {first} split has {shown}")
-        texts[split] = _with_labels(rows[split], known)
+        texts[split] = _with_labels(rows[split], known, numbers)
     return texts, names
 
 
-def _with_labels(rows: Sequence[_Row], by_label: Mapping[str, int]) -> list[LabelledText]:
-    return [_labelled(row, by_label[row.label]) for row in rows if row.label in by_label]
+def _all_labels(rows: Sequence[_Row]) -> set[str]:
+    return set(chain.from_iterable(row.labels for row in rows))
+
+
+def _with_labels(
+    rows: Sequence[_Row], by_label: Mapping[str, int], num_labels: int | None
+) -> list[LabelledText]:
+    """Return the texts whose labels are all known.
+
+    Args:
+        num_labels: of texts with several labels; None where each has one.
+    """
+    texts = []
+    for row in rows:
+        if not by_label.keys() >= set(row.labels):
+            continue
+        chosen = {by_label[label] for label in row.labels}
+        label: Label = (
+            by_label[row.labels[0]]
+            if num_labels is None
+            else tuple(float(index in chosen) for index in range(num_labels))
+        )
+        texts.append(_labelled(row, label))
+    return texts
 
 
 def _indices(names: Sequence[str], labels: set[str]) -> dict[str, int]:
@@ -203,15 +260,16 @@ def _unknown_labels(
     """Return an error for each label that is not known, with its first row."""
     unknown: dict[str, list[str]] = {}
     for row in rows:
-        if row.label not in by_label:
-            unknown.setdefault(row.label, []).append(row.place)
+        for label in row.labels:
+            if label not in by_label:
+                unknown.setdefault(label, []).append(row.place)
     return [
         f"{places[0]}: label {label!r} ({len(places):,} rows); {expectation}"
         for label, places in unknown.items()
     ]
 
 
-def _labelled(row: _Row, label: int | float) -> LabelledText:
+def _labelled(row: _Row, label: Label) -> LabelledText:
     return LabelledText(text=row.text, pair=row.pair, label=label, place=row.place)
 
 
@@ -263,18 +321,27 @@ def _read_texts(file: Path, columns: Columns) -> Iterator[tuple[str, str | None]
     raise_listed(errors)
 
 
-def _read_rows(file: Path, columns: Columns) -> Iterator[_Read]:
+def _read_rows(file: Path, columns: Columns, problem: ProblemType) -> Iterator[_Read]:
     """Yield each row, or the error of a row."""
     for row, names in read_columns(file, columns, needs_label=True):
         if isinstance(row, RowError):
             yield row
             continue
-        texts, label = _texts(row, names, columns), cell_text(row.values[names.label])
-        if texts is None or label is None:
-            lacks = "text" if texts is None else f"value in column {names.label}"
-            yield _ShortRow(f"{row.place}: no {lacks}", file)
+        texts = _texts(row, names, columns)
+        if texts is None:
+            yield _ShortRow(f"{row.place}: no text", file)
+            continue
+        try:
+            labels = labels_in(row.values, names.labels, columns, problem)
+        except MissingLabelError as error:
+            yield _ShortRow(f"{row.place}: {error}", file)
+        except LabelFormError as error:
+            yield RowError(f"{row.place}: {error}")
+            return  # it is the same in all rows
+        except ValueError as error:
+            yield RowError(f"{row.place}: {error}")
         else:
-            yield _Row(*texts, label, row.place)
+            yield _Row(*texts, labels, row.place)
 
 
 def _texts(row: Record, names: ColumnNames, columns: Columns) -> tuple[str, str | None] | None:
@@ -286,17 +353,6 @@ def _texts(row: Record, names: ColumnNames, columns: Columns) -> tuple[str, str 
         pair = cell_text(row.values[names.pair])
         text = None if pair is None else text
     return None if text is None else (text, pair)
-
-
-def cell_text(value: Any) -> str | None:
-    """Return a cell as text without surrounding spaces; None if it is empty."""
-    if not isinstance(value, str | int | float):
-        return None
-    if isinstance(value, float) and math.isnan(value):  # a gap
-        return None
-    if isinstance(value, float) and value.is_integer():  # pandas' integers of a column with gaps
-        value = int(value)
-    return str(value).strip() or None
 
 
 def _natural(label: str) -> tuple[bool, int, str]:

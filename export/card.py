@@ -1,0 +1,79 @@
+"""The model card of a bundle: `README.md` with the metadata of the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from albert_serve.bundle.manifest import Manifest
+from training.evaluation.reports.tables import table
+
+CARD_FILE: Final = "README.md"
+# The beginnings of the figures' names, and the Hub's names of their tasks.
+_TASK_OF: Final[Mapping[str, str]] = {
+    "masked": "fill-mask",
+    "sentence_order": "text-classification",
+    "text_classification": "text-classification",
+    "question_answering": "question-answering",
+}
+# The figures that the Hub compares.
+_METRICS: Final = (
+    *("accuracy", "subset_accuracy", "f1", "macro_f1", "micro_f1", "exact_match"),
+    *("matthews_correlation", "pearson", "spearman"),
+)
+
+
+def model_card(manifest: Manifest, name: str) -> str:
+    """Return the card: labels, figures on held-out data, and what the precision costs.
+
+    The figures stand in the `model-index` too, by which the Hub shows and compares models.
+
+    Args:
+        name: of the model.
+    """
+    figures = {key: v for key, v in manifest.evaluation.items() if _is_number(v)}
+    results = list(_results(manifest.evaluation, figures))
+    metadata: dict[str, Any] = {"library_name": "albert-serve", "tags": ["albert", *manifest.tasks]}
+    if results:
+        metadata["model-index"] = [{"name": name, "results": results}]
+    # JSON is YAML.
+    lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in metadata.items()), "---", ""]
+    lines += [f"# {name}", "", f"An ALBERT in {manifest.precision}.", ""]
+    rows = [
+        (task, entry.problem_type or "", ", ".join(entry.labels or []))
+        for task, entry in manifest.tasks.items()
+    ]
+    lines += ["## Tasks", "", *table(["task", "problem type", "labels"], rows)]
+    lines += ["## Figures on held-out data", "", *table(["figure", "value"], figures.items())]
+    if manifest.quality:
+        costs = [
+            (task, each.metric, each.torch, each.bundle, each.count)
+            for task, each in manifest.quality.items()
+        ]
+        header = ["task", "metric", "fp32, in percent", "this bundle", "answers"]
+        lines += ["## What the precision costs", "", *table(header, costs)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _results(
+    evaluation: Mapping[str, Any], figures: Mapping[str, float]
+) -> Iterator[dict[str, Any]]:
+    for beginning, task in _TASK_OF.items():
+        metrics = [
+            {"type": metric, "value": round(figures[f"{beginning}_{metric}"], 4)}
+            for metric in _METRICS
+            if f"{beginning}_{metric}" in figures
+        ]
+        if metrics:
+            name = str(evaluation.get(f"{beginning}_task", "held-out data"))
+            yield {
+                "task": {"type": task},
+                "dataset": {"type": name.lower().replace(" ", "-"), "name": name},
+                "metrics": metrics,
+            }
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,57 @@
+"""The card has the figures where the Hub and people look for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from huggingface_hub import ModelCard
+
+from albert_serve.bundle.manifest import Manifest, Quality, TaskEntry
+from export.card import model_card
+from tests.export.exporting import TINY
+
+
+def manifest() -> Manifest:
+    labels = ["a|b", "c"]
+    entry = TaskEntry(
+        graph="a.onnx", num_outputs=2, labels=labels, problem_type="multi_label_classification"
+    )
+    return Manifest(
+        config=TINY.to_hf(),
+        tasks={"text-classification": entry},
+        precision="int8",
+        files={},
+        evaluation={
+            "text_classification_task": "RTE",
+            "text_classification_accuracy": 0.71234567,
+            "text_classification_texts": 277,
+            "text_classification_classes": {"a|b": {"f1": 0.5}},
+            "question_answering_f1": 88.5,
+        },
+        quality={
+            "text-classification": Quality(metric="accuracy", torch=71.2, bundle=70.8, count=277)
+        },
+    )
+
+
+def test_the_hub_reads_the_figures(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text(model_card(manifest(), "rte"))
+    card = ModelCard.load(tmp_path / "README.md")
+    assert card.data.model_name == "rte"
+    results = [
+        (each.task_type, each.dataset_name, each.metric_type, each.metric_value)
+        for each in card.data.eval_results
+    ]
+    assert results == [
+        ("text-classification", "RTE", "accuracy", 0.7123),
+        ("question-answering", "held-out data", "f1", 88.5),
+    ]
+
+
+def test_people_read_the_tables() -> None:
+    _, metadata, text = model_card(manifest(), "rte").split("---\n", 2)
+    assert yaml.safe_load(metadata)["tags"] == ["albert", "text-classification"]
+    assert r"| text-classification | multi\_label\_classification | a\|b, c |" in text
+    assert r"| text\_classification\_accuracy | 0.7123 |" in text
+    assert "| text-classification | accuracy | 71.2000 | 70.8000 | 277 |" in text

@@ -1,0 +1,189 @@
+"""Reports have the figures, charts and worst examples; predictions have the official forms."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.metrics import confusion_matrix, log_loss
+
+from albert_serve.bundle.manifest import ProblemType
+from training.data.labelled.texts import LabelledText
+from training.data.questions import Question
+from training.evaluation.calibration import expected_calibration_error, reliability
+from training.evaluation.classification import Classified
+from training.evaluation.questions import AnsweredQuestion, describe_threshold, question_figures
+from training.evaluation.reports.report import write_report
+from training.evaluation.reports.submissions import write_glue, write_squad
+from training.evaluation.reports.tables import cell
+from training.evaluation.results import Results
+from training.glue.tasks import TASKS
+
+NAMES = ["bad", "$fair_$", "good|fine"]
+
+
+def classified(
+    problem: ProblemType = "single_label_classification", names: list[str] | None = None
+) -> Classified:
+    """Random answers to two hundred texts."""
+    rng = np.random.default_rng(0)
+    names = names or NAMES
+    labels: list[Any] = rng.integers(len(names), size=200).tolist()
+    logits = rng.normal(size=(200, len(names))).astype(np.float32)
+    if problem == "multi_label_classification":
+        labels = [tuple(row) for row in rng.integers(2, size=logits.shape).astype(float).tolist()]
+    elif problem == "regression":
+        labels = rng.normal(size=200).tolist()
+    texts = [
+        LabelledText(text=f"<b>text {n}</b>", pair=None, label=label, place=f"/a/b.csv, line {n}")
+        for n, label in enumerate(labels)
+    ]
+    return Classified(texts=texts, names=names, problem=problem, logits=logits)
+
+
+def test_figures_of_labels_are_those_of_scikit_learn() -> None:
+    answers = classified()
+    figures = answers.figures()
+    assert figures["text_classification_loss"] == pytest.approx(
+        log_loss(answers.targets, answers.probabilities_NK), rel=1e-5
+    )
+    matrix = confusion_matrix(answers.targets, answers.logits.argmax(-1))
+    confusion = figures["text_classification_confusion"]
+    got = [[confusion[name].get(other, 0) for other in NAMES] for name in NAMES]
+    assert got == matrix.tolist()
+
+
+def test_calibration_by_hand() -> None:
+    """Two bins: 0.9 that is right in 3 of 4 cases, and 0.6 that is always right."""
+    confidences = np.array([0.9] * 4 + [0.6] * 4)
+    bins = reliability(confidences, np.array([1, 1, 1, 0, 1, 1, 1, 1]))
+    assert [(each.accuracy, each.count) for each in bins] == [(1.0, 4), (0.75, 4)]
+    assert expected_calibration_error(bins) == pytest.approx((0.4 + 0.15) / 2)
+    assert len(reliability(np.array([0.0, 1.0]), np.array([0, 1]))) == 2
+
+
+@pytest.mark.parametrize(
+    ("problem", "charts"),
+    [
+        ("single_label_classification", ["dev-confusion.png", "dev-reliability.png"]),
+        ("multi_label_classification", ["dev-reliability.png"]),
+        ("regression", ["dev-scores.png"]),
+    ],
+)
+def test_a_report_of_texts(problem: ProblemType, charts: list[str], tmp_path: Path) -> None:
+    answers = classified(problem, ["score"] if problem == "regression" else None)
+    figures = answers.figures()
+    write_report(Results(figures=figures, classified={"dev": answers}), "runs/a", tmp_path)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == sorted([*charts, "report.json", "report.md"])
+    report = (tmp_path / "report.md").read_text()
+    for chart in charts:
+        assert f"]({chart})" in report
+        assert (tmp_path / chart).read_bytes().startswith(b"\x89PNG")
+    content = json.loads((tmp_path / "report.json").read_text())
+    assert content["figures"] == json.loads(json.dumps(figures))
+    worst = content["worst"]["dev"]
+    losses = [each["loss"] for each in worst]
+    assert losses == sorted(answers.losses_N.tolist(), reverse=True)[: len(worst)]
+    assert report.count("&lt;b&gt;text ") == len(worst) == 20
+    assert "<b>" not in report
+    assert "/a/b.csv" not in report
+    assert worst[0]["place"].startswith("b.csv, line ")
+
+
+def test_cells_are_text() -> None:
+    assert cell("a|b\n`c` <i>") == r"a\|b \`c\` &lt;i&gt;"
+    assert cell(1234) == "1,234"
+    assert len(cell("x" * 1000)) == 300
+
+
+QUESTIONS = [
+    Question(id="a", question="Who?", context="Ann left.", answers=("Ann",), start=0),
+    Question(id="b", question="When?", context="Ann left.", answers=(), start=None),
+    Question(id="c", question="Why?", context="Ann left.", answers=("left",), start=4),
+]
+
+
+def answered(*null_scores: float) -> list[AnsweredQuestion]:
+    return [
+        AnsweredQuestion(
+            question=question, n_best=[("Ann", 0.7)], no_answer=0.3, null_score=null_score
+        )
+        for question, null_score in zip(QUESTIONS, null_scores, strict=True)
+    ]
+
+
+def test_a_report_of_questions(tmp_path: Path) -> None:
+    answers = answered(-1.0, 2.0, -3.0)
+    results = Results(figures=question_figures(answers, 0.0), answered=answers)
+    write_report(results, "a", tmp_path)
+    [worst] = json.loads((tmp_path / "report.json").read_text())["worst"]["questions"]
+    assert worst == {
+        "F1": 0.0,
+        "confidence": 0.7,
+        "question": "Why?",
+        "prediction": "Ann",
+        "answers": "left",
+        "id": "c",
+    }
+    assert (tmp_path / "questions-reliability.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("null_scores", "warning"),
+    [
+        ((-1.0, 2.0, -3.0), None),
+        ((math.inf, math.inf, math.inf), "gives no question an answer"),
+        ((2.0, 1.0, 3.0), "gives no question an answer"),
+    ],
+)
+def test_a_threshold_that_tells_nothing(null_scores: tuple[float, ...], warning: str) -> None:
+    """Where the one answerable question that is found has a higher null score than the other."""
+    answers = answered(*null_scores)
+    figures = question_figures(answers, 0.0)
+    threshold = figures["question_answering_best_f1_threshold"]
+    assert math.isfinite(threshold)
+    described = describe_threshold(answers, threshold)
+    assert (described is None) if warning is None else (warning in str(described))
+
+
+def test_answers_are_written_as_json(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "dev.json"
+    files = write_squad(answered(-1.0, 2.0, math.inf), file, 0.0)
+    assert [path.name for path in files] == ["dev.json", "dev_nbest.json", "dev_null_odds.json"]
+    predictions, n_best, odds = (
+        json.loads(path.read_text(), parse_constant=pytest.fail) for path in files
+    )
+    assert predictions == {"a": "Ann", "b": "", "c": ""}
+    assert [each["text"] for each in n_best["a"]] == ["Ann", ""]
+    assert odds["a"] == -1 < odds["b"] == 2 < odds["c"]
+    assert len(write_squad(answered(0, 0, 0), file, None)) == 2
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [("sst2", ["1", "0"]), ("rte", ["not_entailment", "entailment"]), ("stsb", ["5.000", "2.250"])],
+)
+def test_predictions_of_glue(task: str, expected: list[str], tmp_path: Path) -> None:
+    logits = np.array([[7.0], [2.25]] if task == "stsb" else [[0, 1], [1, 0]], np.float32)
+    glue = TASKS[task]
+    texts = [LabelledText(text="a", pair=None, label=0)] * 2
+    names = glue.labels or ["score"]
+    answers = Classified(texts=texts, names=names, problem=glue.problem, logits=logits)
+    write_glue({"test": answers}, tmp_path / "a.tsv", glue)
+    lines = (tmp_path / "a.tsv").read_text().splitlines()
+    assert lines == ["index\tprediction", f"0\t{expected[0]}", f"1\t{expected[1]}"]
+    write_glue({"matched": answers, "mismatched": answers}, tmp_path / "M.tsv", glue)
+    assert (tmp_path / "M-m.tsv").read_text() == (tmp_path / "M-mm.tsv").read_text()
+
+
+def test_predictions_of_own_files_are_names(tmp_path: Path) -> None:
+    answers = classified("multi_label_classification")
+    write_glue({"data": answers}, tmp_path / "a.tsv", None)
+    first = (tmp_path / "a.tsv").read_text().splitlines()[1]
+    has = (name for name, logit in zip(NAMES, answers.logits[0], strict=True) if logit > 0)
+    assert first == f"0\t{','.join(has)}"

@@ -1,0 +1,113 @@
+"""Tasks by name, from a server on this machine that speaks the protocol of the Hub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.training.conversion.hub_server import Hub, Repository, serve
+from tests.training.conversion.test_hub import run
+from training.data.corpus import CorpusError
+from training.glue.files import dev_files, read_task, training_files
+from training.glue.tasks import TASKS
+
+# The columns of `nyu-mll/glue`, and a row.
+_SENTENCES = {"sentence1": "A.", "sentence2": "B.", "label": 1}
+ROWS = {
+    "cola": {"sentence": "A.", "label": 1},
+    "sst2": {"sentence": "A.", "label": 1},
+    "mrpc": _SENTENCES,
+    "stsb": {**_SENTENCES, "label": 3.8},
+    "qqp": {"question1": "A.", "question2": "B.", "label": 1},
+    "mnli": {"premise": "A.", "hypothesis": "B.", "label": 1},
+    "qnli": {"question": "A.", "sentence": "B.", "label": 1},
+    "rte": _SENTENCES,
+    "wnli": _SENTENCES,
+}
+
+# Finds the files of a task without --data, and prints the texts of each split.
+_READ = """
+import argparse, json, sys
+from training.errors import report_errors
+from training.glue.files import dev_files, read_task, training_files
+from training.glue.tasks import TASKS
+from training.run.options import with_task_data
+def main():
+    options = with_task_data(argparse.Namespace(task=sys.argv[1], data=None))
+    task = TASKS[options.task]
+    files = {"training": training_files(task, options.data).train, **dev_files(task, options.data)}
+    texts = read_task(task, files).texts
+    print(json.dumps({split: [each.text for each in its] for split, its in texts.items()}))
+    return 0
+sys.exit(report_errors(main))
+"""
+
+
+@pytest.fixture
+def glue(tmp_path: Path) -> Path:
+    """A folder as that of the Hub: one of Parquet files for each task."""
+    for name, row in ROWS.items():
+        (tmp_path / "glue" / name).mkdir(parents=True)
+        row = {**row, "idx": 0}
+        splits = (
+            ["validation_matched", "validation_mismatched"] if name == "mnli" else ["validation"]
+        )
+        for split in ("train", *splits, "test"):
+            label = -1 if split == "test" else row["label"]
+            table = pa.Table.from_pylist([{**row, "label": label}])
+            pq.write_table(table, tmp_path / "glue" / name / f"{split}-00000-of-00001.parquet")
+    return tmp_path / "glue"
+
+
+@pytest.fixture
+def hub(glue: Path) -> Iterator[Hub]:
+    with serve({"nyu-mll/glue": Repository({"main": glue})}) as hub:
+        yield hub
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_hub_s_files_of_every_task_are_read(glue: Path, name: str) -> None:
+    task, folder = TASKS[name], glue / name
+    files = {"training": training_files(task, folder).train, **dev_files(task, folder)}
+    assert list(files) == ["training", *task.dev]
+    for texts in read_task(task, files).texts.values():
+        [text] = texts
+        is_single = name in ("cola", "sst2")
+        assert (text.text, text.pair) == ("A.", None if is_single else "B.")
+        assert text.label == ROWS[name]["label"]
+
+
+def test_a_task_without_its_folder_is_downloaded_once(hub: Hub, tmp_path: Path) -> None:
+    expected = {"training": ["A."], "matched": ["A."], "mismatched": ["A."]}
+    ended = run(["-c", _READ, "mnli"], hub, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout) == expected
+    assert {path.split("/")[-2] for path in hub.downloads} == {"mnli"}
+    hub.requests.clear()
+    assert json.loads(run(["-c", _READ, "mnli"], hub, tmp_path).stdout) == expected
+    assert not hub.downloads
+    offline = run(["-c", _READ, "mnli"], hub, tmp_path, HF_HUB_OFFLINE="1")
+    assert json.loads(offline.stdout) == expected
+
+
+def test_a_task_that_cannot_be_downloaded(hub: Hub, tmp_path: Path) -> None:
+    for environment, message in (
+        ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE forbids a download"),
+        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "http://127.0.0.1:9 cannot be reached"),
+    ):
+        ended = run(["-c", _READ, "cola"], hub, tmp_path, **environment)
+        assert ended.returncode == 1
+        [error] = ended.stderr.splitlines()
+        assert error.startswith("error: nyu-mll/glue is no folder here, and not, or not wholly, in")
+        assert message in error
+        assert error.endswith("; --data names a folder with the files of --task cola")
+
+
+def test_a_folder_without_the_task(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"no training file train.tsv or train.part"):
+        training_files(TASKS["cola"], tmp_path)

@@ -1,0 +1,89 @@
+"""Cells of tables: texts, and the labels of a row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from albert_serve.bundle.manifest import ProblemType
+from training.data.labelled.columns import Columns
+
+_IS_MARKED: Final = {"1": True, "0": False, "true": True, "false": False}
+
+
+class MissingLabelError(ValueError):
+    """A row without a label."""
+
+
+class LabelFormError(ValueError):
+    """A column whose cells hold labels in another form."""
+
+
+def cell_text(value: Any) -> str | None:
+    """Return a cell as text without surrounding spaces; None if it is empty."""
+    if not isinstance(value, str | int | float) or is_gap(value):
+        return None
+    if isinstance(value, float) and value.is_integer():  # pandas' integers of a column with gaps
+        value = int(value)
+    return str(value).strip() or None
+
+
+def is_gap(value: Any) -> bool:
+    """Whether a cell has no value, not even an empty text."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def labels_in(
+    values: Mapping[str, Any], names: Sequence[str], columns: Columns, problem: ProblemType
+) -> tuple[str, ...]:
+    """Return the labels of a row: one or, where a text can have several, any number.
+
+    Args:
+        values: by column.
+        names: the column of the labels, or the columns of 0 and 1.
+
+    Raises:
+        MissingLabelError: a cell is empty.
+        LabelFormError: lists stand where texts are read, or texts where lists are.
+        ValueError: a cell is neither 0 nor 1.
+    """
+    if columns.indicators:
+        return tuple(name for name in names if _is_marked(values[name], name))
+    (name,) = names
+    if problem == "multi_label_classification":
+        return _several(values[name], name, columns.separator)
+    if isinstance(values[name], list):
+        raise LabelFormError(
+            f"column {name} holds lists; --problem-type multi_label_classification is for texts "
+            "with several labels"
+        )
+    return (_needed(values[name], name),)
+
+
+def _needed(value: Any, name: str) -> str:
+    text = cell_text(value)
+    if text is None:
+        raise MissingLabelError(f"no value in column {name}")
+    return text
+
+
+def _is_marked(value: Any, name: str) -> bool:
+    text = _needed(value, name)
+    try:
+        return _IS_MARKED[text.lower()]
+    except KeyError:
+        raise ValueError(f"column {name} holds {text!r}, not 0 or 1") from None
+
+
+def _several(value: Any, name: str, separator: str | None) -> tuple[str, ...]:
+    if isinstance(value, list):
+        return tuple(dict.fromkeys(_needed(label, name) for label in value))
+    if is_gap(value):
+        raise MissingLabelError(f"no value in column {name}")
+    if separator is None:
+        raise LabelFormError(
+            f"column {name} holds no lists; --label-separator divides a text into labels"
+        )
+    labels = (label.strip() for label in str(value).split(separator))
+    return tuple(dict.fromkeys(label for label in labels if label))

@@ -1,0 +1,80 @@
+"""Files of labelled texts in folders, by the names of their splits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Literal, TypeAlias
+
+from training.data.corpus import CorpusError, find_files
+
+Split: TypeAlias = Literal["train", "validation", "test"]
+
+_SUFFIXES: Final = frozenset({".csv", ".tsv", ".jsonl", ".parquet"})
+# Words in names of files and folders, as in `datasets`.
+_WORDS_OF: Final[Mapping[Split, frozenset[str]]] = MappingProxyType(
+    {
+        "train": frozenset({"train", "training"}),
+        "validation": frozenset({"validation", "valid", "dev", "val"}),
+        "test": frozenset({"test", "testing", "eval", "evaluation"}),
+    }
+)
+_WORD: Final = re.compile(r"[a-z]+")
+
+
+def labelled_files(paths: Sequence[Path], *splits: Split) -> list[Path]:
+    """Return the given files, and in place of each folder its files of labelled texts.
+
+    If names in a folder tell splits, only the files of the first of these splits that it has are
+    taken; files without a split's name are of training.
+
+    Raises:
+        CorpusError: a folder has no such file.
+    """
+    files: list[Path] = []
+    for path in paths:
+        files += _files_in(path, splits) if path.is_dir() else [path]
+    return files
+
+
+def files_of_split(folder: Path, split: Split) -> list[Path]:
+    """Return the files of a split in a folder; none if it has no such file."""
+    return [file for file in _readable(folder) if _split_of(file, folder) == split]
+
+
+def _files_in(folder: Path, splits: Sequence[Split]) -> list[Path]:
+    every = _readable(folder)
+    if not every:
+        raise CorpusError(f"{folder} has no file in {', '.join(sorted(_SUFFIXES))}")
+    by_split: dict[Split, list[Path]] = {}
+    for file in every:
+        by_split.setdefault(_split_of(file, folder), []).append(file)
+    if by_split.keys() == {"train"}:
+        return every
+    chosen: list[Path] = next((by_split[split] for split in splits if split in by_split), [])
+    if not chosen:
+        raise CorpusError(
+            f"{folder} has files of {', '.join(by_split)}, and none of {' or '.join(splits)}"
+        )
+    names = ", ".join(str(file.relative_to(folder)) for file in chosen)
+    print(f"{folder}: {names} of {len(every):,} files")
+    return chosen
+
+
+def _readable(folder: Path) -> list[Path]:
+    try:
+        return [file for file in find_files([folder]) if _SUFFIXES & set(file.suffixes)]
+    except CorpusError:  # no file at all
+        return []
+
+
+def _split_of(file: Path, folder: Path) -> Split:
+    """Return the split that a file's name tells, or that of a folder in which it is."""
+    for part in reversed(file.relative_to(folder).parts):
+        words = set(_WORD.findall(part.lower()))
+        for split, its_words in _WORDS_OF.items():
+            if words & its_words:
+                return split
+    return "train"

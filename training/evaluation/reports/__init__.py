@@ -1,0 +1,1 @@
+"""Files that an evaluation writes: reports for people, and predictions for official scripts."""

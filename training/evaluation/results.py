@@ -1,0 +1,27 @@
+"""The results of an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from training.evaluation.classification import Classified
+from training.evaluation.questions import AnsweredQuestion
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Results:
+    """The results of an evaluation.
+
+    Attributes:
+        figures: by name.
+        classified: the answers to the texts of each split.
+        answered: the answers to questions.
+        threshold: the null score over which the answer to a question is empty.
+    """
+
+    figures: Mapping[str, Any]
+    classified: Mapping[str, Classified] = field(default_factory=dict)
+    answered: Sequence[AnsweredQuestion] = ()
+    threshold: float = 0.0
