@@ -257,7 +257,7 @@ def _fill_cache(tokenizer: Tokenizer) -> None:
     if not isinstance(tokenizer.model, Unigram):
         return
     pieces = (tokenizer.id_to_token(index) for index in range(tokenizer.get_vocab_size()))
-    words = [piece[1:] for piece in pieces if piece.startswith("▁") and len(piece) > 1]
+    words = [piece[1:] for piece in pieces if piece and piece.startswith("▁") and piece != "▁"]
     del words[_MAX_CACHED_WORDS:]
     tokenizer.model._resize_cache(len(words))
     tokenizer.encode(" ".join(words), add_special_tokens=False)

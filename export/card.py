@@ -33,7 +33,9 @@ def model_card(manifest: Manifest, name: str) -> str:
     Args:
         name: of the model.
     """
-    figures = {key: v for key, v in manifest.evaluation.items() if _is_number(v)}
+    figures: dict[str, Any] = {
+        key: value for key, value in manifest.evaluation.items() if _is_number(value)
+    }
     results = list(_results(manifest.evaluation, figures))
     metadata: dict[str, Any] = {"library_name": "albert-serve", "tags": ["albert", *manifest.tasks]}
     if results:

@@ -16,10 +16,11 @@ from typing import Any, Final, get_args
 from albert_serve.cli.options import add_command, add_model_options, chosen, one_bundle
 from albert_serve.errors import AlbertServeError, ConfigError, InvalidInputError
 from albert_serve.files import write_atomically
+from albert_serve.scoring.answering import PART_ROWS
 from albert_serve.scoring.answers import SCORED_TASKS
 from albert_serve.scoring.errors import StoppedError
 from albert_serve.scoring.formats import STDOUT, Format, is_stdout
-from albert_serve.scoring.job import PART_ROWS, ScoreOptions, ScoreSummary, score_files
+from albert_serve.scoring.job import ScoreOptions, ScoreSummary, score_files
 from albert_serve.scoring.local import LocalScorer, Scorer
 from albert_serve.scoring.remote import NUM_CONCURRENT, WAIT_S, RemoteScorer
 from albert_serve.settings import Settings

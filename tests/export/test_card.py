@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 from huggingface_hub import ModelCard
 
 from albert_serve.bundle.manifest import Manifest, Quality, TaskEntry

@@ -177,7 +177,7 @@ def test_questions_may_have_different_numbers_of_choices(tokenizer: AlbertTokeni
         "multiple-choice",
         model(asked(tokenizer, 2, 4, 3).tokens, asked(tokenizer, 2, 4, 3).firsts),
     )[:, 0]
-    parts = logits_C.split([2, 4, 3])
+    parts = torch.split(logits_C, [2, 4, 3])
     expected = sum(F.cross_entropy(part, torch.tensor(1)).item() for part in parts)
     assert together.loss.item() == pytest.approx(expected, rel=1e-5)
     assert together.right.item() == sum(int(part.argmax()) == 1 for part in parts)

@@ -19,7 +19,7 @@ class Bin(NamedTuple):
 
     confidence: float
     accuracy: float
-    count: int
+    num_predictions: int
 
 
 def reliability(confidences_P: NDArray[Any], is_right_P: NDArray[Any]) -> list[Bin]:
@@ -35,7 +35,7 @@ def reliability(confidences_P: NDArray[Any], is_right_P: NDArray[Any]) -> list[B
         Bin(
             confidence=float(confidences_P[within].mean()),
             accuracy=float(is_right_P[within].mean()),
-            count=int(within.sum()),
+            num_predictions=int(within.sum()),
         )
         for number in range(NUM_BINS)
         if (within := bin_of_P == number).any()
@@ -44,5 +44,5 @@ def reliability(confidences_P: NDArray[Any], is_right_P: NDArray[Any]) -> list[B
 
 def expected_calibration_error(bins: Sequence[Bin]) -> float:
     """Return the mean distance of confidence and accuracy over all predictions, from 0 to 1."""
-    total = sum(each.count for each in bins)
-    return sum(abs(each.confidence - each.accuracy) * each.count for each in bins) / total
+    total = sum(each.num_predictions for each in bins)
+    return sum(abs(each.confidence - each.accuracy) * each.num_predictions for each in bins) / total

@@ -253,9 +253,9 @@ def _draw_texts(drawing: Drawing) -> Sample:
     metric, read, mark = _LABELLED[problem]
     # A labelled text is not cut, since its label is the whole's.
     fitting = _fitting(drawing, labelled, "error")
-    items = (Item(inputs=[given], read=read, rights=[_right(label)]) for given, label in fitting)
+    marked = (Item(inputs=[given], read=read, rights=[_right(label)]) for given, label in fitting)
     names = [file.name for file in files]
-    return Sample(metric=metric, items=drawing.gather([items]), files=names, mark=mark)
+    return Sample(metric=metric, items=drawing.gather([marked]), files=names, mark=mark)
 
 
 def _read_labelled(

@@ -131,13 +131,13 @@ def resolve(options: argparse.Namespace) -> argparse.Namespace:
         if given:
             names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
             raise RunError(f"--task has its own files, columns and labels; leave out {names}")
-        own = _files_of_task(options)
+        own: dict[str, list[Path] | None] = _files_of_task(options)
     else:
         own = _files_in_folders(options)
     return with_defaults(argparse.Namespace(**{**vars(options), **own}))
 
 
-def _files_of_task(options: argparse.Namespace) -> dict[str, list[Path]]:
+def _files_of_task(options: argparse.Namespace) -> dict[str, list[Path] | None]:
     """Return the files of the task by the options that they stand for."""
     if options.task == RACE:
         validation = options.validation or race_files(options.data, "dev")

@@ -39,7 +39,7 @@ def read_labels(hf: Mapping[str, Any], num_outputs: int) -> Labels:
             f"it is {_shortened(id2label)}"
         )
     inferred = "regression" if num_outputs == 1 else "single_label_classification"
-    problem = hf.get("problem_type") or inferred
+    problem: Any = hf.get("problem_type") or inferred
     if problem not in get_args(ProblemType):
         allowed = ", ".join(get_args(ProblemType))
         raise CheckpointError(f"problem_type is {problem!r} in config.json; allowed are {allowed}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from bentoml._internal.server.http.traffic import TimeoutMiddleware
 from starlette.applications import Starlette
 
@@ -11,5 +13,5 @@ def leave_timeouts_out(app: Starlette) -> None:
 
     Its configuration takes no service without a timeout. Call it before the first request.
     """
-    kept = [each for each in app.user_middleware if each.cls is not TimeoutMiddleware]
-    app.user_middleware = kept
+    timeout: Any = TimeoutMiddleware
+    app.user_middleware = [each for each in app.user_middleware if each.cls is not timeout]

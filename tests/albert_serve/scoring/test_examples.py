@@ -10,7 +10,7 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from albert_serve.cli import command_parser
 from albert_serve.cli.score import read_score_options

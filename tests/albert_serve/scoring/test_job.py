@@ -159,13 +159,14 @@ def test_a_resumed_job_computes_only_what_is_left(tmp_path: Path) -> None:
 def test_what_a_killed_job_left_of_a_part_is_written_again(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", texts(100))
     score(source, tmp_path / "whole.csv", part_rows=10)
-    for damage in (
+    damages: tuple[Callable[[Path], object], ...] = (
         lambda folder: (folder / "part-000001.csv").write_bytes(b""),
         lambda folder: (folder / "part-000000.csv").unlink(),
         lambda folder: (folder / "_parts.jsonl").write_bytes(b'{"file": "part-0'),
         lambda folder: (folder / "_answers.db").unlink(),
         lambda folder: (folder / "part-000003.csv").write_bytes(b"half a pa"),
-    ):
+    )
+    for damage in damages:
         stop(source, tmp_path / "out.csv", 3, part_rows=10)
         damage(tmp_path / "out.csv.parts")
         score(source, tmp_path / "out.csv", part_rows=10)
@@ -284,11 +285,12 @@ def test_files_globs_and_folders_are_read_in_order(tmp_path: Path) -> None:
         write_csv(folder / name, [{"id": str(number), "text": "x"}])
     (folder / "readme.txt").write_text("text")
     ids = {}
-    for name, inputs in {
+    asked: dict[str, list[Path | str]] = {
         "folder": [folder],
         "glob": [f"{folder}/?.csv"],
         "files": [folder / "b.csv", f"{folder}/*.csv"],
-    }.items():
+    }
+    for name, inputs in asked.items():
         score(inputs, tmp_path / f"{name}.csv")
         ids[name] = [row["id"] for row in read_table(tmp_path / f"{name}.csv")]
     assert ids == {"folder": ["1", "0", "2"], "glob": ["1", "0"], "files": ["0", "3", "1"]}

@@ -40,7 +40,8 @@ def test_probabilities_are_those_of_transformers(
     tokenizer = AlbertTokenizer.from_file(choice_checkpoint_dir / "tokenizer.json")
     task = MultipleChoice(tokenizer=tokenizer, max_positions=128)
     engine = TorchEngine(load_checkpoint(choice_checkpoint_dir))
-    theirs: Any = transformers.AlbertForMultipleChoice.from_pretrained(choice_checkpoint_dir).eval()
+    theirs: Any = transformers.AlbertForMultipleChoice.from_pretrained(choice_checkpoint_dir)
+    theirs.eval()
     encode: Any = transformers.AutoTokenizer.from_pretrained(choice_checkpoint_dir)
     encode.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
     context, *choices = sentences[: num_choices + 1]

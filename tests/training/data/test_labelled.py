@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -41,7 +42,7 @@ def write_kind(folder: Path, kind: str) -> Path:
 def test_every_kind_gives_the_same(tmp_path: Path, kind: str) -> None:
     examples, names = read_labelled([write_kind(tmp_path, kind)])
     assert names == ["neg", "pos"]
-    assert [(e.text, names[int(e.label)]) for e in examples] == ROWS
+    assert [(e.text, names[cast("int", e.label)]) for e in examples] == ROWS
     assert {e.pair for e in examples} == {None}
 
 
@@ -92,7 +93,7 @@ def test_numbers_are_sorted_by_value(tmp_path: Path) -> None:
     rows = "".join(f"text {n}\t{n}\n" for n in (10, 2, 0, 1, 11))
     examples, names = read_labelled([write(tmp_path / "a.tsv", "text\tlabel\n" + rows)])
     assert names == ["0", "1", "2", "10", "11"]
-    assert [names[int(e.label)] for e in examples] == ["10", "2", "0", "1", "11"]
+    assert [names[cast("int", e.label)] for e in examples] == ["10", "2", "0", "1", "11"]
 
 
 def test_json_labels_may_be_numbers(tmp_path: Path) -> None:

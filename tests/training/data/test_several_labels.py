@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +15,7 @@ from training.data.labelled.columns import Columns
 from training.data.labelled.folders import files_of_split, labelled_files
 from training.data.labelled.texts import read_labelled, read_splits
 
-MULTI = "multi_label_classification"
+MULTI: Final = "multi_label_classification"
 ROWS = [("a", ["new", "old"]), ("b", []), ("c", ["old"]), ("d", ["new", "odd"])]
 NAMES = ["new", "odd", "old"]
 TARGETS = [(1, 0, 1), (0, 0, 0), (0, 0, 1), (1, 1, 0)]

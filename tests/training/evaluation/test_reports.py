@@ -61,7 +61,7 @@ def test_calibration_by_hand() -> None:
     """Two bins: 0.9 that is right in 3 of 4 cases, and 0.6 that is always right."""
     confidences = np.array([0.9] * 4 + [0.6] * 4)
     bins = reliability(confidences, np.array([1, 1, 1, 0, 1, 1, 1, 1]))
-    assert [(each.accuracy, each.count) for each in bins] == [(1.0, 4), (0.75, 4)]
+    assert [(each.accuracy, each.num_predictions) for each in bins] == [(1.0, 4), (0.75, 4)]
     assert expected_calibration_error(bins) == pytest.approx((0.4 + 0.15) / 2)
     assert len(reliability(np.array([0.0, 1.0]), np.array([0, 1]))) == 2
 

@@ -197,7 +197,7 @@ def test_a_body_that_is_refused_in_its_middle_is_429_between_services() -> None:
         async def fill_mask(self, inputs: Any, parameters: Any = None) -> Any:
             return [inputs, parameters]
 
-    app = ErrorReplies(Refusing.to_asgi(is_main=False))
+    app = ErrorReplies(cast("Any", Refusing).to_asgi(is_main=False))
 
     async def full(scope: Any, receive: Any, send: Any) -> None:
         async def refuse() -> Any:

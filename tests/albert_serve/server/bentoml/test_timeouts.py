@@ -44,12 +44,15 @@ def test_no_timer_is_left_for_a_request() -> None:
 
 
 def test_an_input_is_left_unread_without_a_warning() -> None:
-    from _bentoml_impl.serde import JSONSerde
+    from _bentoml_impl.serde import JSONSerde  # type: ignore[import-untyped]
 
     from albert_serve.server.bentoml.endpoints import NoInput, input_of
 
     request = Request({"type": "http", "method": "POST", "headers": []})
-    expected = {input_of("fill-mask"): {"inputs": None, "parameters": None}, NoInput: {}}
+    expected: dict[Any, Any] = {
+        input_of("fill-mask"): {"inputs": None, "parameters": None},
+        NoInput: {},
+    }
     for kind, fields in expected.items():
         with warnings.catch_warnings():
             warnings.simplefilter("error")
