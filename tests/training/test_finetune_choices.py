@@ -202,7 +202,7 @@ def test_a_classifier_and_multiple_choice_are_not_trained_together(
             ["--task", "race", "--data", str(RACE), "--multiple-choice", "a.csv"],
             "--task has its own files; leave out --multiple-choice",
         ),
-        (["--task", "race"], "--task race needs --data"),
+        (["--task", "race"], "--task RACE needs --data"),
     ],
 )
 def test_what_cannot_be_evaluated(

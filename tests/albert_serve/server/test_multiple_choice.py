@@ -153,6 +153,7 @@ def test_both_clients_split_a_list_by_its_choices(choice_service: Running) -> No
             assert [one.score for one in answer] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what BentoML imports
 def test_bentomls_client_has_a_method(choice_service: Running, http: httpx.Client) -> None:
     with bentoml.SyncHTTPClient(choice_service.url) as client:
         reply = client.multiple_choice(inputs=QUESTION, parameters={"top_k": 2})

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def echo() -> Any:
     """A service of BentoML's as an application."""
 
-    @bentoml.service(traffic={"timeout": 60})
+    @bentoml.service(traffic={"timeout": 60}, metrics={"enabled": False})
     class Echo:
         @bentoml.api  # type: ignore[untyped-decorator]
         def echo(self, text: str) -> str:
