@@ -1,5 +1,6 @@
 """Python clients of the service, sync and async; they need only httpx and pydantic."""
 
-from albert_serve.client.clients import AlbertClient, AsyncAlbertClient
+from albert_serve.client.async_client import AsyncAlbertClient
+from albert_serve.client.sync_client import AlbertClient
 
 __all__ = ["AlbertClient", "AsyncAlbertClient"]

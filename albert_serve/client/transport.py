@@ -44,6 +44,8 @@ from albert_serve.errors import (
     request_error,
 )
 
+TIMEOUT_S: Final = 30.0
+NUM_RETRIES: Final = 2
 _RETRIED: Final = frozenset({429, 503})
 _FIRST_DELAY_S: Final = 0.2
 _MAX_SHOWN_CHARS: Final = 200
@@ -75,6 +77,16 @@ class Received:
     status: int
     headers: Mapping[str, str]
     content: bytes
+
+    @classmethod
+    def of(cls, response: httpx.Response, body: ReplyBody) -> Received:
+        """Return the response with its body, which has been read."""
+        return cls(
+            url=str(response.url),
+            status=response.status_code,
+            headers=response.headers,
+            content=body.content,
+        )
 
     def __str__(self) -> str:
         return f"{self.url} replied {self.status}: {self.beginning}"

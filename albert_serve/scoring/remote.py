@@ -20,8 +20,8 @@ from albert_serve.api.schemas import (
     TaskRequest,
     TextClassificationRequest,
 )
-from albert_serve.client.clients import AlbertClient
 from albert_serve.client.requests import Call
+from albert_serve.client.sync_client import AlbertClient
 from albert_serve.client.transport import Outcome, Received, Send
 from albert_serve.errors import (
     AlbertServeError,

@@ -1,18 +1,17 @@
-"""The Python client: the service's endpoints as typed methods, for threads and for asyncio.
+"""The Python client for threads: the service's endpoints as typed methods.
 
     with AlbertClient("http://127.0.0.1:3000") as client:
         client.fill_mask("The capital of France is [MASK].", top_k=3)
 
 Needs httpx and pydantic only. Requests are built in `requests.py`; retries and the splitting of
-lists are in `transport.py`; the two clients are twins that differ in I/O and waiting only.
+lists are in `transport.py`. `async_client.py` is its twin, and differs in I/O and waiting only.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from types import TracebackType
-from typing import Final, Self, Unpack, overload
+from typing import Self, Unpack, overload
 
 import httpx
 
@@ -30,7 +29,7 @@ from albert_serve.api.schemas import (
     TargetsAnswer,
 )
 from albert_serve.client import requests
-from albert_serve.client.body import MAX_REPLY_BYTES, ReplyBody
+from albert_serve.client.body import MAX_REPLY_BYTES
 from albert_serve.client.deadlines import keep_deadlines, limited_to
 from albert_serve.client.requests import (
     Call,
@@ -52,13 +51,16 @@ from albert_serve.client.requests import (
     TextT,
     TokenFeaturesOptions,
 )
-from albert_serve.client.transport import Exchange, Outcome, Received, Send, Server
+from albert_serve.client.transport import (
+    NUM_RETRIES,
+    TIMEOUT_S,
+    Exchange,
+    Outcome,
+    Received,
+    Send,
+    Server,
+)
 from albert_serve.errors import RequestError
-
-__all__ = ["AlbertClient", "AsyncAlbertClient"]
-
-_TIMEOUT_S: Final = 30.0
-_NUM_RETRIES: Final = 2
 
 
 class AlbertClient:
@@ -95,8 +97,8 @@ class AlbertClient:
         *,
         model: str | None = None,
         api_key: str | None = None,
-        timeout_s: float = _TIMEOUT_S,
-        num_retries: int = _NUM_RETRIES,
+        timeout_s: float = TIMEOUT_S,
+        num_retries: int = NUM_RETRIES,
         max_reply_bytes: int = MAX_REPLY_BYTES,
         http_client: httpx.Client | None = None,
     ) -> None:
@@ -341,272 +343,4 @@ class AlbertClient:
                         return httpx.ReadTimeout("the response did not end in time")
         except (httpx.HTTPError, RequestError) as error:
             return error
-        return _received(response, body)
-
-
-class AsyncAlbertClient:
-    """`AlbertClient` for asyncio: the same methods, awaited; see there."""
-
-    def __init__(
-        self,
-        base_url: str,
-        *,
-        model: str | None = None,
-        api_key: str | None = None,
-        timeout_s: float = _TIMEOUT_S,
-        num_retries: int = _NUM_RETRIES,
-        max_reply_bytes: int = MAX_REPLY_BYTES,
-        http_client: httpx.AsyncClient | None = None,
-    ) -> None:
-        self._server = Server.at(
-            base_url,
-            model=model,
-            api_key=api_key,
-            timeout_s=timeout_s,
-            num_retries=num_retries,
-            max_reply_bytes=max_reply_bytes,
-        )
-        self._exchange = Exchange(self._server)
-        self._http = http_client or httpx.AsyncClient()
-        self._is_own = http_client is None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Close the connections, unless they belong to the caller's `http_client`."""
-        if self._is_own:
-            await self._http.aclose()
-
-    @overload
-    async def fill_mask(
-        self, inputs: str, **options: Unpack[FillMaskOptions]
-    ) -> FillMaskAnswer: ...
-
-    @overload
-    async def fill_mask(
-        self, inputs: list[str], **options: Unpack[FillMaskOptions]
-    ) -> list[FillMaskAnswer]: ...
-
-    async def fill_mask(
-        self, inputs: str | list[str], **options: Unpack[FillMaskOptions]
-    ) -> FillMaskAnswer | list[FillMaskAnswer]:
-        """Return the likeliest tokens for the mask, or a list for each of several masks."""
-        return await self._send(requests.fill_mask(inputs, options))
-
-    @overload
-    async def fill_mask_jointly(
-        self, inputs: str, **options: Unpack[FillMaskOptions]
-    ) -> list[FilledMasks]: ...
-
-    @overload
-    async def fill_mask_jointly(
-        self, inputs: list[str], **options: Unpack[FillMaskOptions]
-    ) -> list[list[FilledMasks]]: ...
-
-    async def fill_mask_jointly(
-        self, inputs: str | list[str], **options: Unpack[FillMaskOptions]
-    ) -> list[FilledMasks] | list[list[FilledMasks]]:
-        """Return the likeliest joint fillings of all masks of a text."""
-        return await self._send(requests.fill_mask_jointly(inputs, options))
-
-    @overload
-    async def score_targets(
-        self, inputs: str, targets: list[str], **options: Unpack[ScoreTargetsOptions]
-    ) -> TargetsAnswer: ...
-
-    @overload
-    async def score_targets(
-        self, inputs: list[str], targets: list[str], **options: Unpack[ScoreTargetsOptions]
-    ) -> list[TargetsAnswer]: ...
-
-    async def score_targets(
-        self, inputs: str | list[str], targets: list[str], **options: Unpack[ScoreTargetsOptions]
-    ) -> TargetsAnswer | list[TargetsAnswer]:
-        """Return the score of each target, of one or several pieces, at the mask."""
-        return await self._send(requests.score_targets(inputs, targets, options))
-
-    @overload
-    async def text_classification(
-        self, inputs: TextLike, **options: Unpack[TextClassificationOptions]
-    ) -> list[LabelScore]: ...
-
-    @overload
-    async def text_classification(
-        self, inputs: list[TextT], **options: Unpack[TextClassificationOptions]
-    ) -> list[list[LabelScore]]: ...
-
-    async def text_classification(
-        self, inputs: TextLike | list[TextT], **options: Unpack[TextClassificationOptions]
-    ) -> list[LabelScore] | list[list[LabelScore]]:
-        """Return the labels of a text or pair of texts, the best first."""
-        return await self._send(requests.text_classification(inputs, options))
-
-    @overload
-    async def question_answering(
-        self, inputs: QuestionLike, **options: Unpack[QuestionAnsweringOptions]
-    ) -> QuestionAnsweringAnswer: ...
-
-    @overload
-    async def question_answering(
-        self, inputs: list[QuestionT], **options: Unpack[QuestionAnsweringOptions]
-    ) -> list[QuestionAnsweringAnswer]: ...
-
-    async def question_answering(
-        self, inputs: QuestionLike | list[QuestionT], **options: Unpack[QuestionAnsweringOptions]
-    ) -> QuestionAnsweringAnswer | list[QuestionAnsweringAnswer]:
-        """Return the answer to a question in a context; a list with `top_k` over 1."""
-        return await self._send(requests.question_answering(inputs, options))
-
-    @overload
-    async def sentence_order(
-        self, inputs: PairLike, **options: Unpack[SentenceOrderOptions]
-    ) -> Order: ...
-
-    @overload
-    async def sentence_order(
-        self, inputs: list[PairT], **options: Unpack[SentenceOrderOptions]
-    ) -> list[Order]: ...
-
-    async def sentence_order(
-        self, inputs: PairLike | list[PairT], **options: Unpack[SentenceOrderOptions]
-    ) -> Order | list[Order]:
-        """Return the probability that the second text follows the first."""
-        return await self._send(requests.sentence_order(inputs, options))
-
-    @overload
-    async def coherence(
-        self, sentences: list[str], **options: Unpack[SentenceOrderOptions]
-    ) -> Coherence: ...
-
-    @overload
-    async def coherence(
-        self, sentences: list[list[str]], **options: Unpack[SentenceOrderOptions]
-    ) -> list[Coherence]: ...
-
-    async def coherence(
-        self, sentences: list[str] | list[list[str]], **options: Unpack[SentenceOrderOptions]
-    ) -> Coherence | list[Coherence]:
-        """Return the coherence of the sentences of a text, or of each of several texts."""
-        return await self._send(requests.coherence(sentences, options))
-
-    @overload
-    async def reorder(
-        self, sentences: list[str], **options: Unpack[SentenceOrderOptions]
-    ) -> Reordering: ...
-
-    @overload
-    async def reorder(
-        self, sentences: list[list[str]], **options: Unpack[SentenceOrderOptions]
-    ) -> list[Reordering]: ...
-
-    async def reorder(
-        self, sentences: list[str] | list[list[str]], **options: Unpack[SentenceOrderOptions]
-    ) -> Reordering | list[Reordering]:
-        """Return the best order of the sentences of a text, or of each of several texts."""
-        return await self._send(requests.reorder(sentences, options))
-
-    @overload
-    async def multiple_choice(
-        self, inputs: ChoiceLike, **options: Unpack[MultipleChoiceOptions]
-    ) -> MultipleChoiceAnswer: ...
-
-    @overload
-    async def multiple_choice(
-        self, inputs: list[ChoiceT], **options: Unpack[MultipleChoiceOptions]
-    ) -> list[MultipleChoiceAnswer]: ...
-
-    async def multiple_choice(
-        self, inputs: ChoiceLike | list[ChoiceT], **options: Unpack[MultipleChoiceOptions]
-    ) -> MultipleChoiceAnswer | list[MultipleChoiceAnswer]:
-        """Return the choices of a question or text with their probabilities, the best first."""
-        return await self._send(requests.multiple_choice(inputs, options))
-
-    @overload
-    async def feature_extraction(
-        self, inputs: str, **options: Unpack[FeatureExtractionOptions]
-    ) -> Embedding: ...
-
-    @overload
-    async def feature_extraction(
-        self, inputs: list[str], **options: Unpack[FeatureExtractionOptions]
-    ) -> list[Embedding]: ...
-
-    async def feature_extraction(
-        self, inputs: str | list[str], **options: Unpack[FeatureExtractionOptions]
-    ) -> Embedding | list[Embedding]:
-        """Return the embedding of a text."""
-        return await self._send(requests.feature_extraction(inputs, options))
-
-    @overload
-    async def token_features(
-        self, inputs: str, **options: Unpack[TokenFeaturesOptions]
-    ) -> list[Embedding]: ...
-
-    @overload
-    async def token_features(
-        self, inputs: list[str], **options: Unpack[TokenFeaturesOptions]
-    ) -> list[list[Embedding]]: ...
-
-    async def token_features(
-        self, inputs: str | list[str], **options: Unpack[TokenFeaturesOptions]
-    ) -> list[Embedding] | list[list[Embedding]]:
-        """Return the vector of each token of a text, [CLS] and [SEP] among them."""
-        return await self._send(requests.token_features(inputs, options))
-
-    async def info(self) -> InfoReply:
-        """Return the description of the hosted model, and the service's limits."""
-        return await self._send(requests.info())
-
-    async def _send(self, call: Call[ReplyT]) -> ReplyT:
-        conversation = self._exchange.converse(call)
-        try:
-            step = next(conversation)
-            while True:
-                if isinstance(step, Send):
-                    step = conversation.send(await self._perform(step))
-                else:
-                    await asyncio.sleep(step.delay_s)
-                    step = conversation.send(None)
-        except StopIteration as end:
-            reply: ReplyT = end.value
-            return reply
-
-    async def _perform(self, step: Send) -> Outcome:
-        try:
-            async with (
-                asyncio.timeout(step.timeout_s),
-                self._http.stream(
-                    step.call.method,
-                    self._server.base_url + step.call.path,
-                    json=step.call.body,
-                    headers=self._server.headers,
-                    timeout=step.timeout_s,
-                ) as response,
-            ):
-                body = self._server.body(response)
-                if not response.is_stream_consumed:
-                    async for chunk in response.aiter_raw():
-                        body.add(chunk)
-        except TimeoutError:
-            return httpx.ReadTimeout("the response did not end in time")
-        except (httpx.HTTPError, RequestError) as error:
-            return error
-        return _received(response, body)
-
-
-def _received(response: httpx.Response, body: ReplyBody) -> Received:
-    return Received(
-        url=str(response.url),
-        status=response.status_code,
-        headers=response.headers,
-        content=body.content,
-    )
+        return Received.of(response, body)
