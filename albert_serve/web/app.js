@@ -4,6 +4,7 @@ import { element, percent } from './elements.js';
 import { examplesOf } from './examples.js';
 import { featureExtraction } from './feature-extraction.js';
 import { fillMask } from './fill-mask.js';
+import { multipleChoice } from './multiple-choice.js';
 import { Panel } from './panel.js';
 import { questionAnswering } from './question-answering.js';
 import { sentenceOrder } from './sentence-order.js';
@@ -14,6 +15,7 @@ const TASKS = [
   { name: 'fill-mask', title: 'Fill mask', make: fillMask },
   { name: 'text-classification', title: 'Classification', make: textClassification },
   { name: 'question-answering', title: 'Questions', make: questionAnswering },
+  { name: 'multiple-choice', title: 'Multiple choice', make: multipleChoice },
   { name: 'sentence-order', title: 'Sentence order', make: sentenceOrder },
   { name: 'feature-extraction', title: 'Embeddings', make: featureExtraction },
 ];
@@ -62,7 +64,7 @@ function showInfo(info, examples) {
   if (panels.size === 0) known.forEach((task) => addPanel(task, info, examplesOf(infoOf(task.name, info), examples)));
   document.getElementById('placeholder')?.remove();
   if (known.length === 0) {
-    document.getElementById('tabs').replaceWith(element('p', { class: 'banner' }, NO_TASKS));
+    document.getElementById('tabs')?.replaceWith(element('p', { class: 'banner' }, NO_TASKS));
     return;
   }
   show(panels.has(named()) ? named() : known[0].name);

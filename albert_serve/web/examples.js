@@ -13,6 +13,6 @@ export function examplesOf(task, general) {
 }
 
 function beginning(inputs) {
-  const text = inputs.question ?? inputs.text ?? inputs.sentences?.[0] ?? inputs;
+  const text = inputs.question || (inputs.text ?? inputs.sentences?.[0] ?? inputs.context ?? inputs);
   return text.length > MAX_LABEL ? `${text.slice(0, MAX_LABEL).trimEnd()}…` : text;
 }

@@ -2,7 +2,7 @@
 
 import { showBars } from './bars.js';
 import { element } from './elements.js';
-import { requestOf } from './service.js';
+import { linesOf, requestOf } from './service.js';
 
 export function featureExtraction(section, _info, _running, examples) {
   const fields = section.querySelector('form').elements;
@@ -15,10 +15,6 @@ export function featureExtraction(section, _info, _running, examples) {
     call: ({ inputs, parameters }) => ({ method: 'feature_extraction', given: [inputs], options: parameters }),
     show: (embeddings, request, place) => show(embeddings, request.inputs, place),
   };
-}
-
-function linesOf(text) {
-  return text.split('\n').map((line) => line.trim()).filter(Boolean);
 }
 
 function parametersOf({ cls, truncate }) {

@@ -3,7 +3,15 @@
 const WARNINGS_HEADER = 'X-Albert-Warnings';
 const TRUNCATED_HEADER = 'X-Albert-Truncated-Tokens';
 const TRUNCATED_AT_HEADER = 'X-Albert-Truncated-At';
-const TEXTS = { inputs: 'The text', 'inputs.text': 'The first text', 'inputs.text_pair': 'The second text' };
+const TEXTS = {
+  inputs: 'The text',
+  'inputs.text': 'The first text',
+  'inputs.text_pair': 'The second text',
+  'inputs.context': 'The context',
+  'inputs.question': 'The question',
+};
+const MEMBERS = { sentences: 'Sentence', choices: 'Choice' };
+const CUT_AT_ITS_BEGINNING = /^inputs\.(question$|choices\[)/;
 const MAX_CUTS_TOLD = 3;
 
 /** A refusal, as the service gave it; `status` is null where there was no reply at all. */
@@ -17,6 +25,11 @@ export class ServiceError extends Error {
 /** The body of a request; parameters that all have their defaults are left out. */
 export function requestOf(inputs, parameters) {
   return Object.keys(parameters).length ? { inputs, parameters } : { inputs };
+}
+
+/** The texts that were written one a line. */
+export function linesOf(text) {
+  return text.split('\n').map((line) => line.trim()).filter(Boolean);
 }
 
 export class Service {
@@ -117,13 +130,16 @@ function notesOf(response) {
   const truncated = response.headers.get(TRUNCATED_HEADER);
   if (!truncated) return warnings;
   const cuts = Object.entries(parse(response.headers.get(TRUNCATED_AT_HEADER) ?? '{}') ?? {}).slice(0, MAX_CUTS_TOLD);
-  const places = cuts.map(([place, offset]) => `${textAt(place)} was read up to character ${offset}.`);
+  const places = cuts.map(([place, offset]) => {
+    const side = CUT_AT_ITS_BEGINNING.test(place) ? 'after' : 'up to';
+    return `${textAt(place)} was read ${side} character ${offset}.`;
+  });
   return [...warnings, [`Tokens that were left out: ${truncated}.`, ...places].join(' ')];
 }
 
 /** A text of a request by its place, such as "inputs[2]" or "inputs.sentences[2]". */
 function textAt(place) {
-  const [, sentences, index] = place.match(/^inputs(\.sentences)?\[(\d+)\]$/) ?? [];
+  const [, list, index] = place.match(/^inputs(?:\.(sentences|choices))?\[(\d+)\]$/) ?? [];
   if (index === undefined) return TEXTS[place] ?? place;
-  return `${sentences ? 'Sentence' : 'Text'} ${Number(index) + 1}`;
+  return `${MEMBERS[list] ?? 'Text'} ${Number(index) + 1}`;
 }

@@ -29,6 +29,7 @@ TASKS: Final = (
     "sentence-order",
     "feature-extraction",
 )
+CHOICE_TASKS: Final = ("multiple-choice", "feature-extraction")
 _HOP_BY_HOP: Final = {"connection", "content-length", "transfer-encoding"}
 # What Chromium writes for any reply that is not a success, or none; the page shows these.
 _REFUSED: Final = "Failed to load resource:"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import subprocess
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from playwright.sync_api import Page, expect
 
+from tests.albert_serve.support import Running
 from tests.albert_serve.web.browsing import OpenPage
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=120)
@@ -51,15 +53,18 @@ def test_the_commands_and_programs_give_the_answers_that_the_page_shows(
         ("text-classification", "text_classification"),
         ("question-answering", "question_answering"),
         ("sentence-order", "coherence"),
+        ("multiple-choice", "multiple_choice"),
     ],
 )
 def test_every_tasks_program_runs(
     open_page: OpenPage,
+    service_of: Callable[[str], Running],
     capsys: pytest.CaptureFixture[str],
     task: str,
     method: str,
 ) -> None:
-    program = code_of(open_page(task), task, "Python")
+    page = open_page(task, url=f"{service_of(task).url}/")
+    program = code_of(page, task, "Python")
     assert f"albert.{method}(" in program
     exec(compile(program, "snippet", "exec"), {})
     assert "=0." in capsys.readouterr().out

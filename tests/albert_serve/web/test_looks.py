@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.albert_serve.web.browsing import TASKS, OpenPage, show
+from tests.albert_serve.support import Running
+from tests.albert_serve.web.browsing import CHOICE_TASKS, TASKS, OpenPage, show
 
 PHONE_WIDTH_PX = 360
 MIN_CONTRAST = 4.5
@@ -51,6 +55,20 @@ NAMELESS = """() => [...document.querySelectorAll('button, input, textarea, [rol
   .map((place) => place.outerHTML)"""
 
 
+Tasks = tuple[str, ...]
+of_each_bundle = pytest.mark.parametrize("tasks", [TASKS, CHOICE_TASKS], ids=["heads", "choice"])
+
+
+@pytest.fixture
+def open_first(open_page: OpenPage, service_of: Callable[[str], Running]) -> OpenPage:
+    """Opens the page of the bundle that has the tasks, at the first of them."""
+
+    def open_at(tasks: Tasks, **options: Any) -> Page:
+        return open_page(tasks[0], url=f"{service_of(tasks[0]).url}/", **options)
+
+    return open_at
+
+
 def test_tabs_are_chosen_by_keys_and_by_address(open_page: OpenPage) -> None:
     page = open_page("text-classification")
     page.get_by_role("tab", name="Sentiment").focus()
@@ -66,11 +84,12 @@ def test_tabs_are_chosen_by_keys_and_by_address(open_page: OpenPage) -> None:
     expect(page.get_by_role("tabpanel")).to_have_count(1)
 
 
+@of_each_bundle
 def test_everything_has_a_name_and_every_stop_shows_its_focus(
-    open_page: OpenPage,
+    open_first: OpenPage, tasks: Tasks
 ) -> None:
-    page = open_page()
-    for task in TASKS:
+    page = open_first(tasks)
+    for task in tasks:
         show(page, task)
         assert page.evaluate(NAMELESS) == []
         page.get_by_role("tab", selected=True).focus()
@@ -79,29 +98,32 @@ def test_everything_has_a_name_and_every_stop_shows_its_focus(
         assert [stop for stop in stops if stop[1] != "2px solid"] == []
 
 
+@of_each_bundle
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_can_be_read_in_light_and_dark(
-    open_page: OpenPage,
+    open_first: OpenPage,
     scheme: str,
+    tasks: Tasks,
 ) -> None:
-    page = open_page(color_scheme=scheme)
+    page = open_first(tasks, color_scheme=scheme)
     red = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]")
     assert (int(red) > 127) == (scheme == "light")
-    for task in TASKS:
+    for task in tasks:
         show(page, task)
         contrasts = page.evaluate(CONTRASTS)
         assert len(contrasts) > 15
         assert [one for one in contrasts if one[1] < MIN_CONTRAST] == []
-    show(page, "fill-mask")
-    page.fill("#fill-mask-text", "no blank")
-    page.get_by_role("button", name="Predict").click()
-    expect(page.locator(".problem-text")).to_be_visible()
+    panel = show(page, tasks[0])
+    panel.locator("textarea").first.fill("")
+    panel.locator("button.primary").click()
+    expect(panel.locator(".problem-text")).to_be_visible()
     assert [one for one in page.evaluate(CONTRASTS) if one[1] < MIN_CONTRAST] == []
 
 
-def test_a_phone_needs_no_scrolling_sideways(open_page: OpenPage) -> None:
-    page = open_page(viewport={"width": PHONE_WIDTH_PX, "height": 740}, has_touch=True)
-    for task in TASKS:
+@of_each_bundle
+def test_a_phone_needs_no_scrolling_sideways(open_first: OpenPage, tasks: Tasks) -> None:
+    page = open_first(tasks, viewport={"width": PHONE_WIDTH_PX, "height": 740}, has_touch=True)
+    for task in tasks:
         panel = show(page, task)
         for field in panel.locator("textarea").all():
             field.fill("[MASK]" + "unbroken" * 20)
@@ -113,9 +135,10 @@ def test_a_phone_needs_no_scrolling_sideways(open_page: OpenPage) -> None:
         assert page.evaluate(OUTSIDE, PHONE_WIDTH_PX) == []
 
 
-def test_markup_is_shown_as_text(open_page: OpenPage) -> None:
-    page = open_page()
-    for task in TASKS:
+@of_each_bundle
+def test_markup_is_shown_as_text(open_first: OpenPage, tasks: Tasks) -> None:
+    page = open_first(tasks)
+    for task in tasks:
         panel = show(page, task)
         for field in panel.locator("textarea, input[type=text]").all():
             if field.is_visible():
