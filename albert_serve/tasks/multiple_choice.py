@@ -27,8 +27,10 @@ from albert_serve.tasks.fitting import encode, fit_choice
 from albert_serve.tasks.probability import softmax
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 
-# An underscore that is no part of a word.
-_BLANK: Final = re.compile(r"(?<![^\W_])_+(?![^\W_])")
+# Underscores that are no part of a word.
+_BLANK: Final = re.compile(r"(?<!\w)_+(?!\w)")
+# Of the choices in the blanks of a question, which may have many.
+_MAX_CHARS_IN_BLANKS: Final = 1 << 16
 
 
 def with_choice(question: str | None, choice: str) -> str:
@@ -57,6 +59,7 @@ class MultipleChoice:
             TextTooLongError: the context and a choice do not fit and may not be truncated.
         """
         truncation = parameters.truncation
+        _check_blanks(item)
         context = self._encode(item.context, item.context, "context", truncation)
         inputs: list[EncoderInput] = []
         num_truncated = 0
@@ -94,6 +97,17 @@ class MultipleChoice:
             return encode(self.tokenizer, read, self.max_positions, truncation)
         except TextTooLongError as error:
             raise TextTooLongError(f"{name}: {error}") from error
+
+
+def _check_blanks(item: ChoiceQuestion) -> None:
+    """Refuse a question that is far longer with its blanks filled than without, before that."""
+    num_blanks = len(_BLANK.findall(item.question or ""))
+    num_chars = num_blanks * sum(map(len, item.choices))
+    if num_blanks > 1 and num_chars > _MAX_CHARS_IN_BLANKS:
+        raise TextTooLongError(
+            f"the choices have {num_chars} characters in the {num_blanks} blanks of the question; "
+            f"at most {_MAX_CHARS_IN_BLANKS} are read"
+        )
 
 
 def _add_cuts(

@@ -166,3 +166,16 @@ def test_an_error_and_a_cut_of_a_list_name_the_item(task: MultipleChoice) -> Non
     long = {"context": "a " * 200, "choices": ["b", "c"]}
     request = read({"inputs": [good, long], "parameters": {"truncation": True}})
     assert list(read_cuts(request, prepare_request(task, request))) == ["inputs[1].context"]
+
+
+def test_choices_in_many_blanks_are_refused_before_they_are_filled_in(
+    task: MultipleChoice,
+) -> None:
+    many = item("a", *["b" * 500_000] * 2, question="_ " * 2000)
+    with pytest.raises(TextTooLongError, match="in the 2000 blanks of the question"):
+        task.prepare(many, CUT)
+
+
+def test_underscores_within_a_word_are_no_blank() -> None:
+    assert with_choice("What does __init__ do?", "X") == "What does __init__ do? X"
+    assert with_choice("It is ___ , he said.", "X") == "It is X , he said."
