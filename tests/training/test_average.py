@@ -1,0 +1,78 @@
+"""`training.average`: the mean of the weights of checkpoints."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.support import randomize
+from training import average
+from training.loop.provenance import read_stages
+from training.model.checkpoint import (
+    load_checkpoint,
+    parameters,
+    read_config,
+    save_checkpoint,
+)
+
+
+@pytest.fixture
+def two(pretrained: Path, tmp_path: Path) -> list[Path]:
+    """A checkpoint, and one of other weights with its heads."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    shutil.copytree(pretrained / "checkpoint", first)
+    shutil.copytree(first, second)
+    model = load_checkpoint(second)
+    randomize(model, seed=1)
+    extra = {key: read_config(first)[key] for key in ("albert_sentence_task",)}
+    save_checkpoint(model, second, extra_config=extra)
+    return [first, second]
+
+
+def run(folders: list[Path], output: Path, *options: str) -> int:
+    return average.main([*map(str, folders), *options, "--output", str(output)])
+
+
+@pytest.mark.parametrize(
+    ("options", "share"),
+    [((), 0.5), (("--weights", "3", "1"), 0.25), (("--weights", "2", "2"), 0.5)],
+)
+def test_every_weight_is_the_mean(
+    two: list[Path], tmp_path: Path, options: tuple[str, ...], share: float
+) -> None:
+    assert run(two, tmp_path / "mean", *options) == 0
+    first, second, mean = (
+        parameters(load_checkpoint(folder)) for folder in (*two, tmp_path / "mean")
+    )
+    assert first.keys() == mean.keys()
+    for name, tensor in mean.items():
+        torch.testing.assert_close(tensor, torch.lerp(first[name], second[name], share))
+    assert read_config(tmp_path / "mean") == read_config(two[0])
+    assert (tmp_path / "mean" / "tokenizer.json").read_bytes() == (
+        two[0] / "tokenizer.json"
+    ).read_bytes()
+    *earlier, last = read_stages(tmp_path / "mean")
+    assert earlier == read_stages(two[0])
+    assert last["program"] == "training.average"
+    assert last["averaged"] == [{"stages": read_stages(two[1])}]
+
+
+def test_what_cannot_be_averaged(
+    two: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(folders: list[Path], output: Path, *options: str) -> str:
+        assert run(folders, output, *options) == 1
+        return capsys.readouterr().err
+
+    assert "give two checkpoints or more" in refused(two[:1], tmp_path / "mean")
+    assert "a weight for each" in refused(two, tmp_path / "mean", "--weights", "1")
+    assert "is there already" in refused(two, two[0])
+    model = load_checkpoint(two[1], {**load_checkpoint(two[1]).tasks, "question-answering": 2})
+    save_checkpoint(model, two[1])
+    assert "differ in their sizes or heads" in refused(two, tmp_path / "mean")
+    (two[1] / "model.safetensors").write_bytes(b"")
+    assert "model.safetensors" in refused(two, tmp_path / "mean")
+    assert not list(tmp_path.glob("*mean*"))

@@ -1,0 +1,133 @@
+"""Average the weights of checkpoints that have a common beginning, such as a run and its sequel.
+
+The mean of several finetuned models is often better than each (model soups, Wortsman et al. 2022):
+they differ in what their tasks' proportions and rates happened to favour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from training.conversion.source import REFERENCE_HELP, open_checkpoint
+from training.errors import report_errors
+from training.loop.provenance import read_stages, record_stage
+from training.model.checkpoint import (
+    CheckpointError,
+    load_checkpoint,
+    parameters,
+    read_config,
+    save_checkpoint,
+)
+from training.model.heads import AlbertForTasks
+from training.run.options import parse_positive
+from training.system.command_line import make_parser
+from training.system.partial_folder import partial_folder
+
+_EXAMPLES: Final = """examples:
+  python -m training.average runs/first/checkpoint runs/second/checkpoint --output runs/mean
+  python -m training.average runs/seed-*/best --output runs/soup
+  python -m training.average a/checkpoint b/checkpoint --weights 3 1 --output runs/mean
+"""
+
+
+def average(references: Sequence[str | Path], weights: Sequence[float], target: Path) -> None:
+    """Write the weighted mean of checkpoints into a new folder, which appears whole or not at all.
+
+    Labels, tokenizer and history are those of the first; the history names the others'.
+
+    Args:
+        weights: of each checkpoint, above 0; their sum is not important.
+
+    Raises:
+        CheckpointError: there are fewer than two, one cannot be read, their sizes, heads or labels
+            differ, a weight is not finite, or the target is there already.
+        OSError: the target cannot be written.
+    """
+    if len(references) < 2 or len(weights) != len(references):
+        raise CheckpointError(
+            f"{len(references)} checkpoints and {len(weights)} weights: give two checkpoints or "
+            "more, and a weight for each or none"
+        )
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise CheckpointError(f"{target} is there already; name a new folder")
+    target = target.resolve()
+    with ExitStack() as stack:
+        sources = [stack.enter_context(open_checkpoint(reference)) for reference in references]
+        folders = [source.folder for source in sources]
+        model = _mean(folders, weights)
+        folder = stack.enter_context(partial_folder(target))
+        extra = {
+            key: value
+            for key, value in read_config(folders[0]).items()
+            if key in ("id2label", "label2id", "problem_type", "albert_sentence_task")
+        }
+        save_checkpoint(model, folder, tokenizer_from=folders[0], extra_config=extra)
+        record_stage(
+            folder,
+            "training.average",
+            {
+                "weights": list(weights),
+                "averaged": [{"stages": read_stages(each)} for each in folders[1:]],
+            },
+            earlier=read_stages(folders[0]),
+        )
+        folder.rename(target)
+
+
+def _mean(folders: Sequence[Path], weights: Sequence[float]) -> AlbertForTasks:
+    """Return the first model with the mean of all weights, in fp32 from sums in fp64."""
+    model = load_checkpoint(folders[0])
+    tensors = parameters(model)
+    sums = {name: weights[0] * tensor.detach().double() for name, tensor in tensors.items()}
+    for folder, weight in zip(folders[1:], weights[1:], strict=True):
+        other = load_checkpoint(folder)
+        _check_alike(model, other, folders[0], folder)
+        for name, tensor in parameters(other).items():
+            sums[name] += weight * tensor.detach().double()
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(sums[name] / sum(weights))
+    return model
+
+
+def _check_alike(model: AlbertForTasks, other: AlbertForTasks, first: Path, second: Path) -> None:
+    if model.config != other.config or model.tasks != other.tasks:
+        raise CheckpointError(f"{first} and {second} differ in their sizes or heads")
+    if read_config(first).get("id2label") != read_config(second).get("id2label"):
+        raise CheckpointError(f"{first} and {second} differ in their labels (id2label)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    return report_errors(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    weights = options.weights or [1.0] * len(options.checkpoints)
+    average(options.checkpoints, weights, options.output)
+    print(f"the mean of {len(options.checkpoints)} checkpoints is in {options.output}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser("training.average", __doc__, _EXAMPLES)
+    parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=REFERENCE_HELP)
+    parser.add_argument(
+        "--weights", nargs="+", type=parse_positive, metavar="NUMBER", help="of each (1)"
+    )
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="FOLDER", help="the folder to write"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
