@@ -1,7 +1,8 @@
 """Average the weights of checkpoints that have a common beginning, such as a run and its sequel.
 
-The mean of several finetuned models is often better than each (model soups, Wortsman et al. 2022):
-they differ in what their tasks' proportions and rates happened to favour.
+The mean of several finetuned models is often better than each (model soups, Wortsman et al. 2022a).
+With the model that they were finetuned from, it keeps more of what that model knew (Wortsman et al.
+2022b): what the others' heads lack in it is the mean of those that have it.
 """
 
 from __future__ import annotations
@@ -33,21 +34,23 @@ from training.system.partial_folder import partial_folder
 _EXAMPLES: Final = """examples:
   python -m training.average runs/first/checkpoint runs/second/checkpoint --output runs/mean
   python -m training.average runs/seed-*/best --output runs/soup
-  python -m training.average a/checkpoint b/checkpoint --weights 3 1 --output runs/mean
+  python -m training.average runs/tasks/checkpoint runs/pretrained/checkpoint --weights 3 1 \\
+      --output runs/mean
 """
 
 
 def average(references: Sequence[str | Path], weights: Sequence[float], target: Path) -> None:
     """Write the weighted mean of checkpoints into a new folder, which appears whole or not at all.
 
-    Labels, tokenizer and history are those of the first; the history names the others'.
+    Heads, labels, tokenizer and history are those of the first; the history names the others'. A
+    head that some of the others lack is the mean of those that have it.
 
     Args:
         weights: of each checkpoint, above 0; their sum is not important.
 
     Raises:
         CheckpointError: there are fewer than two, one cannot be read, their sizes, heads or labels
-            differ, a weight is not finite, or the target is there already.
+            do not fit, a weight is not finite, or the target is there already.
         OSError: the target cannot be written.
     """
     if len(references) < 2 or len(weights) != len(references):
@@ -86,21 +89,24 @@ def _mean(folders: Sequence[Path], weights: Sequence[float]) -> AlbertForTasks:
     model = load_checkpoint(folders[0])
     tensors = parameters(model)
     sums = {name: weights[0] * tensor.detach().double() for name, tensor in tensors.items()}
+    totals = dict.fromkeys(tensors, weights[0])
     for folder, weight in zip(folders[1:], weights[1:], strict=True):
         other = load_checkpoint(folder)
-        _check_alike(model, other, folders[0], folder)
+        _check_fit(model, other, folders[0], folder)
         for name, tensor in parameters(other).items():
             sums[name] += weight * tensor.detach().double()
+            totals[name] += weight
     with torch.no_grad():
         for name, tensor in tensors.items():
-            tensor.copy_(sums[name] / sum(weights))
+            tensor.copy_(sums[name] / totals[name])
     return model
 
 
-def _check_alike(model: AlbertForTasks, other: AlbertForTasks, first: Path, second: Path) -> None:
-    if model.config != other.config or model.tasks != other.tasks:
-        raise CheckpointError(f"{first} and {second} differ in their sizes or heads")
-    if read_config(first).get("id2label") != read_config(second).get("id2label"):
+def _check_fit(model: AlbertForTasks, other: AlbertForTasks, first: Path, second: Path) -> None:
+    if model.config != other.config or not other.tasks.items() <= model.tasks.items():
+        raise CheckpointError(f"{second} has other sizes than {first}, or heads that it lacks")
+    labels = [read_config(folder).get("id2label") for folder in (first, second)]
+    if "text-classification" in other.tasks and labels[0] != labels[1]:
         raise CheckpointError(f"{first} and {second} differ in their labels (id2label)")
 
 

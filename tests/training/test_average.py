@@ -60,6 +60,21 @@ def test_every_weight_is_the_mean(
     assert last["averaged"] == [{"stages": read_stages(two[1])}]
 
 
+def test_a_head_that_others_lack_is_the_mean_of_those_that_have_it(
+    two: list[Path], tmp_path: Path
+) -> None:
+    model = load_checkpoint(two[0], {**load_checkpoint(two[0]).tasks, "question-answering": 2})
+    randomize(model, seed=2)
+    save_checkpoint(model, two[0])
+    assert run(two, tmp_path / "mean", "--weights", "1", "3") == 0
+    mean, second = load_checkpoint(tmp_path / "mean"), load_checkpoint(two[1])
+    assert mean.tasks == model.tasks
+    for name, tensor in parameters(mean).items():
+        own, other = parameters(model)[name], parameters(second)
+        expected = torch.lerp(own, other[name], 0.75) if name in other else own
+        torch.testing.assert_close(tensor, expected)
+
+
 def test_what_cannot_be_averaged(
     two: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,7 +87,7 @@ def test_what_cannot_be_averaged(
     assert "is there already" in refused(two, two[0])
     model = load_checkpoint(two[1], {**load_checkpoint(two[1]).tasks, "question-answering": 2})
     save_checkpoint(model, two[1])
-    assert "differ in their sizes or heads" in refused(two, tmp_path / "mean")
+    assert "or heads that it lacks" in refused(two, tmp_path / "mean")
     (two[1] / "model.safetensors").write_bytes(b"")
     assert "model.safetensors" in refused(two, tmp_path / "mean")
     assert not list(tmp_path.glob("*mean*"))
