@@ -187,3 +187,11 @@ def test_predictions_of_own_files_are_names(tmp_path: Path) -> None:
     first = (tmp_path / "a.tsv").read_text().splitlines()[1]
     has = (name for name, logit in zip(NAMES, answers.logits[0], strict=True) if logit > 0)
     assert first == f"0\t{','.join(has)}"
+
+
+def test_predictions_of_own_scores_lose_no_digits(tmp_path: Path) -> None:
+    answers = classified("regression", ["score"])
+    write_glue({"data": answers}, tmp_path / "a.tsv", None)
+    lines = (tmp_path / "a.tsv").read_text().splitlines()[1:]
+    written = np.array([line.split("\t")[1] for line in lines], np.float32)
+    assert written.tolist() == answers.logits[:, 0].tolist()
