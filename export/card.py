@@ -16,6 +16,7 @@ _TASK_OF: Final[Mapping[str, str]] = {
     "masked": "fill-mask",
     "sentence_order": "text-classification",
     "text_classification": "text-classification",
+    "multiple_choice": "multiple-choice",
     "question_answering": "question-answering",
 }
 # The figures that the Hub compares.

@@ -30,6 +30,7 @@ from training.data.masking import NgramMasking, word_starts
 from training.data.questions import read_squad
 from training.data.shards import Shards
 from training.errors import report_errors
+from training.evaluation.choices import PREFIX as CHOICE_PREFIX
 from training.evaluation.choices import evaluate_choices
 from training.evaluation.classification import Classified, classify
 from training.evaluation.predictions import MAX_ANSWER_LENGTH, EvaluationError
@@ -70,7 +71,7 @@ _EXAMPLES: Final = r"""examples:
   python -m training.evaluate runs/tasks/checkpoint --text-classification sst2/dev.tsv \
       --question-answering squad/dev-v1.1.json --output figures.json
   python -m training.evaluate runs/rte/best --task RTE --data glue/RTE
-  python -m training.evaluate runs/race/best --multiple-choice RACE/test
+  python -m training.evaluate runs/race/best --multiple-choice RACE/test --truncation
   python -m training.evaluate textattack/albert-base-v2-SST-2 --text-classification sst2/dev.tsv
 """
 
@@ -205,7 +206,8 @@ def _choice_figures(
     )
     # RACE's passages are cut in all published figures.
     truncation = options.truncation or is_race
-    return evaluate_choices(model, tokenizer, questions, truncation=truncation)
+    named = {f"{CHOICE_PREFIX}_task": RACE.upper()} if is_race else {}
+    return named | evaluate_choices(model, tokenizer, questions, truncation=truncation)
 
 
 def _warn_of_threshold(answered: Sequence[AnsweredQuestion], figures: Mapping[str, float]) -> None:

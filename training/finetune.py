@@ -314,6 +314,8 @@ def _run_one(options: argparse.Namespace, world: World) -> Trained:
     settings = {
         name: str(value) for name, value in vars(options).items() if name not in _NOT_RECORDED
     }
+    if len(options.label_column or ()) == 1:  # as runs record it that took only one
+        settings["label_column"] = options.label_column[0]
     precision = run_precision(options.precision, options.output, world)
     with open_initial(options) as local:
         return _train(local, {**settings, "precision": precision}, precision)

@@ -28,6 +28,8 @@ def manifest() -> Manifest:
             "text_classification_texts": 277,
             "text_classification_classes": {"a|b": {"f1": 0.5}},
             "question_answering_f1": 88.5,
+            "multiple_choice_task": "RACE",
+            "multiple_choice_accuracy": 0.64,
         },
         quality={
             "text-classification": Quality(metric="accuracy", torch=71.2, bundle=70.8, count=277)
@@ -45,6 +47,7 @@ def test_the_hub_reads_the_figures(tmp_path: Path) -> None:
     ]
     assert results == [
         ("text-classification", "RTE", "accuracy", 0.7123),
+        ("multiple-choice", "RACE", "accuracy", 0.64),
         ("question-answering", "held-out data", "f1", 88.5),
     ]
 

@@ -383,3 +383,17 @@ def test_a_damaged_start(pretrained: Path, tmp_path: Path, capsys: Capture) -> N
         run([*options, "--steps", "1", "--question-answering", str(SQUAD)], tmp_path / "run") == 1
     )
     assert "start/model.safetensors is damaged: it has 0 bytes" in capsys.readouterr().err
+
+
+def test_a_run_that_took_one_label_column_is_resumed(
+    pretrained: Path, labelled: Path, tmp_path: Path
+) -> None:
+    options = [
+        *("--initialize-from", str(pretrained / "checkpoint"), "--steps", "1", "--length", "32"),
+        *("--text-classification", str(labelled), "--batch-size", "4", "--device", "cpu"),
+        *("--precision", "fp32", "--label-column", "label"),
+    ]
+    assert run(options, tmp_path) == 0
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["label_column"] == "label"
+    assert run(options, tmp_path) == 0

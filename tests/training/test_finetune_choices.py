@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import signal
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.processes import before_step, die, run_in_process
 from tests.training.support import (
     RACE,
@@ -19,7 +22,10 @@ from tests.training.support import (
     same_weights,
 )
 from training import evaluate
+from training.data.choices import choice_examples
+from training.data.labelled.choices import read_choices
 from training.finetune import main
+from training.finetuning.choices import Choices
 from training.loop.checkpointing import step_of
 from training.model.checkpoint import find_tasks, load_checkpoint, read_config
 
@@ -76,6 +82,7 @@ def test_the_best_checkpoint_has_the_figures_of_its_validation(
     assert best == min(step for step in measured if measured[step] == max(measured.values()))
     assert evaluate.main([str(folder / "best"), "--task", "race", "--data", str(RACE)]) == 0
     figures = json.loads((folder / "best" / "evaluation.json").read_text())
+    assert figures["multiple_choice_task"] == "RACE"
     assert figures["multiple_choice_accuracy"] == pytest.approx(measured[best])
     loss = validations(folder, "loss")[best]
     assert figures["multiple_choice_loss"] == pytest.approx(loss, rel=1e-3)
@@ -147,6 +154,22 @@ def test_the_papers_recipe(start: list[str], tmp_path: Path) -> None:
     expected = {"lr": "2e-05", "batch_size": "[32]", "schedule": "linear", "dropout": "0.1"}
     expected |= {"optimizer": "adamw", "warmup": str(1000 / 12000), "classifier_dropout": "0.1"}
     assert {name: record[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(("metric", "chance"), [(None, 0.5), ("loss", math.log(4))])
+def test_the_level_of_chance(tokenizer: AlbertTokenizer, metric: str | None, chance: float) -> None:
+    """Of RACE's four held-out questions, the right choices are 1, 2, 2 and 0."""
+    texts = read_choices([RACE / "dev"])
+    held_out, _ = choice_examples(texts, tokenizer, length=64, truncation=True)
+    choices = Choices(examples=[], tokenizer=tokenizer, held_out=held_out)
+    selection = choices.selection(argparse.Namespace(metric=metric, patience=None))
+    assert selection.chance == pytest.approx(chance)
+
+
+def test_a_type_of_problem_is_refused(start: list[str], tmp_path: Path, capsys: Capture) -> None:
+    options = [*start, "--multiple-choice", str(RACE / "train"), "--problem-type", "regression"]
+    assert run(options, tmp_path / "run") == 1
+    assert "--problem-type goes with --text-class" in refusal(capsys, tmp_path / "run")
 
 
 @pytest.mark.parametrize(

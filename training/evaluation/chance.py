@@ -68,8 +68,10 @@ def _constants(
     if problem == "regression":
         rows = [[targets.mean()]]
     elif problem == "multi_label_classification":
-        # No label, all labels, and those of most texts.
-        rows = [np.full(num_labels, -1.0), np.ones(num_labels), targets.mean(0) - 0.5]
+        # The most frequent labels, from none to all.
+        order = np.argsort(-targets.mean(0), kind="stable")
+        numbers = np.arange(num_labels)
+        rows = [np.where(np.isin(numbers, order[:k]), 1.0, -1.0) for k in range(num_labels + 1)]
     else:
         rows = list(np.eye(num_labels))
     for row_K in rows:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -44,7 +46,14 @@ class Choices:
 
     def selection(self, options: argparse.Namespace) -> Selection:
         """Return the selection of the best validation, by accuracy or `--metric loss`."""
-        return Selection(figure=options.metric or "accuracy", patience=options.patience)
+        figure = options.metric or "accuracy"
+        return Selection(figure=figure, chance=self._chance(figure), patience=options.patience)
+
+    def _chance(self, figure: str) -> float:
+        """Return the loss of equal scores, or the accuracy of the most frequent position."""
+        if figure == "loss":
+            return sum(math.log(len(each.choices)) for each in self.held_out) / len(self.held_out)
+        return max(Counter(each.target for each in self.held_out).values()) / len(self.held_out)
 
 
 def build_choices(options: argparse.Namespace, tokenizer: AlbertTokenizer) -> Choices:
@@ -72,7 +81,7 @@ def _check(options: argparse.Namespace) -> None:
             "--text-classification and --multiple-choice do not go together: a checkpoint has "
             "one head named classifier"
         )
-    for option in ("labels", "class_weights"):
+    for option in ("labels", "class_weights", "problem_type"):
         if getattr(options, option) is not None:
             name = option.replace("_", "-")
             raise RunError(f"--{name} goes with --text-classification, not --multiple-choice")

@@ -88,6 +88,18 @@ def test_an_answer_is_an_index_a_letter_or_the_text(
     assert question.label == label
 
 
+@pytest.mark.parametrize(
+    ("choices", "answer", "label"),
+    [(["1", "2"], 1, 1), (["0", "1"], "1", 1), (["2", "2", "1"], "2", 2)],
+)
+def test_numbers_may_be_choices(
+    tmp_path: Path, choices: list[str], answer: object, label: int
+) -> None:
+    record = {"context": "1 + 1", "choices": choices, "answer": answer}
+    [question] = read_choices([write(tmp_path / "a.jsonl", json.dumps(record))])
+    assert question.label == label
+
+
 def test_choices_with_labels_of_their_own_as_in_arc(tmp_path: Path) -> None:
     record = {
         "question": "What is ice?",
@@ -144,6 +156,7 @@ def test_missing_files_of_race_are_named(tmp_path: Path, split: Any) -> None:
         ({"answer": True}, "answer True is none of 2 choices"),
         ({"answer": None}, "answer None is none of 2 choices"),
         ({"context": ""}, "no text in column context"),
+        ({"choices": ["1", "2"], "answer": "1"}, "answer '1' is both the index of a choice and"),
     ],
 )
 def test_a_bad_record_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -192,6 +205,12 @@ def test_missing_columns_are_named(
         read_choices([file], columns, choices)
     assert message in str(caught.value)
     assert f"its columns are {', '.join(header.split(','))}" in str(caught.value)
+
+
+@pytest.mark.parametrize("columns", [Columns(indicators=("a", "b")), Columns(separator=",")])
+def test_columns_of_several_labels_are_refused(tmp_path: Path, columns: Columns) -> None:
+    with pytest.raises(CorpusError, match="one right choice: give one --label-column, and no"):
+        read_choices([write_kind(tmp_path, "csv")], columns)
 
 
 @pytest.mark.parametrize(

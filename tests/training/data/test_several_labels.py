@@ -125,6 +125,14 @@ def test_folders_tell_splits_too_and_other_files_are_of_all(tmp_path: Path) -> N
     assert labelled_files([tmp_path / "plain"], "test") == plain
 
 
+def test_training_files_alone_are_not_taken_for_held_out_ones(tmp_path: Path) -> None:
+    files = [write(tmp_path / name, "") for name in ("more.csv", "train.csv")]
+    assert labelled_files([tmp_path], "train") == files
+    assert files_of_split(tmp_path, "train") == files
+    with pytest.raises(CorpusError, match="has files of train, and none of test or validation"):
+        labelled_files([tmp_path], "test", "validation")
+
+
 def test_folders_without_such_files(folder: Path, tmp_path: Path) -> None:
     (folder / "my test.tsv").unlink()
     with pytest.raises(CorpusError, match="has files of validation, train, and none of test"):

@@ -28,6 +28,12 @@ def measure(metric: Metric, logits: Tensor, targets: Tensor) -> dict[str, float]
         ("single_label_classification", "matthews_correlation", [0, 1, 1], 0),
         ("single_label_classification", "loss", [0, 0, 1, 1], math.log(2)),
         ("multi_label_classification", "micro_f1", [[1, 0], [1, 1], [0, 0], [1, 0]], 0.75),
+        (
+            "multi_label_classification",
+            "micro_f1",
+            [*[[1, 1, 0]] * 2, [0, 0, 1], *[[0] * 3] * 2],
+            8 / 15,
+        ),
         ("multi_label_classification", "subset_accuracy", [[0, 0], [1, 1], [0, 0]], 2 / 3),
         ("multi_label_classification", "loss", [[0, 1], [1, 1]], math.log(2) / 2),
         ("regression", "pearson", [1.0, 2.0, 3.0], 0),
@@ -38,7 +44,9 @@ def measure(metric: Metric, logits: Tensor, targets: Tensor) -> dict[str, float]
 def test_the_best_constant(
     problem: ProblemType, figure: Any, targets: list[Any], expected: float
 ) -> None:
-    num_labels = {"single_label_classification": 3, "regression": 1}.get(problem, 2)
+    num_labels = {"single_label_classification": 3, "regression": 1}.get(problem)
+    if num_labels is None:
+        num_labels = len(targets[0])
     if figure == "f1":
         num_labels = 2
     level = chance_level(figure, np.array(targets), num_labels, problem, partial(measure, figure))

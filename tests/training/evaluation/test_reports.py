@@ -17,7 +17,7 @@ from training.data.questions import Question
 from training.evaluation.calibration import expected_calibration_error, reliability
 from training.evaluation.classification import Classified
 from training.evaluation.questions import AnsweredQuestion, describe_threshold, question_figures
-from training.evaluation.reports.report import write_report
+from training.evaluation.reports.report import worst_questions, write_report
 from training.evaluation.reports.submissions import write_glue, write_squad
 from training.evaluation.reports.tables import cell
 from training.evaluation.results import Results
@@ -187,3 +187,19 @@ def test_predictions_of_own_files_are_names(tmp_path: Path) -> None:
     first = (tmp_path / "a.tsv").read_text().splitlines()[1]
     has = (name for name, logit in zip(NAMES, answers.logits[0], strict=True) if logit > 0)
     assert first == f"0\t{','.join(has)}"
+
+
+def test_predictions_of_own_scores_lose_no_digits(tmp_path: Path) -> None:
+    answers = classified("regression", ["score"])
+    write_glue({"data": answers}, tmp_path / "a.tsv", None)
+    lines = (tmp_path / "a.tsv").read_text().splitlines()[1:]
+    written = np.array([line.split("\t")[1] for line in lines], np.float32)
+    assert written.tolist() == answers.logits[:, 0].tolist()
+
+
+def test_the_confidence_without_unanswerable_questions(tmp_path: Path) -> None:
+    """Of two answers of 0.3 and 0.2 beside no answer, which SQuAD 1.1 does not allow."""
+    answer = AnsweredQuestion(
+        question=QUESTIONS[2], n_best=[("Ann", 0.3), ("Ann left", 0.2)], no_answer=0.5, null_score=0
+    )
+    assert worst_questions([answer], 0.0)[0]["confidence"] == pytest.approx(0.6)

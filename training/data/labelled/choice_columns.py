@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from training.data.corpus import CorpusError
 from training.data.labelled.columns import Columns
 from training.data.labelled.tables import Record, Row, RowError, likely_delimiter, read_records
 
@@ -59,7 +60,15 @@ def read_choice_columns(
 
     Args:
         choices: names of the columns of the choices, or of the one with the list; if any.
+
+    Raises:
+        CorpusError: the columns are of several labels.
     """
+    if columns.has_several_labels:
+        raise CorpusError(
+            "multiple choice has one right choice: give one --label-column, and no "
+            "--label-separator"
+        )
     # Rows of JSONL may have different keys.
     names_of: dict[tuple[str, ...], ChoiceColumns | str | None] = {}
     for row in read_records(file, columns.table_format):

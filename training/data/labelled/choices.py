@@ -211,7 +211,12 @@ def _checked(
         return RowError(f"{place}: {has}; a question needs two or more")
     if len(present) < len(texts):
         return RowError(f"{place}: choice {texts.index(None)} has no text (counted from 0)")
-    label = _find_answer(answer, present, [str(each) for each in labels])
+    names = [str(each) for each in labels]
+    if _is_ambiguous(answer, present, names):
+        return RowError(
+            f"{place}: answer {answer!r} is both the index of a choice and the text of another"
+        )
+    label = _find_answer(answer, present, names)
     if label is None:
         last = ascii_uppercase[min(len(present), len(ascii_uppercase)) - 1]
         return RowError(
@@ -237,6 +242,16 @@ def _find_answer(answer: Any, choices: Sequence[str], labels: Sequence[str]) -> 
     else:
         index = choices.index(text) if choices.count(text) == 1 else len(choices)
     return index if index < len(choices) else None
+
+
+def _is_ambiguous(answer: Any, choices: Sequence[str], labels: Sequence[str]) -> bool:
+    """Whether an answer is the index of a choice, and a string that is the text of one other."""
+    if not isinstance(answer, str):
+        return False
+    text = cell_text(answer) or ""
+    if text in labels or not text.isdecimal() or int(text) >= len(choices):
+        return False
+    return choices.count(text) == 1 and choices.index(text) != int(text)
 
 
 def groups_of(questions: Iterable[ChoiceText]) -> list[str]:

@@ -28,7 +28,7 @@ def labelled_files(paths: Sequence[Path], *splits: Split) -> list[Path]:
     """Return the given files, and in place of each folder its files of labelled texts.
 
     If names in a folder tell splits, only the files of the first of these splits that it has are
-    taken; files without a split's name are of training.
+    taken; files without a split's name are of training. If none do, all files are taken.
 
     Raises:
         CorpusError: a folder has no such file.
@@ -41,18 +41,19 @@ def labelled_files(paths: Sequence[Path], *splits: Split) -> list[Path]:
 
 def files_of_split(folder: Path, split: Split) -> list[Path]:
     """Return the files of a split in a folder; none if it has no such file."""
-    return [file for file in _readable(folder) if _split_of(file, folder) == split]
+    return [file for file in _readable(folder) if (_split_of(file, folder) or "train") == split]
 
 
 def _files_in(folder: Path, splits: Sequence[Split]) -> list[Path]:
     every = _readable(folder)
     if not every:
         raise CorpusError(f"{folder} has no file in {', '.join(sorted(_SUFFIXES))}")
-    by_split: dict[Split, list[Path]] = {}
-    for file in every:
-        by_split.setdefault(_split_of(file, folder), []).append(file)
-    if by_split.keys() == {"train"}:
+    split_of = {file: _split_of(file, folder) for file in every}
+    if not any(split_of.values()):
         return every
+    by_split: dict[Split, list[Path]] = {}
+    for file, split in split_of.items():
+        by_split.setdefault(split or "train", []).append(file)
     chosen: list[Path] = next((by_split[split] for split in splits if split in by_split), [])
     if not chosen:
         raise CorpusError(
@@ -70,11 +71,11 @@ def _readable(folder: Path) -> list[Path]:
         return []
 
 
-def _split_of(file: Path, folder: Path) -> Split:
-    """Return the split that a file's name tells, or that of a folder in which it is."""
+def _split_of(file: Path, folder: Path) -> Split | None:
+    """Return the split that the name of a file, or of a folder in which it is, tells; if any."""
     for part in reversed(file.relative_to(folder).parts):
         words = set(_WORD.findall(part.lower()))
         for split, its_words in _WORDS_OF.items():
             if words & its_words:
                 return split
-    return "train"
+    return None

@@ -144,7 +144,10 @@ def _question_scores(
     for each in answered:
         text = each.best if version == "1.1" else predicted(each, threshold)
         is_given = bool(each.n_best) and text == each.best
-        confidences.append(each.n_best[0][1] if is_given else each.no_answer)
+        confidence = each.n_best[0][1] if is_given else each.no_answer
+        if version == "1.1" and is_given and each.no_answer < 1:
+            confidence = min(confidence / (1 - each.no_answer), 1.0)  # "no answer" is none
+        confidences.append(confidence)
         scores.append(score_answer(each.question, text, version))
     return np.array(confidences), np.array(scores, float)
 

@@ -50,6 +50,8 @@ def _prediction(answers: Classified, value: Any, task: GlueTask | None) -> str:
         return f"{min(max(float(value), task.scale.least), task.scale.most):.3f}"
     if task is not None and task.submitted == "numbers":
         return str(int(value))
+    if answers.problem == "regression":
+        return f"{float(value):.9g}"  # all digits of 32 bits
     return answers.describe(value)
 
 
