@@ -35,9 +35,9 @@ examples:
 
 Input and output are CSV, TSV, JSONL or Parquet, by their names (.csv, .jsonl.gz, ...; also .bz2,
 .xz, .zst). A row has the fields of one item in columns of their names: text, text_pair, question,
-context, sentences; or, in JSONL, {"inputs": ..., "parameters": ...} as the endpoint takes it. The
-output has the rows of the input, in order, with the columns of the answer beside their own. A row
-that cannot be answered has an "error" and an "error_type" instead.
+context, choices, sentences; or, in JSONL, {"inputs": ..., "parameters": ...} as the endpoint takes
+it. The output has the rows of the input, in order, with the columns of the answer beside their own.
+A row that cannot be answered has an "error" and an "error_type" instead.
 
 The output appears when it is complete. Until then its parts are in OUTPUT.parts: a job that was
 killed goes on where it was, with the same command, and writes the same bytes. An output that is a
@@ -105,7 +105,9 @@ def _add_job(group: argparse._ArgumentGroup) -> None:
         "--part-rows", type=int, default=PART_ROWS, metavar="N", help="rows of a part (%(default)s)"
     )
     group.add_argument("--no-dedupe", action="store_true", help="compute identical rows each")
-    group.add_argument("--restart", action="store_true", help="begin again if parts do not fit")
+    group.add_argument(
+        "--restart", action="store_true", help="begin again, whatever parts there are"
+    )
     group.add_argument(
         "--summary", type=Path, metavar="FILE", help="write counts and rates as JSON"
     )

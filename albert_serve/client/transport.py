@@ -46,7 +46,8 @@ from albert_serve.errors import (
 
 TIMEOUT_S: Final = 30.0
 NUM_RETRIES: Final = 2
-_RETRIED: Final = frozenset({429, 503})
+_BAD_GATEWAY: Final = 502
+_RETRIED: Final = frozenset({429, _BAD_GATEWAY, 503})
 _FIRST_DELAY_S: Final = 0.2
 _MAX_SHOWN_CHARS: Final = 200
 
@@ -309,7 +310,9 @@ def _refusal(response: Received) -> RequestError:
         reply = ErrorReply.model_validate_json(response.content)
     except ValidationError:
         reply = ErrorReply(error=str(response), error_type="")
-    error = request_error(response.status, reply.error, reply.error_type)
+    # A proxy's reply while the service behind it is away.
+    status = 503 if response.status == _BAD_GATEWAY else response.status
+    error = request_error(status, reply.error, reply.error_type)
     error.request_id = reply.request_id
     after_s = _retry_after_s(response)
     if isinstance(error, QueueFullError) and after_s is not None:

@@ -11,7 +11,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -58,7 +58,7 @@ class ScoreOptions:
         max_errors: the limit of rows that are kept with an error; None for none.
         part_rows: the limit of a part's rows.
         dedupe: whether identical rows are computed once.
-        restart: whether the parts of an earlier, other job are removed.
+        restart: whether the job begins again, whatever parts there are.
         input_format: of all inputs, whatever their names.
         output_format: of the output, whatever its name.
         has_quotes: whether fields of CSV and TSV are quoted, as in RFC 4180.
@@ -205,7 +205,7 @@ def _open_sources(
     inputs: Sequence[str | Path], target: Path, options: ScoreOptions
 ) -> list[Source]:
     index, count = options.shard
-    files = find_inputs(inputs)
+    files = find_inputs(inputs, target)
     for file in files:
         if target.is_file() and target.samefile(file):
             raise InvalidInputError(f"{target} is also the input; name another output")
@@ -273,7 +273,7 @@ class _Job:
             _memo(None, 0) as memo,
         ):
             layout, records = self._begin(reader)
-            with open_writer(stream, layout, has_header=True) as writer:
+            with open_writer(stream, layout, has_header=True, ending=writing(target)) as writer:
                 for part in self._answering.parts(records, memo, check=self._check_errors):
                     with writing(target):
                         writer.write(part.rows, part.answered)
@@ -437,7 +437,27 @@ def _memo(file: Path | None, num_parts: int) -> Iterator[Memo]:
         raise OutputError(f"{file or 'a temporary file'} cannot be written: {error}") from error
 
 
-def _open_stream(target: Path) -> AbstractContextManager[BinaryIO]:
+@contextmanager
+def _open_stream(target: Path) -> Iterator[BinaryIO]:
+    """Open a pipe or a device.
+
+    Raises:
+        OutputError: it cannot be opened; or, at the end, written to.
+    """
+    with writing(target):
+        stream = _opened_stream(target)
+    try:
+        yield stream
+    except BaseException:
+        # To close it is to write what is left, which fails again.
+        with suppress(OSError):
+            stream.close()
+        raise
+    with writing(target):
+        stream.close()
+
+
+def _opened_stream(target: Path) -> BinaryIO:
     if is_stdout(target):
         sys.stdout.flush()
         # With its own position: opening the path again would begin at the file's start.

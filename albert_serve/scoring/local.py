@@ -32,6 +32,8 @@ from albert_serve.tasks.load import load_setups
 # Enough for the engine's parallel sessions, and few enough for the memory of fill-mask's
 # vocabulary-wide logits.
 _BATCHES_AT_ONCE: Final = 8
+# Of encoded inputs: two integers of 64 bits.
+_BYTES_A_TOKEN: Final = 16
 
 WorkT = TypeVar("WorkT")
 
@@ -151,8 +153,8 @@ class LocalScorer:
         return Request(items=items, is_list=is_list, cuts=read_cuts(request, items))
 
     def cost_bytes(self, work: Request) -> int:
-        """Return the approximate memory of an answer."""
-        return sum(item.num_held_bytes for item in work.items)
+        """Return the approximate memory of the encoded inputs, and of an answer."""
+        return sum(item.num_held_bytes + _BYTES_A_TOKEN * item.num_tokens for item in work.items)
 
     def run(self, works: Sequence[Request]) -> list[Result]:
         """Run the requests' rounds until each item has an answer or an error."""

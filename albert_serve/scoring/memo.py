@@ -29,7 +29,11 @@ class Memo:
 
     def __init__(self, file: Path | None, num_parts: int = 0) -> None:
         # "" is a temporary file that SQLite removes.
-        self._connection = sqlite3.connect("" if file is None else file)
+        self._connection = sqlite3.connect(
+            "" if file is None else file,
+            # The rows of a job may be read by several threads, one after another.
+            check_same_thread=False,
+        )
         self._connection.execute(
             "CREATE TABLE IF NOT EXISTS answers "
             "(key BLOB PRIMARY KEY, part INTEGER, content TEXT) WITHOUT ROWID"

@@ -73,7 +73,7 @@ class PartFolder:
 
         Args:
             job: what the parts depend on, as JSON.
-            restart: whether parts of another job are removed.
+            restart: whether the parts that there are, are removed.
             is_kept: whether complete parts stay when the job ends early.
             is_temporary: whether a folder without complete parts is removed, also if there was one
                 before.
@@ -98,7 +98,8 @@ class PartFolder:
             is_new = is_new or is_temporary
             yield parts
         finally:
-            if is_new and not (is_kept and parts.entries):
+            is_finished = (folder / _SUCCESS_FILE).exists()
+            if is_new and not is_finished and not (is_kept and parts.entries):
                 _remove(folder)
             lock.release()
 
@@ -170,7 +171,7 @@ class PartFolder:
             _check_unchanged(self.folder, known, current)
             self.entries = self._complete_parts()
             return
-        left = [self.folder / name for name in (_LOG_FILE, _MEMO_FILE, _SUCCESS_FILE)]
+        left = [self.folder / name for name in (_SUCCESS_FILE, _LOG_FILE, _MEMO_FILE)]
         for file in [*left, *self.folder.glob("part-*")]:
             file.unlink(missing_ok=True)
         write_atomically(manifest, json.dumps(current, indent=1).encode() + b"\n")
@@ -187,6 +188,9 @@ class PartFolder:
                 break
             entries.append(entry)
             num_bytes += len(line)
+        if not log.exists() or num_bytes < log.stat().st_size:
+            (self.folder / _SUCCESS_FILE).unlink(missing_ok=True)
+            sync(self.folder)
         if log.exists():
             os.truncate(log, num_bytes)
         return entries

@@ -42,6 +42,8 @@ NUM_CONCURRENT: Final = 8
 WAIT_S: Final = 300.0
 _CALL_S: Final = 120.0
 _MAX_DELAY_S: Final = 10.0
+# Of one request, while the service answers others.
+_MAX_DEADLINES: Final = 3
 # Over soon, unless the service is gone.
 _PASSING: Final = (DeadlineExceededError, NotReadyError, QueueFullError)
 # Of the row, not of the service.
@@ -50,10 +52,10 @@ _ANY: Final = TypeAdapter[Any](Any)
 
 
 class _Client(AlbertClient):
-    """A client that also returns the headers of a reply."""
+    """A client without retries that also returns the headers of a reply."""
 
     def __init__(self, base_url: str, *, model: str | None, api_key: str | None) -> None:
-        super().__init__(base_url, model=model, api_key=api_key, timeout_s=_CALL_S)
+        super().__init__(base_url, model=model, api_key=api_key, timeout_s=_CALL_S, num_retries=0)
         self._replies = threading.local()
 
     def answer(self, call: Call[Any]) -> tuple[Any, Mapping[str, str]]:
@@ -104,6 +106,7 @@ class RemoteScorer:
         self._url = url
         self._wait_s = wait_s
         self._answered_s = time.monotonic()
+        self._closed = threading.Event()
         self._client = _Client(url, model=model, api_key=api_key)
         self._pool = ThreadPoolExecutor(num_concurrent)
         try:
@@ -124,7 +127,8 @@ class RemoteScorer:
         self.close()
 
     def close(self) -> None:
-        """End the threads, and close the connections."""
+        """End the waits and the threads, and close the connections."""
+        self._closed.set()
         self._pool.shutdown(cancel_futures=True)
         self._client.close()
 
@@ -169,10 +173,11 @@ class RemoteScorer:
         )
         try:
             answer, headers = self._until_answered(lambda: self._client.answer(call))
-        except _OF_ROW as error:
+        except (*_OF_ROW, DeadlineExceededError) as error:
             return error_result(error)
         except RequestError as error:
-            if type(error) is not RequestError:
+            # Without an identifier it is not of the service, but of a proxy.
+            if type(error) is not RequestError or error.request_id is None:
                 raise
             return error_result(error)  # the engine failed at it
         is_list = isinstance(request.inputs, list)
@@ -182,17 +187,23 @@ class RemoteScorer:
 
     def _until_answered(self, ask: Any) -> Any:
         delay_s = 0.5
+        began_s = time.monotonic()
+        num_deadlines = 0
         while True:
             try:
                 answer = ask()
             except _PASSING as error:
+                num_deadlines += isinstance(error, DeadlineExceededError)
+                if num_deadlines >= _MAX_DEADLINES and self._answered_s > began_s:
+                    raise
                 waited_s = time.monotonic() - self._answered_s
                 if waited_s + delay_s > self._wait_s:
                     raise ServiceUnavailableError(
                         f"{self._url} has not answered for {waited_s:.0f} s: {error}"
                     ) from error
                 asked_s = error.retry_after_s if isinstance(error, QueueFullError) else 0.0
-                time.sleep(max(delay_s, asked_s))
+                if self._closed.wait(max(delay_s, asked_s)):
+                    raise
                 delay_s = min(2 * delay_s, _MAX_DELAY_S)
             except AlbertServeError:
                 self._answered_s = time.monotonic()

@@ -145,6 +145,9 @@ class RowReader:
         # A CSV file may well have a column of that name, which holds no JSON.
         parameters = None if record.is_text else record.values.get(self._columns["parameters"])
         parameters = {} if parameters is None else parameters
+        if record.batch is not None and isinstance(parameters, dict):
+            # A structure has all its fields in each row.
+            parameters = {name: value for name, value in parameters.items() if value is not None}
         if isinstance(parameters, dict):
             parameters = {**self.parameters, **parameters}
         try:

@@ -8,7 +8,7 @@ import io
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -72,15 +72,22 @@ class Writer(Protocol):
 
 
 @contextmanager
-def open_writer(raw: BinaryIO, layout: Layout, *, has_header: bool) -> Iterator[Writer]:
-    """Open the writer of a layout; the end is written if the block did not fail."""
+def open_writer(
+    raw: BinaryIO,
+    layout: Layout,
+    *,
+    has_header: bool,
+    ending: AbstractContextManager[None] | None = None,
+) -> Iterator[Writer]:
+    """Open the writer of a layout; the end is written, in `ending`, if the block did not fail."""
     writer = _writer(raw, layout, has_header=has_header)
     try:
         yield writer
     except BaseException:
         writer.abort()
         raise
-    writer.close()
+    with ending or nullcontext():
+        writer.close()
 
 
 def _writer(raw: BinaryIO, layout: Layout, *, has_header: bool) -> Writer:
@@ -104,7 +111,8 @@ def make_layout(
         first: the first records of the input; they decide the columns of JSONL in a table.
 
     Raises:
-        InvalidInputError: the files have different columns, or types of columns.
+        InvalidInputError: the files have different columns, or types of columns, or a column's
+            name is not Unicode.
     """
     if not kind.is_table:
         return Layout(type=kind, reader=reader, kept=None)
@@ -121,12 +129,13 @@ def make_layout(
         _check_same(known[0].path, columns, source.path, kept, needs_types=kind.format == "parquet")
     inferred = len(known) < len(sources)
     if inferred:
-        columns |= {
-            name: None for record in first for name in reader.kept(record) if name not in columns
-        }
+        added = [name for record in first for name in reader.kept(record) if name not in columns]
+        _check_names(added)
+        columns |= dict.fromkeys(added)
     if keep is not None:
         columns = {name: columns.get(name) for name in keep}
     if kind.format == "parquet":
+        _check_batches(known, columns)
         columns = {name: type_ or _infer(name, first) for name, type_ in columns.items()}
     return Layout(type=kind, reader=reader, kept=columns)
 
@@ -150,6 +159,25 @@ def _check_same(
             raise InvalidInputError(
                 f"the column {name!r} is {columns[name]} in {first} and {others[name]} in {file}; "
                 "convert it, or leave it out (--keep)"
+            )
+
+
+def _check_names(columns: Sequence[str]) -> None:
+    for name in columns:
+        if _without_surrogates(name) != name:
+            raise InvalidInputError(
+                f"the column {name!r} has half a surrogate pair in its name; leave it out (--keep)"
+            )
+
+
+def _check_batches(known: Sequence[Source], columns: Mapping[str, Any]) -> None:
+    """Check that batches, whose columns are copied, have those that JSONL adds."""
+    for source in known:
+        lacking = [name for name in columns if name not in (source.columns or {})]
+        if lacking and source.type.format == "parquet":
+            raise InvalidInputError(
+                f"{source.path} has no column {lacking[0]!r}, which rows of another file have; "
+                "name the columns to keep (--keep), or write .jsonl"
             )
 
 
@@ -237,7 +265,8 @@ class _CsvWriter:
             kept = _kept_values(self._layout, row)
             _check_known(self._layout, row, kept)
             values = {**kept, **table_values(self._layout.reader.task, result)}
-            lines.append([_cell(values.get(name)) for name in names])
+            cells = [_cell(values.get(name)) for name in names]
+            lines.append(cells if row.record.is_text else _without_surrogates(cells))
         self._write(lines)
         self._stream.flush()
 

@@ -97,11 +97,12 @@ class Source:
         return 0 if is_stream(self.path) else self.path.stat().st_size
 
 
-def find_inputs(patterns: Sequence[str | Path]) -> list[Path]:
+def find_inputs(patterns: Sequence[str | Path], output: Path | None = None) -> list[Path]:
     """Return the files that paths, globs and folders name, in order, each once; `-` is stdin.
 
     Globs and folders are in alphabetical order; a folder's files are those whose names tell a
-    format, hidden ones left out.
+    format. What wildcards and folders find is without names that begin with a dot or `_`, the
+    parts of jobs (`*.parts/`), and what lies in the output.
 
     Raises:
         InvalidInputError: a folder or a glob has no file.
@@ -111,14 +112,15 @@ def find_inputs(patterns: Sequence[str | Path]) -> list[Path]:
     for pattern in map(str, patterns):
         path = Path(STDIN if pattern == "-" else pattern)
         if path.is_dir():
-            matches = [file for file in sorted(path.rglob("*")) if _is_data(file, path)]
+            matches = [file for file in sorted(path.rglob("*")) if _is_data(file, path, output)]
             if not matches:
                 raise InvalidInputError(
                     f"{path} has no file that ends in .jsonl, .csv, .tsv or .parquet"
                 )
         elif not path.exists() and _GLOB_CHARACTERS & set(pattern):
             matches = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]
-            matches = [file for file in matches if not file.is_dir()]
+            fixed = _fixed_folder(path)
+            matches = [file for file in matches if _is_input(file, fixed, output)]
             if not matches:
                 raise InvalidInputError(f"no file matches {pattern}")
         else:
@@ -128,11 +130,21 @@ def find_inputs(patterns: Sequence[str | Path]) -> list[Path]:
     return list(dict.fromkeys(files))
 
 
-def _is_data(file: Path, folder: Path) -> bool:
+def _fixed_folder(pattern: Path) -> Path:
+    """Return the folder above a pattern's first wildcard."""
+    return next(folder for folder in pattern.parents if not _GLOB_CHARACTERS & set(str(folder)))
+
+
+def _is_data(file: Path, folder: Path, output: Path | None) -> bool:
+    return file.is_file() and _is_input(file, folder, output) and has_known_suffix(file)
+
+
+def _is_input(file: Path, folder: Path, output: Path | None) -> bool:
     parts = file.relative_to(folder).parts
     # Nor what another job has not finished.
     is_hidden = any(part.startswith((".", "_")) or part.endswith(".parts") for part in parts)
-    return file.is_file() and not is_hidden and has_known_suffix(file)
+    is_output = output is not None and output.resolve() in file.resolve().parents
+    return not file.is_dir() and not is_hidden and not is_output
 
 
 class Reader:

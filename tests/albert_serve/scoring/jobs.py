@@ -27,6 +27,7 @@ class HashScorer:
     def __init__(self, revision: str = "1") -> None:
         self.identity = {"revision": revision}
         self.texts: list[str] = []
+        self.requests: list[Any] = []
 
     def prepare(self, request: TaskRequest) -> TaskRequest:
         if not text_of(request):
@@ -38,6 +39,7 @@ class HashScorer:
 
     def run(self, works: Sequence[TaskRequest]) -> list[Result]:
         self.texts += [text_of(work) for work in works]
+        self.requests += works
         return [self._run_one(text_of(work)) for work in works]
 
     def _run_one(self, text: str) -> Result:

@@ -6,8 +6,10 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 import random
 import resource
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -293,7 +295,7 @@ def test_files_globs_and_folders_are_read_in_order(tmp_path: Path) -> None:
     for name, inputs in asked.items():
         score(inputs, tmp_path / f"{name}.csv")
         ids[name] = [row["id"] for row in read_table(tmp_path / f"{name}.csv")]
-    assert ids == {"folder": ["1", "0", "2"], "glob": ["1", "0"], "files": ["0", "3", "1"]}
+    assert ids == {"folder": ["1", "0", "2"], "glob": ["1", "0"], "files": ["0", "1"]}
     score([folder], tmp_path / "shard.csv", shard=(1, 2))
     assert [row["id"] for row in read_table(tmp_path / "shard.csv")] == ["0"]
     with pytest.raises(InvalidInputError, match="no file matches"):
@@ -447,3 +449,85 @@ def test_a_full_disk_ends_the_job_and_loses_nothing(suffix: str, tmp_path: Path)
     assert not output.exists()
     assert score(source, output, **options).num_resumed_rows > 0
     assert output.read_bytes() == whole.read_bytes()
+
+
+def test_a_job_from_a_pipe_leaves_its_folder(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out"
+    os.mkfifo(source)
+    writing = threading.Thread(target=write_jsonl, args=(source, texts(30)))
+    writing.start()
+    score(source, f"{output}/", part_rows=10)
+    writing.join()
+    parts = sorted(output.glob("part-*"))
+    assert (output / "_SUCCESS").exists()
+    assert [row["id"] for part in parts for row in read_jsonl(part)] == list(range(30))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_half_a_surrogate_pair_is_replaced_in_text(suffix: str, tmp_path: Path) -> None:
+    rows = [{"id": "\ud83d", "text": "a"}, {"id": {"\ud83d": "\udc80"}, "text": "\ud83d"}]
+    source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / f"out{suffix}"
+    assert score(source, output).num_rows == 2
+    ids = [
+        line.split(b"," if suffix == ".csv" else b"\t")[0]
+        for line in output.read_bytes().splitlines()
+    ]
+    assert ids == [b"id", b"?", b'"{""?"": ""?""}"']
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_half_a_surrogate_pair_in_a_name_is_refused_in_tables(suffix: str, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"text": "a", "\ud83d": 1}])
+    with pytest.raises(InvalidInputError, match="half a surrogate pair in its name"):
+        score(source, tmp_path / f"out{suffix}")
+
+
+def test_the_parts_of_jobs_are_no_input(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    for name in ["b.parts/part-000000.jsonl", "_parts.jsonl", ".c.jsonl", "a.jsonl"]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_jsonl(folder / name, [{"id": name, "text": "x"}])
+    for number, inputs in enumerate([folder, f"{folder}/*.jsonl", f"{folder}/**/*.jsonl"]):
+        output = tmp_path / f"{number}.jsonl"
+        score([inputs], output)
+        assert [row["id"] for row in read_jsonl(output)] == ["a.jsonl"]
+    for inputs in [folder, f"{folder}/**/*.jsonl"]:
+        for _ in range(2):
+            assert score([inputs], f"{folder}/out/").num_rows == 1
+    score([f"{folder}/b.parts/*.jsonl"], tmp_path / "asked.jsonl")
+    assert len(read_jsonl(tmp_path / "asked.jsonl")) == 1
+
+
+def test_a_damaged_folder_is_not_complete_while_it_is_mended(tmp_path: Path) -> None:
+    source, output = write_jsonl(tmp_path / "in.jsonl", texts(30)), tmp_path / "out"
+    score(source, f"{output}/", part_rows=10)
+    (output / "part-000001.jsonl").write_text("damaged\n")
+    stop(source, f"{output}/", 1, part_rows=10)
+    assert not (output / "_SUCCESS").exists()
+    assert score(source, f"{output}/", part_rows=10).num_resumed_rows == 20
+    assert (output / "_SUCCESS").exists()
+
+
+def test_a_column_that_only_jsonl_has_is_refused_in_parquet(tmp_path: Path) -> None:
+    table = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": ["a"]}), table)
+    rows = write_jsonl(tmp_path / "b.jsonl", [{"text": "b", "more": 1}])
+    with pytest.raises(InvalidInputError, match=r"a\.parquet has no column 'more'"):
+        score([table, rows], tmp_path / "out.parquet")
+    assert score([table, rows], tmp_path / "out.parquet", keep=["text"]).num_errors == 0
+
+
+def test_null_parameters_of_a_structure_are_those_of_the_job(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.parquet", tmp_path / "out.jsonl"
+    parameters = [{"top_k": None, "truncation": True}, {"top_k": 2, "truncation": None}]
+    parquet.write_table(pyarrow.table({"text": ["a", "b"], "parameters": parameters}), source)
+    scorer = HashScorer()
+    score_files(scorer, [source], output, ScoreOptions(parameters={"top_k": 1}))
+    assert [request.parameters.top_k for request in scorer.requests] == [1, 2]
+
+
+@pytest.mark.parametrize("num_rows", [1, 3000])
+def test_a_full_device_is_an_output_error(num_rows: int, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", texts(num_rows))
+    with pytest.raises(OutputError, match="/dev/full cannot be written: No space left"):
+        score(source, "/dev/full", output_format="csv")

@@ -13,7 +13,13 @@ from typing import Any
 
 import pytest
 
-from albert_serve.errors import ConfigError, InvalidInputError, RequestError, UnauthorizedError
+from albert_serve.errors import (
+    ConfigError,
+    InvalidInputError,
+    QueueFullError,
+    RequestError,
+    UnauthorizedError,
+)
 from albert_serve.scoring.errors import ChangedJobError, ServiceUnavailableError
 from albert_serve.scoring.job import ScoreOptions, score_files
 from albert_serve.scoring.local import LocalScorer
@@ -100,6 +106,8 @@ class Service:
         if refusal is None or refusal[0]:
             return refusal
         text = body["inputs"]["text"]
+        if text == "slow":
+            return LATE
         if not text:
             error = {"error": "the text is empty", "error_type": "invalid_input"}
             return 422, {}, error
@@ -144,10 +152,11 @@ def test_rows_are_answered_in_order_with_bounded_concurrency(
 OVERLOADED: Reply = (429, {"Retry-After": "0"}, {"error": "full", "error_type": "overloaded"})
 DRAINING: Reply = (503, {}, {"error": "draining", "error_type": "not_ready"})
 LATE: Reply = (504, {}, {"error": "late", "error_type": "deadline"})
-BROKEN: Reply = (500, {}, {"error": "it broke", "error_type": "engine"})
+BROKEN: Reply = (500, {}, {"error": "it broke", "error_type": "engine", "request_id": "1"})
+BAD_GATEWAY: Reply = (502, {}, "<h1>Bad Gateway</h1>")
 
 
-@pytest.mark.parametrize("refusal", [OVERLOADED, DRAINING, LATE, None])
+@pytest.mark.parametrize("refusal", [OVERLOADED, DRAINING, LATE, BAD_GATEWAY, None])
 def test_a_refusal_that_passes_is_waited_for(
     refusal: Reply | None, service_double: Service, tmp_path: Path
 ) -> None:
@@ -166,6 +175,37 @@ def test_a_row_at_which_the_engine_fails_is_an_error(
     with scorer_of(service_double, num_concurrent=1) as scorer:
         assert score_files(scorer, [source], output).num_errors == 1
     assert read_jsonl(output)[0]["error"] == "it broke"
+
+
+def test_an_error_that_is_not_of_the_service_ends_the_job(
+    service_double: Service, tmp_path: Path
+) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", rows_of(5))
+    service_double.refusals = [(500, {}, "<h1>Internal Server Error</h1>")]
+    with scorer_of(service_double) as scorer, pytest.raises(RequestError, match="replied 500"):
+        score_files(scorer, [source], tmp_path / "out.jsonl")
+
+
+def test_a_row_that_is_always_late_is_an_error(service_double: Service, tmp_path: Path) -> None:
+    rows = [{"text": "slow"}, *rows_of(20)]
+    source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    with scorer_of(service_double, num_concurrent=2) as scorer:
+        assert score_files(scorer, [source], output).num_errors == 1
+    assert read_jsonl(output)[0] == {"text": "slow", "error": "late", "error_type": "deadline"}
+
+
+def test_to_close_ends_the_waits(service_double: Service, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", rows_of(4))
+    busy = {"error": "full", "error_type": "overloaded"}
+    service_double.refusals = [(429, {"Retry-After": "60"}, busy)] * 4
+    scorer = RemoteScorer(service_double.url, "text-classification")
+    closing = threading.Timer(0.5, scorer.close)
+    began_s = time.monotonic()
+    closing.start()
+    with pytest.raises(QueueFullError):
+        score_files(scorer, [source], tmp_path / "out.jsonl")
+    closing.join()
+    assert time.monotonic() - began_s < 30.0
 
 
 def test_a_service_that_goes_away_comes_back(tmp_path: Path) -> None:
