@@ -465,7 +465,10 @@ def test_a_job_from_a_pipe_leaves_its_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
 def test_half_a_surrogate_pair_is_replaced_in_text(suffix: str, tmp_path: Path) -> None:
-    rows = [{"id": "\ud83d", "text": "a"}, {"id": {"\ud83d": "\udc80"}, "text": "\ud83d"}]
+    rows: list[dict[str, Any]] = [
+        {"id": "\ud83d", "text": "a"},
+        {"id": {"\ud83d": "\udc80"}, "text": "\ud83d"},
+    ]
     source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / f"out{suffix}"
     assert score(source, output).num_rows == 2
     ids = [
@@ -487,11 +490,12 @@ def test_the_parts_of_jobs_are_no_input(tmp_path: Path) -> None:
     for name in ["b.parts/part-000000.jsonl", "_parts.jsonl", ".c.jsonl", "a.jsonl"]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_jsonl(folder / name, [{"id": name, "text": "x"}])
-    for number, inputs in enumerate([folder, f"{folder}/*.jsonl", f"{folder}/**/*.jsonl"]):
+    whole: list[Path | str] = [folder, f"{folder}/*.jsonl", f"{folder}/**/*.jsonl"]
+    for number, inputs in enumerate(whole):
         output = tmp_path / f"{number}.jsonl"
         score([inputs], output)
         assert [row["id"] for row in read_jsonl(output)] == ["a.jsonl"]
-    for inputs in [folder, f"{folder}/**/*.jsonl"]:
+    for inputs in whole[::2]:
         for _ in range(2):
             assert score([inputs], f"{folder}/out/").num_rows == 1
     score([f"{folder}/b.parts/*.jsonl"], tmp_path / "asked.jsonl")
