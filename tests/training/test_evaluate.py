@@ -56,7 +56,7 @@ def test_every_task_is_measured_by_its_own_figures(
     confusion = figures.pop("text_classification_confusion")
     bins = figures.pop("text_classification_calibration")
     assert sum(sum(row.values()) for row in confusion.values()) == 40
-    assert sum(each["count"] for each in bins) == 40
+    assert sum(each["num_predictions"] for each in bins) == 40
     assert [line.split()[0] for line in table] == list(figures)
     for line, value in zip(table, figures.values(), strict=True):
         assert float(line.split()[1].replace(",", "")) == pytest.approx(value, abs=6e-5)
