@@ -1,4 +1,8 @@
-"""The bundle that is served where none is named: the bento's own, or the one in `models/`."""
+"""The bundle that is served where none is named: the bento's own, or the one that ships.
+
+A checkout ships the fp32 bundle in `models/`, a wheel the int8 form of it in
+`albert_serve/models/`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ def default_bundle(bento: Path | None = None) -> Path:
 
 
 def shipped_bundle(models: Path | None = None) -> Path:
-    """Return the folder of the bundle in `models/`, next to the package.
+    """Return the folder of the bundle in `models/`: next to the package, or else within it.
 
     Args:
         models: look here instead.
@@ -41,7 +45,7 @@ def shipped_bundle(models: Path | None = None) -> Path:
     Raises:
         ConfigError: there is none, or more than one.
     """
-    models = models or Path(__file__).resolve().parent.parent / "models"
+    models = models or _models_folder(Path(__file__).resolve().parent)
     if (models / "manifest.json").is_file():
         return models
     folders = sorted(manifest.parent for manifest in models.glob("*/manifest.json"))
@@ -52,3 +56,9 @@ def shipped_bundle(models: Path | None = None) -> Path:
         f"{models} must hold exactly one bundle, and holds {names}; "
         f"set {BUNDLE_VARIABLE} to the folder of the one to serve"
     )
+
+
+def _models_folder(package: Path) -> Path:
+    beside, within = package.parent / "models", package / "models"
+    # Another package may have put a folder of this name into site-packages.
+    return beside if not within.is_dir() or any(beside.glob("*/manifest.json")) else within

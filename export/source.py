@@ -11,7 +11,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from albert_serve.bundle.manifest import TOKENIZER_FILE, WEIGHTS_FILE, TaskEntry
+from albert_serve.bundle.manifest import (
+    MANIFEST_FILE,
+    TOKENIZER_FILE,
+    WEIGHTS_FILE,
+    TaskEntry,
+)
 from albert_serve.bundle.weights import (
     StoredTensor,
     TaskName,
@@ -38,8 +43,8 @@ class Source:
         tasks: the tasks whose heads it holds.
         stored: its weights' places in `model.safetensors`, by their names there.
         names: those that the backbone and the tasks need.
-        evaluation: content of its `evaluation.json`, if there is one.
-        training: content of its `training.json`, if there is one.
+        evaluation: content of its `evaluation.json`, or what a bundle's manifest has of it.
+        training: content of its `training.json`, likewise.
     """
 
     folder: Path
@@ -82,15 +87,22 @@ def read_source(folder: Path) -> Source:
     sizes = {task: entry.num_outputs for task, entry in tasks.items()}
     names = _check_weights(folder / WEIGHTS_FILE, stored, config, sizes)
     _check_finite(folder / WEIGHTS_FILE, {name: stored[name] for name in names})
+    manifest = read_json_object(folder / MANIFEST_FILE)
     return Source(
         folder=folder,
         config=config,
         tasks=tasks,
         stored=stored,
         names=names,
-        evaluation=read_json_object(folder / "evaluation.json"),
-        training=read_json_object(folder / "training.json"),
+        evaluation=read_json_object(folder / "evaluation.json") or _section(manifest, "evaluation"),
+        training=read_json_object(folder / "training.json")
+        or _section(_section(manifest, "provenance"), "training"),
     )
+
+
+def _section(record: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = record.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def with_threshold(source: Source, threshold: float | None) -> Source:

@@ -1,0 +1,48 @@
+"""The wheel serves without anything beside it: it holds the int8 form of the model that ships."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from albert_serve.bundle.manifest import Bundle
+from albert_serve.default_bundle import shipped_bundle
+from tests.albert_serve.support import running_service
+
+ROOT = Path(__file__).parent.parent
+PACKAGED = ROOT / "albert_serve/models/albert-small-en"
+
+
+def test_the_packaged_bundle_is_the_int8_form_of_the_one_in_models() -> None:
+    packaged, shipped = Bundle.open(PACKAGED).manifest, Bundle.open(shipped_bundle()).manifest
+    assert packaged.precision == "int8"
+    assert packaged.provenance["training"] == shipped.provenance["training"]
+    assert packaged.evaluation == shipped.evaluation
+    assert {*packaged.tasks} == {*shipped.tasks}
+    assert sum(file.stat().st_size for file in PACKAGED.iterdir()) < 8_000_000
+
+
+@pytest.mark.process
+def test_the_wheel_serves_its_own_bundle(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory"]
+    subprocess.run([*build, tmp_path / "dist"], cwd=ROOT, check=True, capture_output=True)
+    [wheel] = (tmp_path / "dist").glob("*.whl")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
+    subprocess.run([*install, tmp_path / "site", wheel], check=True, capture_output=True)
+    environment = {
+        **{name: value for name, value in os.environ.items() if "ALBERT_SERVE" not in name},
+        "BENTOML_DO_NOT_TRACK": "True",
+        "BENTOML_HOME": str(tmp_path / "home"),
+        "PYTHONPATH": str(tmp_path / "site"),
+    }
+    with running_service(environment, tmp_path, ("albert_serve", "serve")) as service:
+        info = httpx.get(f"{service.url}/info").json()
+        asked = {"inputs": "She was [MASK] in London in 1950.", "parameters": {"top_k": 1}}
+        [best] = httpx.post(f"{service.url}/fill-mask", json=asked, timeout=30).json()
+    assert info["precision"] == "int8"
+    assert best["token_str"] == "born"
