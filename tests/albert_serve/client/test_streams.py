@@ -128,7 +128,11 @@ def test_rows_are_read_as_answers_are_taken(twin: MakeTwin) -> None:
         for num_read in itertools.count(1):
             yield {"text": str(num_read - 1), "text_pair": "b"}
 
-    with scripted(max_items=100) as service:
+    def answer(numbers: list[int]) -> tuple[int, Any]:
+        assert numbers == [0] or service.wait_until_open(2)
+        return orders(numbers)
+
+    with scripted(answer, max_items=100) as service:
         client = twin(service.url, max_concurrency=2)
         answers = client.stream("sentence_order_stream", endless())
         assert numbers_of(list(itertools.islice(answers, 300))) == list(range(300))

@@ -144,7 +144,13 @@ def scripted(answer: Answer = orders, max_items: int = 1) -> Iterator[Scripted]:
             self._reply(b"")
 
         def do_POST(self) -> None:
-            self._reply(self.rfile.read(int(self.headers["Content-Length"])))
+            length = int(self.headers["Content-Length"])
+            content = self.rfile.read(length)
+            if len(content) == length:
+                self._reply(content)
+            else:  # the caller went while it sent
+                service.gone.set()
+                self.close_connection = True
 
         def _reply(self, content: bytes) -> None:
             status, body = service.reply(self.path, content)
