@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from types import TracebackType
-from typing import Self, Unpack, overload
+from typing import TYPE_CHECKING, Self, Unpack, overload
 
 import httpx
 
@@ -23,6 +25,7 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.client import requests
 from albert_serve.client.body import MAX_REPLY_BYTES
+from albert_serve.client.in_process import LOCAL_TIMEOUT_S, LOCAL_URL, open_transport
 from albert_serve.client.requests import (
     Call,
     ChoiceLike,
@@ -54,6 +57,9 @@ from albert_serve.client.transport import (
 )
 from albert_serve.errors import RequestError
 
+if TYPE_CHECKING:
+    from albert_serve.settings import Device
+
 
 class AsyncAlbertClient:
     """`AlbertClient` for asyncio: the same methods, awaited; see there."""
@@ -80,6 +86,32 @@ class AsyncAlbertClient:
         self._exchange = Exchange(self._server)
         self._http = http_client or httpx.AsyncClient()
         self._is_own = http_client is None
+
+    @classmethod
+    def local(
+        cls,
+        bundle: str | os.PathLike[str] | None = None,
+        *,
+        num_threads: int | None = None,
+        device: Device = "auto",
+        timeout_s: float = LOCAL_TIMEOUT_S,
+    ) -> Self:
+        """Open a model in this process, as `AlbertClient.local`; the arguments are the same.
+
+        To open it takes about a second, during which the event loop waits; calls run in a thread
+        of their own.
+        """
+        client = cls(
+            LOCAL_URL,
+            timeout_s=timeout_s,
+            num_retries=0,
+            max_reply_bytes=sys.maxsize,
+            http_client=httpx.AsyncClient(
+                transport=open_transport(bundle, num_threads, device), trust_env=False
+            ),
+        )
+        client._is_own = True
+        return client
 
     async def __aenter__(self) -> Self:
         return self

@@ -9,9 +9,11 @@ lists are in `transport.py`. `async_client.py` is its twin, and differs in I/O a
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from types import TracebackType
-from typing import Self, Unpack, overload
+from typing import TYPE_CHECKING, Self, Unpack, overload
 
 import httpx
 
@@ -31,6 +33,7 @@ from albert_serve.api.schemas import (
 from albert_serve.client import requests
 from albert_serve.client.body import MAX_REPLY_BYTES
 from albert_serve.client.deadlines import keep_deadlines, limited_to
+from albert_serve.client.in_process import LOCAL_TIMEOUT_S, LOCAL_URL, open_transport
 from albert_serve.client.requests import (
     Call,
     ChoiceLike,
@@ -61,6 +64,9 @@ from albert_serve.client.transport import (
     Server,
 )
 from albert_serve.errors import RequestError
+
+if TYPE_CHECKING:
+    from albert_serve.settings import Device
 
 
 class AlbertClient:
@@ -114,6 +120,49 @@ class AlbertClient:
         self._http = http_client or httpx.Client()
         keep_deadlines(self._http)
         self._is_own = http_client is None
+
+    @classmethod
+    def local(
+        cls,
+        bundle: str | os.PathLike[str] | None = None,
+        *,
+        num_threads: int | None = None,
+        device: Device = "auto",
+        timeout_s: float = LOCAL_TIMEOUT_S,
+    ) -> Self:
+        """Open a model in this process: the same methods and answers, without a service.
+
+            with AlbertClient.local("models/albert-small-en") as albert:
+                albert.fill_mask("Paris is the capital of [MASK].")
+
+        Needs the extra `albert-serve[serve]`. Nothing listens, and no setting is read from the
+        environment. No call is refused because of others, so that there is no 429. `close` or the
+        end of `with` frees the model.
+
+        Args:
+            bundle: its folder, or `bentoml:NAME[:VERSION]`; by default the one that ships in
+                `models/`.
+            num_threads: threads of one run; None: the CPUs that this process may use.
+            device: "cpu", "cuda", or "auto": CUDA where a call on it succeeds.
+            timeout_s: the time limit of a call.
+
+        Raises:
+            ConfigError: the extra is not installed, an option is invalid, or no bundle is named
+                and none ships.
+            BundleError: the bundle is missing, damaged, or of another format.
+            EngineError: it cannot be run here, or not on that device.
+        """
+        client = cls(
+            LOCAL_URL,
+            timeout_s=timeout_s,
+            num_retries=0,
+            max_reply_bytes=sys.maxsize,
+            http_client=httpx.Client(
+                transport=open_transport(bundle, num_threads, device), trust_env=False
+            ),
+        )
+        client._is_own = True
+        return client
 
     def __enter__(self) -> Self:
         return self
