@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help setup serve serve-gpu test test-fast test-slow fuzz fuzz-waiting bench-pretrain bench-engine bench-sizes bench-serve bench-score bench-reliability image-cpu image-gpu check format clean
+.PHONY: help setup serve serve-gpu test test-fast test-slow fuzz fuzz-waiting bench-pretrain bench-engine bench-sizes bench-serve bench-score bench-reliability image-cpu image-gpu docs check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -87,6 +87,9 @@ image-cpu: $(VENV)/.serve  ## build the image for CPUs (BACKEND=podman: without 
 image-gpu: $(VENV)/.serve  ## build the image for NVIDIA GPUs
 	$(BIN)/bentoml build --bentofile bentofile.gpu.yaml
 	$(BIN)/bentoml containerize albert-serve-gpu:latest --backend $(BACKEND) --image-tag albert-serve:gpu
+
+docs: $(VENV)/.dev  ## write docs/client-reference.md from the docstrings of the client
+	$(BIN)/python -m scripts.client_reference
 
 check: $(VENV)/.dev  ## ruff, mypy strict, import-linter
 	$(BIN)/ruff check .
