@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -157,25 +158,88 @@ def test_many_threads_share_a_client(bundle_dir: Path) -> None:
     assert list(flat(plain(answers))) == list(flat(plain(expected)))
 
 
-def test_a_call_ends_with_its_time(bundle_dir: Path) -> None:
-    with (
-        AlbertClient.local(bundle_dir, num_threads=1, timeout_s=1e-6) as albert,
-        pytest.raises(DeadlineExceededError, match=r"1e-06|0\.0"),
-    ):
-        albert.text_classification("a film")
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Gate]]:
+    """Makes engines wait from now on; returns what lets them go on."""
+    made = Gate()
+    run_batch = Engine.run_batch
+
+    def wait(engine: Engine, inputs: Any) -> Any:
+        made.is_reached.set()
+        assert made.is_open.wait(60)
+        return run_batch(engine, inputs)
+
+    def close() -> Gate:
+        monkeypatch.setattr(Engine, "run_batch", wait)
+        return made
+
+    yield close
+    made.is_open.set()
 
 
-def test_a_cancelled_call_leaves_the_client_usable(bundle_dir: Path) -> None:
+class Gate:
+    """Where a batch waits."""
+
+    def __init__(self) -> None:
+        self.is_reached = threading.Event()
+        self.is_open = threading.Event()
+
+
+def test_a_call_ends_with_its_time(bundle_dir: Path, gate: Callable[[], Gate]) -> None:
+    with AlbertClient.local(bundle_dir, num_threads=1, timeout_s=0.2) as albert:
+        held = gate()
+        with pytest.raises(DeadlineExceededError, match=r"0\.2"):
+            albert.text_classification("a film")
+        held.is_open.set()
+
+
+def test_an_interrupted_call_leaves_the_client_usable(
+    bundle_dir: Path, gate: Callable[[], Gate]
+) -> None:
+    with AlbertClient.local(bundle_dir, num_threads=1) as albert:
+        held = gate()
+
+        def interrupt() -> None:
+            held.is_reached.wait(60)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            albert.text_classification("a film")
+        thread.join()
+        held.is_open.set()
+        assert len(albert.text_classification("a film")) == 2
+
+
+def test_a_cancelled_call_leaves_the_client_usable(
+    bundle_dir: Path, gate: Callable[[], Gate]
+) -> None:
     async def ask() -> Any:
         async with AsyncAlbertClient.local(bundle_dir, num_threads=1) as albert:
-            call = asyncio.ensure_future(albert.text_classification([LONG] * 300, truncation=True))
-            await asyncio.sleep(0.05)
+            held = gate()
+            call = asyncio.ensure_future(albert.text_classification("a film"))
+            await asyncio.to_thread(held.is_reached.wait, 60)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
+            held.is_open.set()
             return await albert.text_classification("a film")
 
     assert len(asyncio.run(ask())) == 2
+
+
+def test_closing_answers_what_is_in_progress(bundle_dir: Path, gate: Callable[[], Gate]) -> None:
+    albert = AlbertClient.local(bundle_dir, num_threads=1)
+    held = gate()
+    with ThreadPoolExecutor(2) as threads:
+        answer = threads.submit(albert.text_classification, "a film")
+        assert held.is_reached.wait(60)
+        closing = threads.submit(albert.close)
+        assert not closing.done()
+        held.is_open.set()
+        assert len(answer.result(60)) == 2
+        closing.result(60)
 
 
 def test_a_client_serves_several_event_loops(bundle_dir: Path) -> None:
