@@ -25,7 +25,11 @@ The message says what was got, what is allowed and how to mend it.
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
+from typing import Final
+
+_INPUT_INDEX: Final = re.compile(r"inputs\[(\d{1,18})\]")
 
 
 class AlbertServeError(Exception):
@@ -75,6 +79,12 @@ class RequestError(AlbertServeError):
     """
 
     request_id: str | None = None
+
+    @property
+    def input_index(self) -> int | None:
+        """The index of the input that is refused, in the caller's list; None if it has none."""
+        named = _INPUT_INDEX.match(str(self))
+        return None if named is None else int(named[1])
 
 
 class MalformedRequestError(RequestError):

@@ -131,7 +131,9 @@ def _default() -> Path:
     try:
         return default_bundle()
     except ConfigError as error:
-        raise ConfigError("this installation has no default model; name a bundle's folder") from error
+        raise ConfigError(
+            "this installation has no default model; name a bundle's folder"
+        ) from error
 
 
 def _open(bundle: Path, options: RuntimeOptions) -> HostedModel:

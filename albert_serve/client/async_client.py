@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from types import TracebackType
@@ -24,10 +23,10 @@ from albert_serve.api.schemas import (
     TargetsAnswer,
 )
 from albert_serve.client import requests
+from albert_serve.client.async_streams import AsyncStreams
 from albert_serve.client.body import MAX_REPLY_BYTES
 from albert_serve.client.in_process import LOCAL_TIMEOUT_S, LOCAL_URL, open_transport
 from albert_serve.client.requests import (
-    Call,
     ChoiceLike,
     ChoiceT,
     FeatureExtractionOptions,
@@ -38,7 +37,6 @@ from albert_serve.client.requests import (
     QuestionAnsweringOptions,
     QuestionLike,
     QuestionT,
-    ReplyT,
     ScoreTargetsOptions,
     SentenceOrderOptions,
     TextClassificationOptions,
@@ -46,46 +44,38 @@ from albert_serve.client.requests import (
     TextT,
     TokenFeaturesOptions,
 )
-from albert_serve.client.transport import (
-    NUM_RETRIES,
-    TIMEOUT_S,
-    Exchange,
-    Outcome,
-    Received,
-    Send,
-    Server,
-)
-from albert_serve.errors import RequestError
+from albert_serve.client.server import MAX_CONCURRENCY, NUM_RETRIES, TIMEOUT_S, Server
+from albert_serve.client.transport import READY_TIMEOUT_S
 
 if TYPE_CHECKING:
     from albert_serve.settings import Device
 
 
-class AsyncAlbertClient:
+class AsyncAlbertClient(AsyncStreams):
     """`AlbertClient` for asyncio: the same methods, awaited; see there."""
 
     def __init__(
         self,
-        base_url: str,
+        base_url: str | None = None,
         *,
         model: str | None = None,
         api_key: str | None = None,
         timeout_s: float = TIMEOUT_S,
         num_retries: int = NUM_RETRIES,
+        max_concurrency: int = MAX_CONCURRENCY,
         max_reply_bytes: int = MAX_REPLY_BYTES,
         http_client: httpx.AsyncClient | None = None,
     ) -> None:
-        self._server = Server.at(
+        server = Server.at(
             base_url,
             model=model,
             api_key=api_key,
             timeout_s=timeout_s,
             num_retries=num_retries,
+            max_concurrency=max_concurrency,
             max_reply_bytes=max_reply_bytes,
         )
-        self._exchange = Exchange(self._server)
-        self._http = http_client or httpx.AsyncClient()
-        self._is_own = http_client is None
+        super().__init__(server, http_client)
 
     @classmethod
     def local(
@@ -103,6 +93,7 @@ class AsyncAlbertClient:
         """
         client = cls(
             LOCAL_URL,
+            api_key="",
             timeout_s=timeout_s,
             num_retries=0,
             max_reply_bytes=sys.maxsize,
@@ -309,38 +300,19 @@ class AsyncAlbertClient:
         """Return the description of the hosted model, and the service's limits."""
         return await self._send(requests.info())
 
-    async def _send(self, call: Call[ReplyT]) -> ReplyT:
-        conversation = self._exchange.converse(call)
-        try:
-            step = next(conversation)
-            while True:
-                if isinstance(step, Send):
-                    step = conversation.send(await self._perform(step))
-                else:
-                    await asyncio.sleep(step.delay_s)
-                    step = conversation.send(None)
-        except StopIteration as end:
-            reply: ReplyT = end.value
-            return reply
+    async def health(self) -> bool:
+        """Return whether the service takes requests now; one that is out of reach does not.
 
-    async def _perform(self, step: Send) -> Outcome:
-        try:
-            async with (
-                asyncio.timeout(step.timeout_s),
-                self._http.stream(
-                    step.call.method,
-                    self._server.base_url + step.call.path,
-                    json=step.call.body,
-                    headers=self._server.headers,
-                    timeout=step.timeout_s,
-                ) as response,
-            ):
-                body = self._server.body(response)
-                if not response.is_stream_consumed:
-                    async for chunk in response.aiter_raw():
-                        body.add(chunk)
-        except TimeoutError:
-            return httpx.ReadTimeout("the response did not end in time")
-        except (httpx.HTTPError, RequestError) as error:
-            return error
-        return Received.of(response, body)
+        Raises:
+            RequestError: it refuses to tell, as for a model that it does not host.
+        """
+        return await self._hold(self._exchange.is_healthy())
+
+    async def wait_until_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Wait until the service takes requests, as after its start.
+
+        Raises:
+            NotReadyError: it does not within `timeout_s`; the message has what was seen last.
+            RequestError: it refuses to tell, as for a model that it does not host.
+        """
+        await self._hold(self._exchange.wait_until_ready(timeout_s))

@@ -1,16 +1,20 @@
-"""Deadlines of whole calls for httpx's synchronous client, which has timeouts of single reads only.
+"""Deadlines and cancellation of whole calls for httpx's synchronous client, which has neither.
 
 A service that sends a byte now and then, in its headers too, or one `100 Continue` after another,
 never exceeds the timeout of a read. So each read and write on the network gets the rest of the
 call's time as its timeout: httpcore's backends are made for that, but httpx has no option for one.
+A call in another thread is cancelled by shutting down the connection that it waits for.
 """
 
 from __future__ import annotations
 
+import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import CancelledError
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -19,8 +23,74 @@ import httpx
 
 # The end of the current call on `time.monotonic`'s clock.
 _ends_s: ContextVar[float | None] = ContextVar("ends_s", default=None)
+# That of the current thread's calls.
+_cancellation: ContextVar[Cancellation | None] = ContextVar("cancellation", default=None)
 # httpcore's stream gives its timeout anew to each part that it sends.
 _WRITE_BYTES: Final = 1 << 16
+
+
+class Cancellation:
+    """Cancels the calls of other threads: what waits, and what would begin."""
+
+    def __init__(self) -> None:
+        self._is_cancelled = threading.Event()
+        self._lock = threading.Lock()
+        self._waiting: set[socket.socket] = set()
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Let the calls of this thread be cancelled, inside `with`."""
+        token = _cancellation.set(self)
+        try:
+            yield
+        finally:
+            _cancellation.reset(token)
+
+    def cancel(self) -> None:
+        """Cancel all calls, now and from now on."""
+        with self._lock:
+            self._is_cancelled.set()
+            for connection in self._waiting:
+                with suppress(OSError):
+                    # Not of ssl's class, whose method is not for use beside a read.
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+    def check(self) -> None:
+        """Raise CancelledError if the calls are cancelled."""
+        if self._is_cancelled.is_set():
+            raise CancelledError
+
+    def wait(self, delay_s: float) -> None:
+        """Wait, and raise CancelledError as soon as the calls are cancelled."""
+        self._is_cancelled.wait(delay_s)
+        self.check()
+
+    @contextmanager
+    def during(self, stream: httpcore.NetworkStream) -> Iterator[None]:
+        """Let a connection be shut down while it is waited for."""
+        connection = stream.get_extra_info("socket")
+        with self._lock:
+            self.check()
+            if isinstance(connection, socket.socket):
+                self._waiting.add(connection)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting.discard(connection)
+
+
+def pause(delay_s: float) -> None:
+    """Wait, unless the calls of this thread are cancelled.
+
+    Raises:
+        CancelledError: they are.
+    """
+    cancellation = _cancellation.get()
+    if cancellation is None:
+        time.sleep(delay_s)
+    else:
+        cancellation.wait(delay_s)
 
 
 @contextmanager
@@ -82,12 +152,14 @@ class _Stream(httpcore.NetworkStream):
         self._stream = stream
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self._stream.read(max_bytes, _left_s(timeout, httpcore.ReadTimeout))
+        with _cancellable(self._stream):
+            return self._stream.read(max_bytes, _left_s(timeout, httpcore.ReadTimeout))
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         for start in range(0, len(buffer), _WRITE_BYTES):
             part = buffer[start : start + _WRITE_BYTES]
-            self._stream.write(part, _left_s(timeout, httpcore.WriteTimeout))
+            with _cancellable(self._stream):
+                self._stream.write(part, _left_s(timeout, httpcore.WriteTimeout))
 
     def close(self) -> None:
         self._stream.close()
@@ -103,6 +175,11 @@ class _Stream(httpcore.NetworkStream):
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)
+
+
+def _cancellable(stream: httpcore.NetworkStream) -> AbstractContextManager[None]:
+    cancellation = _cancellation.get()
+    return nullcontext() if cancellation is None else cancellation.during(stream)
 
 
 def _left_s(timeout: float | None, error: type[Exception]) -> float | None:

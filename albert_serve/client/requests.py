@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
-from itertools import pairwise
-from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar
+from typing import Any, TypeAlias, TypedDict, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -43,21 +40,18 @@ from albert_serve.api.schemas import (
     TextInput,
     TextPair,
     describe,
-    num_items_of,
 )
-from albert_serve.api.wire import MAX_ITEMS
+from albert_serve.api.wire import MAX_ITEMS, shorten
+from albert_serve.client.calls import Call as Call
+from albert_serve.client.calls import ReplyT as ReplyT
+from albert_serve.client.calls import renumbered as renumbered
+from albert_serve.client.calls import renumbered_places as renumbered_places
 from albert_serve.errors import InvalidInputError
-
-ReplyT = TypeVar("ReplyT")
 
 TextLike: TypeAlias = str | TextInput | Mapping[str, str]
 PairLike: TypeAlias = TextPair | Mapping[str, str]
 QuestionLike: TypeAlias = QuestionContext | Mapping[str, str]
 ChoiceLike: TypeAlias = ChoiceQuestion | Mapping[str, Any]
-
-# At the beginning of a message, and of a place in a header.
-_ITEM_INDEX: Final = re.compile(r"^(inputs)\[(\d+)\]")
-_PLACE_INDEX: Final = re.compile(r'("inputs)\[(\d+)\]')
 
 _AnswerT = TypeVar("_AnswerT")
 # Type variables, because lists are invariant: `list[TextLike]` would not take a `list[str]`.
@@ -131,69 +125,6 @@ class FeatureExtractionOptions(TokenFeaturesOptions, total=False):
     """The parameters of embeddings; see `embeddings.FeatureExtractionParameters`."""
 
     pooling: Pooled
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Call(Generic[ReplyT]):
-    """One request, and the parser of its reply.
-
-    Attributes:
-        start: the index of its first item in the caller's list.
-    """
-
-    method: str
-    path: str
-    body: dict[str, Any] | None
-    read: Callable[[bytes], ReplyT]
-    start: int = 0
-
-    @property
-    def num_items(self) -> int:
-        """The number of items in its list; 1 without a list."""
-        return len(self._items) or 1
-
-    @property
-    def has_list(self) -> bool:
-        """Whether it asks about a list, and so is answered with one."""
-        return isinstance((self.body or {}).get("inputs"), list)
-
-    @property
-    def _items(self) -> list[Any]:
-        items: list[Any] = (self.body or {})["inputs"] if self.has_list else []
-        return items
-
-    def parts(self, limits: InfoReply) -> list[Call[ReplyT]]:
-        """Split the list into calls within the limits of items and bytes.
-
-        An item that exceeds a limit by itself is sent alone.
-        """
-        num_free = limits.max_body_bytes - _num_bytes({**(self.body or {}), "inputs": []})
-        starts = [0]
-        num_used = num_items = 0
-        for index, item in enumerate(self._items):
-            num_more = _num_bytes(item) + 1  # and a comma
-            counted = num_items_of(item)
-            is_full = num_items + counted > limits.max_items or num_used + num_more > num_free
-            if index > starts[-1] and is_full:
-                starts.append(index)
-                num_used = num_items = 0
-            num_used += num_more
-            num_items += counted
-        return [self._part(start, end) for start, end in pairwise([*starts, self.num_items])]
-
-    def halves(self) -> list[Call[ReplyT]]:
-        """Split the list into two calls."""
-        middle = len(self._items) // 2
-        return [self._part(0, middle), self._part(middle, self.num_items)]
-
-    def _part(self, start: int, end: int) -> Call[ReplyT]:
-        body = {**(self.body or {}), "inputs": self._items[start:end]}
-        return replace(self, body=body, start=self.start + start)
-
-
-def _num_bytes(value: object) -> int:
-    """Return the length of a value as httpx serialises it, or a little more."""
-    return len(json.dumps(value, ensure_ascii=False).encode())
 
 
 def fill_mask(
@@ -352,6 +283,25 @@ def info() -> Call[InfoReply]:
     return Call(method="GET", path="/info", body=None, read=InfoReply.model_validate_json)
 
 
+def health() -> Call[None]:
+    """Return a call of `/health`, whose reply's content is not read."""
+    return Call(method="GET", path="/health", body=None, read=lambda _: None)
+
+
+def as_texts(rows: Sequence[object]) -> list[list[str]]:
+    """Return rows as texts of several sentences each.
+
+    Raises:
+        InvalidInputError: a row is not a list; sentences alone would be taken for one text.
+    """
+    for index, row in enumerate(rows):
+        if not isinstance(row, list | tuple):
+            raise InvalidInputError(
+                f"inputs[{index}] must be a list of sentences, not {shorten(row)}"
+            )
+    return [list(row) for row in rows]  # type: ignore[call-overload]
+
+
 def _as_sentences(sentences: list[str] | list[list[str]]) -> object:
     if sentences and isinstance(sentences[0], list):
         return [{"sentences": text} for text in sentences]
@@ -389,20 +339,6 @@ def _checked(request: type[BaseModel], inputs: Any, options: Mapping[str, Any]) 
     except ValidationError as error:
         raise InvalidInputError(describe(error)) from error
     return checked.model_dump(exclude_unset=True)
-
-
-def renumbered(message: str, num_before: int) -> str:
-    """Return a message about an item with the item's index in the whole list."""
-    return _renumbered(_ITEM_INDEX, message, num_before)
-
-
-def renumbered_places(places: str, num_before: int) -> str:
-    """Return the header of cuts with the texts' indices in the whole list."""
-    return _renumbered(_PLACE_INDEX, places, num_before)
-
-
-def _renumbered(pattern: re.Pattern[str], text: str, num_before: int) -> str:
-    return pattern.sub(lambda match: f"{match[1]}[{int(match[2]) + num_before}]", text)
 
 
 def _plain(item: object) -> object:

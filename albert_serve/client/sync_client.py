@@ -4,14 +4,13 @@
         client.fill_mask("The capital of France is [MASK].", top_k=3)
 
 Needs httpx and pydantic only. Requests are built in `requests.py`; retries and the splitting of
-lists are in `transport.py`. `async_client.py` is its twin, and differs in I/O and waiting only.
+lists are in `transport.py`; I/O and threads are in `sync_io.py`. `async_client.py` is its twin.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack, overload
 
@@ -32,10 +31,8 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.client import requests
 from albert_serve.client.body import MAX_REPLY_BYTES
-from albert_serve.client.deadlines import keep_deadlines, limited_to
 from albert_serve.client.in_process import LOCAL_TIMEOUT_S, LOCAL_URL, open_transport
 from albert_serve.client.requests import (
-    Call,
     ChoiceLike,
     ChoiceT,
     FeatureExtractionOptions,
@@ -46,7 +43,6 @@ from albert_serve.client.requests import (
     QuestionAnsweringOptions,
     QuestionLike,
     QuestionT,
-    ReplyT,
     ScoreTargetsOptions,
     SentenceOrderOptions,
     TextClassificationOptions,
@@ -54,37 +50,34 @@ from albert_serve.client.requests import (
     TextT,
     TokenFeaturesOptions,
 )
-from albert_serve.client.transport import (
-    NUM_RETRIES,
-    TIMEOUT_S,
-    Exchange,
-    Outcome,
-    Received,
-    Send,
-    Server,
-)
-from albert_serve.errors import RequestError
+from albert_serve.client.server import MAX_CONCURRENCY, NUM_RETRIES, TIMEOUT_S, Server
+from albert_serve.client.sync_streams import SyncStreams
+from albert_serve.client.transport import READY_TIMEOUT_S
 
 if TYPE_CHECKING:
     from albert_serve.settings import Device
 
 
-class AlbertClient:
+class AlbertClient(SyncStreams):
     """Calls a service; safe to use from many threads.
 
     A method takes one input or a list, and returns one result or a list. Its options are the
     parameters of the endpoint, with the service's defaults. A long list is split into as many
-    requests as the service's limits require, sent one after another.
+    requests as the service's limits require, several of which are sent at once. Each method has a
+    stream, such as `fill_mask_stream`, for rows of any number.
 
     A request is retried if the service is overloaded, not ready, or out of reach, after the delay
     that the service asks for.
 
     Args:
-        base_url: the service's address, such as "http://127.0.0.1:3000".
+        base_url: the service's address, such as "http://127.0.0.1:3000"; None for that in the
+            environment's ALBERT_URL.
         model: the name of a hosted model; None for the service's default.
-        api_key: sent as a bearer token.
+        api_key: sent as a bearer token; None for that in the environment's ALBERT_API_KEY, if it
+            is set; "" for none.
         timeout_s: the time limit of a call, with all its requests and waits.
         num_retries: the limit of retries of a request.
+        max_concurrency: the limit of requests at once, of a list or of a stream.
         max_reply_bytes: the limit of a reply, decoded; one that is over it is not read to its end.
         http_client: used instead of a new one; it stays open when this client closes.
 
@@ -99,27 +92,26 @@ class AlbertClient:
 
     def __init__(
         self,
-        base_url: str,
+        base_url: str | None = None,
         *,
         model: str | None = None,
         api_key: str | None = None,
         timeout_s: float = TIMEOUT_S,
         num_retries: int = NUM_RETRIES,
+        max_concurrency: int = MAX_CONCURRENCY,
         max_reply_bytes: int = MAX_REPLY_BYTES,
         http_client: httpx.Client | None = None,
     ) -> None:
-        self._server = Server.at(
+        server = Server.at(
             base_url,
             model=model,
             api_key=api_key,
             timeout_s=timeout_s,
             num_retries=num_retries,
+            max_concurrency=max_concurrency,
             max_reply_bytes=max_reply_bytes,
         )
-        self._exchange = Exchange(self._server)
-        self._http = http_client or httpx.Client()
-        keep_deadlines(self._http)
-        self._is_own = http_client is None
+        super().__init__(server, http_client)
 
     @classmethod
     def local(
@@ -154,6 +146,7 @@ class AlbertClient:
         """
         client = cls(
             LOCAL_URL,
+            api_key="",
             timeout_s=timeout_s,
             num_retries=0,
             max_reply_bytes=sys.maxsize,
@@ -358,38 +351,19 @@ class AlbertClient:
         """Return the description of the hosted model, and the service's limits."""
         return self._send(requests.info())
 
-    def _send(self, call: Call[ReplyT]) -> ReplyT:
-        conversation = self._exchange.converse(call)
-        try:
-            step = next(conversation)
-            while True:
-                if isinstance(step, Send):
-                    step = conversation.send(self._perform(step))
-                else:
-                    time.sleep(step.delay_s)
-                    step = conversation.send(None)
-        except StopIteration as end:
-            reply: ReplyT = end.value
-            return reply
+    def health(self) -> bool:
+        """Return whether the service takes requests now; one that is out of reach does not.
 
-    def _perform(self, step: Send) -> Outcome:
-        ends_s = time.monotonic() + step.timeout_s
-        try:
-            with (
-                limited_to(step.timeout_s),
-                self._http.stream(
-                    step.call.method,
-                    self._server.base_url + step.call.path,
-                    json=step.call.body,
-                    headers=self._server.headers,
-                    timeout=step.timeout_s,
-                ) as response,
-            ):
-                body = self._server.body(response)
-                for chunk in () if response.is_stream_consumed else response.iter_raw():
-                    body.add(chunk)
-                    if time.monotonic() > ends_s:
-                        return httpx.ReadTimeout("the response did not end in time")
-        except (httpx.HTTPError, RequestError) as error:
-            return error
-        return Received.of(response, body)
+        Raises:
+            RequestError: it refuses to tell, as for a model that it does not host.
+        """
+        return self._hold(self._exchange.is_healthy())
+
+    def wait_until_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Wait until the service takes requests, as after its start.
+
+        Raises:
+            NotReadyError: it does not within `timeout_s`; the message has what was seen last.
+            RequestError: it refuses to tell, as for a model that it does not host.
+        """
+        self._hold(self._exchange.wait_until_ready(timeout_s))

@@ -263,9 +263,11 @@ def test_a_service_that_never_replies_times_out() -> None:
         (URL, {"timeout_s": 0.0}, "timeout_s is 0.0"),
         (URL, {"timeout_s": float("nan")}, "timeout_s is nan"),
         (URL, {"num_retries": -1}, "num_retries is -1"),
+        (URL, {"max_concurrency": 0}, "max_concurrency is 0"),
         (URL, {"max_reply_bytes": 0}, "max_reply_bytes is 0"),
         (URL, {"api_key": "a\nb"}, "is it whole"),
         (URL, {"api_key": "ключ"}, "is it whole"),
+        (URL, {"api_key": "a "}, "begins or ends with a space"),
     ],
 )
 def test_invalid_shared_options_are_refused(
@@ -310,7 +312,8 @@ def replying(request: pytest.FixtureRequest, loop: asyncio.AbstractEventLoop) ->
             return httpx.Response(response.status_code, headers=headers, stream=sent)
 
         transport = httpx.MockTransport(handle)
-        shared_options = {"api_key": "secret", "timeout_s": 5.0, **options}
+        # One request at a time, so that the responses' order is that of the requests.
+        shared_options = {"api_key": "secret", "timeout_s": 5.0, "max_concurrency": 1, **options}
         if request.param == "sync":
             return AlbertClient(
                 URL, http_client=httpx.Client(transport=transport), **shared_options
@@ -721,19 +724,39 @@ def test_many_threads_share_a_client(service: Running) -> None:
 
 
 def public_methods(kind: type) -> dict[str, Callable[..., Any]]:
-    return {name: one for name, one in vars(kind).items() if not name.startswith("_")}
+    return {
+        name: one
+        for base in kind.__mro__
+        for name, one in vars(base).items()
+        if not name.startswith("_") and inspect.isfunction(one)
+    }
 
 
 def test_the_twins_have_the_same_methods_in_the_same_order() -> None:
     sync, asynchronous = public_methods(AlbertClient), public_methods(AsyncAlbertClient)
     assert [name.removeprefix("a") for name in asynchronous] == list(sync)
-    assert all(inspect.iscoroutinefunction(one) for one in asynchronous.values())
-    for one, twin in zip(sync.values(), asynchronous.values(), strict=True):
-        assert inspect.signature(one) == inspect.signature(twin)
+    for name, one, twin in zip(sync, sync.values(), asynchronous.values(), strict=True):
         assert one.__doc__ == twin.__doc__
+        if name.endswith("_stream"):
+            assert list(inspect.signature(one).parameters) == [*inspect.signature(twin).parameters]
+            continue
+        assert inspect.iscoroutinefunction(twin)
+        assert inspect.signature(one) == inspect.signature(twin)
         assert [inspect.signature(item) for item in get_overloads(one)] == [
             inspect.signature(item) for item in get_overloads(twin)
         ]
+
+
+def test_each_method_that_takes_inputs_has_a_stream_with_its_options() -> None:
+    methods = public_methods(AlbertClient)
+    others = {"close", "info", "health", "wait_until_ready"}
+    answering = {name for name in methods if not name.endswith("_stream")} - others
+    assert {f"{name}_stream" for name in answering} == set(methods) - answering - others
+    for name in answering:
+        _, _, *options = inspect.signature(methods[name]).parameters.values()
+        _, rows, *streamed = inspect.signature(methods[f"{name}_stream"]).parameters.values()
+        assert rows.name == "rows"
+        assert streamed == options
 
 
 @pytest.mark.parametrize(
