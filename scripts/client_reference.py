@@ -16,7 +16,13 @@ from pydantic import BaseModel
 
 from albert_serve import errors
 from albert_serve.api import embeddings, schemas
-from albert_serve.client import AlbertClient, AsyncAlbertClient, requests
+from albert_serve.client import (
+    AlbertClient,
+    AnswerStream,
+    AsyncAlbertClient,
+    AsyncAnswerStream,
+    requests,
+)
 from albert_serve.settings import Device
 
 PAGE: Final = Path(__file__).parents[1] / "docs/client-reference.md"
@@ -39,6 +45,8 @@ _PARAMETERS: Final[Mapping[str, type[BaseModel]]] = {
     "TokenFeaturesOptions": embeddings.FeatureExtractionParameters,
     "FeatureExtractionOptions": embeddings.FeatureExtractionParameters,
 }
+# Defaults that are the client's own.
+_DEFAULTS: Final = {("ScoreTargetsOptions", "top_k"): "all"}
 _OPTIONS: Final = re.compile(r"Unpack\[(\w+)\]")
 # Where the names in annotations are from.
 _NAMES: Final = {"Device": Device, **vars(schemas), **vars(requests)}
@@ -55,7 +63,11 @@ def reference() -> str:
         if name not in methods or method.__doc__ != methods[name].__doc__
     }
     types = [part for kind in _models(methods.values()) for part in _model(kind)]
-    described = [*_class(AlbertClient, methods), *_class(AsyncAlbertClient, twins)]
+    described = [
+        *_class(AlbertClient, methods),
+        *_class(AsyncAlbertClient, twins),
+        *(part for kind in (AnswerStream, AsyncAnswerStream) for part in _stream(kind)),
+    ]
     parts = [
         "# Reference of the Python client",
         _INTRODUCTION,
@@ -71,8 +83,14 @@ def reference() -> str:
 
 
 def _methods(kind: type) -> dict[str, Callable[..., Any]]:
-    """Return the public methods of a class, in the order of the source."""
-    return {name: getattr(kind, name) for name in vars(kind) if not name.startswith("_")}
+    """Return the public methods of a class, then those that it inherits."""
+    return {
+        name: getattr(kind, name)
+        for base in kind.__mro__
+        if base.__module__.startswith("albert_serve.")
+        for name in vars(base)
+        if not name.startswith("_")
+    }
 
 
 def _class(kind: type, methods: Mapping[str, Callable[..., Any]]) -> Iterator[str]:
@@ -85,8 +103,17 @@ def _class(kind: type, methods: Mapping[str, Callable[..., Any]]) -> Iterator[st
         signature = inspect.signature(method)
         yield _signature(name, signature)
         yield from _docstring(method)
-        if options := _OPTIONS.search(str(signature)):
+        # A stream has the options of its method.
+        if not name.endswith("_stream") and (options := _OPTIONS.search(str(signature))):
             yield _table(("option", "type", "default", "meaning"), _options(options[1]))
+
+
+def _stream(kind: type) -> Iterator[str]:
+    yield f"## {kind.__name__}"
+    yield from _docstring(kind)
+    for name, method in _methods(kind).items():
+        yield f"### {kind.__name__}.{name}"
+        yield from _docstring(method)
 
 
 def _signature(name: str, signature: inspect.Signature) -> str:
@@ -157,6 +184,7 @@ def _options(name: str) -> Iterator[tuple[str, ...]]:
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         default = extra.get("default", field.default)
         shown = "" if default is None else f"`{default!r}`"
+        shown = _DEFAULTS.get((name, option), shown)
         yield f"`{option}`", f"`{kind.__forward_arg__}`", shown, field.description or ""
 
 

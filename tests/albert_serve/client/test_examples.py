@@ -110,6 +110,24 @@ def test_options_of_scripts(
     assert len(run("question_answering", monkeypatch, capsys, *local, *asked)) == 2
 
 
+def test_a_row_that_is_refused_has_its_error(
+    bundle_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    texts = ["a film", "a long text " * 200, "another film"]
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    local = ("--local", str(bundle_dir), str(file))
+    for options, errors in (((), [None, "too_long", None]), (("--truncate",), [None] * 3)):
+        lines = run("batch_stream", monkeypatch, capsys, *local, *options)
+        rows = [json.loads(line) for line in lines]
+        assert [row["text"] for row in rows] == texts
+        assert [row.get("error_type") for row in rows] == errors
+        assert ["label" in row for row in rows] == [error is None for error in errors]
+
+
 def test_a_script_alone_on_the_model_that_ships() -> None:
     ended = subprocess.run(
         [sys.executable, "examples/batch_stream.py", "--local", "models/albert-small-en"],

@@ -26,6 +26,7 @@ from albert_serve.errors import (
     BundleMissingError,
     ConfigError,
     DeadlineExceededError,
+    NoMaskError,
 )
 from albert_serve.runtime.engine import Engine
 from tests.albert_serve.support import ROOT, Running
@@ -52,6 +53,7 @@ ANSWERED: dict[str, Call] = {
     "tokens": lambda albert: albert.token_features("a film"),
     "cut": lambda albert: albert.text_classification(LONG, truncation=True),
     "many": lambda albert: albert.text_classification(["a film"] * 50),
+    "health": lambda albert: [albert.health(), albert.wait_until_ready(5)],
 }
 REFUSED: dict[str, Call] = {
     "no mask": lambda albert: albert.fill_mask([MASKED, "no mask"]),
@@ -240,6 +242,22 @@ def test_closing_answers_what_is_in_progress(bundle_dir: Path, gate: Callable[[]
         held.is_open.set()
         assert len(answer.result(60)) == 2
         closing.result(60)
+
+
+def test_a_stream_is_answered_as_a_list(bundle_dir: Path) -> None:
+    texts = [f"film {number}" for number in range(100)]
+    with AlbertClient.local(bundle_dir, num_threads=1) as albert:
+        streamed = list(albert.text_classification_stream(iter(texts)))
+        expected = albert.text_classification(texts)
+        errors = list(albert.fill_mask_stream([MASKED, "no mask", MASKED]).with_errors())
+    assert list(flat(plain(streamed))) == list(flat(plain(expected)))
+    assert [isinstance(one, NoMaskError) for one in errors] == [False, True, False]
+
+    async def ask() -> list[Any]:
+        async with AsyncAlbertClient.local(bundle_dir, num_threads=1) as albert:
+            return [answer async for answer in albert.text_classification_stream(texts)]
+
+    assert list(flat(plain(asyncio.run(ask())))) == list(flat(plain(expected)))
 
 
 def test_a_client_serves_several_event_loops(bundle_dir: Path) -> None:
