@@ -83,8 +83,11 @@ class Awaited:
 
 @pytest.fixture(scope="module", params=["sync", "async"])
 def local(request: pytest.FixtureRequest, bundle_dir: Path) -> Iterator[Any]:
-    made = AlbertClient.local if request.param == "sync" else Awaited
-    client: Any = made(bundle_dir, num_threads=1) if request.param == "sync" else made(bundle_dir)
+    client: Any = (
+        AlbertClient.local(bundle_dir, num_threads=1)
+        if request.param == "sync"
+        else Awaited(bundle_dir)
+    )
     yield client
     client.close()
 
