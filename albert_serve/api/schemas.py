@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from albert_serve.api.embeddings import Embedding, FeatureExtractionRequest, TokenFeatures
+from albert_serve.api.model_card import ModelCard, card_text
 from albert_serve.api.wire import (
     MANY,
     MAX_CHARS,
@@ -433,6 +434,10 @@ class InfoReply(Reply):
     max_sentences: int = Field(MAX_SENTENCES, description="Sentences of one text.")
     max_reordered: int = Field(MAX_REORDERED, description="Sentences that are reordered.")
     max_choices: int = Field(MAX_CHOICES, description="Choices of one question.")
+    card: ModelCard | None = Field(None, description="What the model is, and how it was made.")
+
+    def __str__(self) -> str:
+        return card_text(self)
 
 
 class ModelsReply(Reply):

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel
 
 from albert_serve import __version__
+from albert_serve.api.model_card import ModelCard, ModelSizes, TrainingStage
 from albert_serve.api.schemas import (
     ChoiceQuestion,
     InfoReply,
@@ -25,8 +26,9 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.batching.batcher import Batcher
 from albert_serve.batching.scheduler import Priority
+from albert_serve.bundle.card import count_parameters, read_figures, read_metadata, read_stages
 from albert_serve.bundle.figures import read_figure
-from albert_serve.bundle.manifest import Bundle, Manifest
+from albert_serve.bundle.manifest import WEIGHTS_FILE, Bundle, Manifest
 from albert_serve.errors import TooMuchAtOnceError
 from albert_serve.server.threads import run_in_thread
 from albert_serve.settings import Settings
@@ -55,6 +57,7 @@ class HostedModel:
     bundle: Bundle
     tasks: dict[str, AnyTask]
     batcher: Batcher
+    _card: ModelCard | None = None
     _num_users: int = 0
     _unused: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -122,6 +125,8 @@ class HostedModel:
     def info(self) -> InfoReply:
         """Return the model's description and its limits."""
         manifest = self.bundle.manifest
+        if self._card is None:
+            self._card = _model_card(self.bundle)
         return InfoReply(
             model_id=self.name,
             version=__version__,
@@ -133,6 +138,7 @@ class HostedModel:
             max_items=self.settings.max_items,
             max_body_bytes=self.settings.max_body_bytes,
             needs_key=self.settings.needs_key,
+            card=self._card,
         )
 
     def check_num_items(self, inputs: object, name: str = "inputs") -> None:
@@ -155,6 +161,25 @@ class HostedModel:
 
     def _prepare(self, task: str, request: TaskRequest) -> list[Prepared[Any]]:
         return prepare_request(self.tasks[task], request, max_tokens=self.settings.max_queue_tokens)
+
+
+def _model_card(bundle: Bundle) -> ModelCard:
+    config, manifest = bundle.config, bundle.manifest
+    return ModelCard(
+        **asdict(read_metadata(bundle.folder)),
+        sizes=ModelSizes(
+            num_parameters=count_parameters(config, manifest),
+            weights_bytes=manifest.files[WEIGHTS_FILE].size,
+            num_layers=config.num_layers * config.num_inner_layers,
+            hidden_size=config.hidden_size,
+            embedding_size=config.embedding_size,
+            num_heads=config.num_heads,
+            ffn_size=config.ffn_size,
+            vocab_size=config.vocab_size,
+        ),
+        evaluation=read_figures(manifest),
+        training=[TrainingStage(**stage) for stage in read_stages(manifest)],
+    )
 
 
 def _describe(task: str, manifest: Manifest) -> TaskInfo:

@@ -18,7 +18,7 @@ ADDRESS = "http://127.0.0.1:3000"
 METHODS = [
     name
     for name, _ in inspect.getmembers(AlbertClient, inspect.isfunction)
-    if not name.startswith("_") and name != "close"
+    if not name.startswith("_") and not name.endswith("_stream") and name != "close"
 ]
 OPTIONS = {
     "fill_mask": requests.FillMaskOptions,

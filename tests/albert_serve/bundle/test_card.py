@@ -1,0 +1,94 @@
+"""The model card of a bundle: metadata of its README.md, figures and stages of its manifest."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from albert_serve.bundle.card import (
+    CardMetadata,
+    count_parameters,
+    read_figures,
+    read_metadata,
+    read_stages,
+)
+from albert_serve.bundle.manifest import Bundle, Manifest
+from training.model.checkpoint import load_checkpoint
+
+
+def manifest_with(**values: Any) -> Manifest:
+    return Manifest(config={}, tasks={}, files={}, **values)
+
+
+@pytest.mark.parametrize(
+    ("card", "expected"),
+    [
+        pytest.param(
+            "---\nlicense: mit\nlanguage: [en, no]\nbase_model: a/b\n---\n# Title\n",
+            CardMetadata(license="mit", language=["en", "no"], base_model=["a/b"]),
+            id="the Hub's fields",
+        ),
+        pytest.param(
+            "---\r\nlanguage: no\r\n---\r\n", CardMetadata(language=["no"]), id="Norwegian, CRLF"
+        ),
+        pytest.param("# Title\n\nlicense: mit\n", CardMetadata(), id="no metadata"),
+        pytest.param("---\nlicense: [\n---\n", CardMetadata(), id="no YAML"),
+        pytest.param("---\n- license\n---\n", CardMetadata(), id="a list"),
+        pytest.param(f"---\nx: {'[' * 5000}\n---\n", CardMetadata(), id="nested too deep"),
+        pytest.param("---\nlicense: {a: b}\n---\n", CardMetadata(), id="no text"),
+    ],
+)
+def test_metadata_stands_at_the_beginning_of_the_card(
+    card: str, expected: CardMetadata, tmp_path: Path
+) -> None:
+    (tmp_path / "README.md").write_bytes(card.encode())
+    assert read_metadata(tmp_path) == expected
+
+
+def test_a_card_that_cannot_be_read_has_no_metadata(tmp_path: Path) -> None:
+    assert read_metadata(tmp_path) == CardMetadata()
+    (tmp_path / "README.md").write_bytes(b"---\nlicense: \xff\n---\n")
+    assert read_metadata(tmp_path) == CardMetadata()
+    (tmp_path / "README.md").unlink()
+    os.mkfifo(tmp_path / "README.md")
+    assert read_metadata(tmp_path) == CardMetadata()
+
+
+def test_figures_are_the_numbers_of_the_evaluation() -> None:
+    evaluation: dict[str, Any] = {
+        "accuracy": 0.5,
+        "texts": 7,
+        "classes": {"a": 1},
+        "official": True,
+        "loss": float("nan"),
+        "huge": 10**400,
+    }
+    assert read_figures(manifest_with(evaluation=evaluation)) == {"accuracy": 0.5, "texts": 7.0}
+
+
+def test_stages_have_their_counts_and_data() -> None:
+    stages = [
+        {"program": "training.pretrain", "steps": 3, "corpus": ["a.txt"], "seconds": 1.6},
+        {"settings": {"text_classification": ["b.tsv"], "validation": ["c.tsv"]}, "tokens": "3"},
+        "nothing",
+    ]
+    assert read_stages(manifest_with(provenance={"training": {"stages": stages}})) == [
+        {"program": "training.pretrain", "steps": 3, "seconds": 2, "data": ["a.txt"]},
+        {"program": "unknown", "data": ["b.tsv"]},
+    ]
+    assert read_stages(manifest_with(provenance={"training": 3})) == []
+    assert read_stages(manifest_with()) == []
+
+
+def test_parameters_are_counted_as_torch_counts_them(
+    bundle_dir: Path, checkpoint_dir: Path
+) -> None:
+    bundle = Bundle.open(bundle_dir)
+    tasks = {task: entry.num_outputs for task, entry in bundle.manifest.tasks.items()}
+    model: torch.nn.Module = load_checkpoint(checkpoint_dir, tasks)
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    assert count_parameters(bundle.config, bundle.manifest) == counted

@@ -1,0 +1,274 @@
+"""Streams of both clients: against the running service, and where a row or the service fails."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from albert_serve.client import AlbertClient, AsyncAlbertClient
+from albert_serve.errors import InvalidInputError, NoMaskError, UnauthorizedError
+from tests.albert_serve.client.twins import (
+    Answer,
+    Twin,
+    numbers_of,
+    orders,
+    pairs,
+    refused,
+    scripted,
+)
+from tests.albert_serve.support import MAX_ITEMS, Running
+
+SENTENCES = [["It rained.", "We stayed in."], ["He left.", "She came.", "They met."]]
+PAIRS = [{"text": "It rained.", "text_pair": "We stayed in."}, {"text": "a", "text_pair": "b"}]
+QUESTIONS = [{"question": "Who came?", "context": "Ada came at noon."}] * 3
+CHOICES = [
+    {"context": "He was", "choices": ["born", "of"]},
+    {"context": "a", "choices": ["b", "c"]},
+]
+MASKED = ["The [MASK] was born.", "a [MASK]", "He was [MASK] in"]
+TEXTS = ["a film", "It rained.", "word"]
+# Method, rows, further arguments, options.
+CASES: list[tuple[str, list[Any], tuple[Any, ...], dict[str, Any]]] = [
+    ("fill_mask", MASKED, (), {"top_k": 2}),
+    ("fill_mask_jointly", MASKED, (), {"top_k": 1}),
+    ("score_targets", MASKED, (["born", "of"],), {}),
+    ("text_classification", TEXTS, (), {"top_k": 1}),
+    ("question_answering", QUESTIONS, (), {}),
+    ("sentence_order", PAIRS, (), {"truncation": True}),
+    ("coherence", SENTENCES, (), {}),
+    ("reorder", SENTENCES, (), {}),
+    ("multiple_choice", CHOICES, (), {}),
+    ("feature_extraction", TEXTS, (), {"pooling": "cls"}),
+    ("token_features", TEXTS, (), {"normalize": True}),
+]
+
+
+@pytest.fixture(params=["sync", "async"])
+def twin(request: pytest.FixtureRequest) -> Iterator[Callable[..., Twin]]:
+    made: list[Twin] = []
+
+    def make(url: str, **options: Any) -> Twin:
+        made.append(Twin(request.param, url, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+MakeTwin = Callable[..., Twin]
+
+
+def plain(value: Any) -> Any:
+    """A reply as numbers and texts, for `approx`: the last digits depend on the batch."""
+    if isinstance(value, BaseModel):
+        return plain(value.model_dump())
+    if isinstance(value, dict):
+        return [plain(inner) for inner in value.values()]
+    if isinstance(value, list):
+        return [plain(inner) for inner in value]
+    return value
+
+
+def assert_close(one: Any, other: Any) -> None:
+    if isinstance(one, list):
+        assert len(one) == len(other)
+        for first, second in zip(one, other, strict=True):
+            assert_close(first, second)
+    else:
+        assert one == pytest.approx(other, abs=1e-4)
+
+
+@pytest.mark.parametrize(("method", "rows", "args", "options"), CASES, ids=lambda case: None)
+def test_a_stream_answers_as_the_method_does(
+    method: str,
+    rows: list[Any],
+    args: tuple[Any, ...],
+    options: dict[str, Any],
+    twin: MakeTwin,
+    service_of: Callable[[str], Running],
+) -> None:
+    client = twin(service_of(method.replace("_", "-")).url)
+    answers = list(client.stream(f"{method}_stream", iter(rows), *args, **options))
+    assert_close(plain(answers), plain(client.call(method, rows, *args, **options)))
+
+
+def test_every_method_is_tried() -> None:
+    streams = {name for name in dir(AlbertClient) if name.endswith("_stream") and name[0] != "_"}
+    assert {f"{method}_stream" for method, *_ in CASES} == streams
+
+
+def test_many_rows_against_the_running_service(twin: MakeTwin, service: Running) -> None:
+    texts = [f"The {'e ' * (number % 40)}[MASK] was born." for number in range(5 * MAX_ITEMS)]
+    texts[70] = "no mask"
+    texts[MAX_ITEMS] = 3  # type: ignore[call-overload]
+    client = twin(service.url, timeout_s=120)
+    answers = list(client.stream_with_errors("fill_mask_stream", texts, top_k=1))
+    assert len(answers) == len(texts)
+    assert isinstance(answers[70], NoMaskError)
+    assert str(answers[70]).startswith("inputs[70]: ")
+    assert isinstance(answers[MAX_ITEMS], InvalidInputError)
+    assert answers[MAX_ITEMS].input_index == MAX_ITEMS
+    for index in (0, 31, 33, 69, 71, len(texts) - 1):
+        [alone] = client.call("fill_mask", texts[index], top_k=1)
+        assert answers[index][0].token == alone.token
+
+
+def test_rows_are_read_as_answers_are_taken(twin: MakeTwin) -> None:
+    num_read = 0
+
+    def endless() -> Iterator[dict[str, str]]:
+        nonlocal num_read
+        for num_read in itertools.count(1):
+            yield {"text": str(num_read - 1), "text_pair": "b"}
+
+    def answer(numbers: list[int]) -> tuple[int, Any]:
+        assert numbers == [0] or service.wait_until_open(2)
+        return orders(numbers)
+
+    with scripted(answer, max_items=100) as service:
+        client = twin(service.url, max_concurrency=2)
+        answers = client.stream("sentence_order_stream", endless())
+        assert numbers_of(list(itertools.islice(answers, 300))) == list(range(300))
+        answers.close()  # type: ignore[attr-defined]
+        assert 300 <= num_read <= 300 + 6 * 32
+        assert service.max_open == 2
+        assert max(map(len, service.sent)) == 32
+
+
+def refusing(*bad: int) -> Answer:
+    def answer(numbers: list[int]) -> tuple[int, Any]:
+        places = [place for place, number in enumerate(numbers) if number in bad]
+        return refused(places[0]) if places else orders(numbers)
+
+    return answer
+
+
+def test_a_refused_row_ends_the_stream_after_the_answers_before_it(twin: MakeTwin) -> None:
+    with scripted(refusing(45, 50), max_items=100) as service:
+        taken: list[Any] = []
+        with pytest.raises(InvalidInputError, match=r"^inputs\[45\]: bad$") as caught:
+            taken.extend(twin(service.url).stream("sentence_order_stream", pairs(200)))
+        assert caught.value.input_index == 45
+        assert numbers_of(taken) == list(range(45))
+
+
+def test_errors_take_the_places_of_refused_rows(twin: MakeTwin) -> None:
+    bad = {0, 45, 46, 60, 199}
+    rows: list[Any] = pairs(200)
+    rows[100] = {"text": "100"}
+    with scripted(refusing(*bad), max_items=7) as service:
+        answers = list(twin(service.url).stream_with_errors("sentence_order_stream", rows))
+    errors = {index for index, answer in enumerate(answers) if isinstance(answer, Exception)}
+    assert errors == bad | {100}
+    assert all(answers[index].input_index == index for index in errors)
+    assert "inputs[100].text_pair is missing" in str(answers[100])
+    rest = [answer for index, answer in enumerate(answers) if index not in errors]
+    assert numbers_of(rest) == [number for number in range(200) if number not in errors]
+
+
+def test_an_error_of_the_rows_comes_after_their_answers(twin: MakeTwin) -> None:
+    def broken() -> Iterator[dict[str, str]]:
+        yield from pairs(70)
+        raise OSError("the file is truncated")
+
+    taken: list[Any] = []
+    with scripted(max_items=100) as service, pytest.raises(OSError, match="is truncated"):
+        taken.extend(twin(service.url).stream("sentence_order_stream", broken()))
+    assert numbers_of(taken) == list(range(70))
+
+
+def test_no_rows_have_no_answers(twin: MakeTwin) -> None:
+    with scripted() as service:
+        assert list(twin(service.url).stream("sentence_order_stream", [])) == []
+
+
+def test_what_is_no_fault_of_a_row_ends_the_stream(twin: MakeTwin) -> None:
+    def answer(numbers: list[int]) -> tuple[int, Any]:
+        if 40 in numbers:
+            return 401, {"error": "no key", "error_type": "unauthorized"}
+        return orders(numbers)
+
+    with scripted(answer, max_items=100) as service:
+        client = twin(service.url)
+        with pytest.raises(UnauthorizedError, match="no key"):
+            list(client.stream_with_errors("sentence_order_stream", pairs(500)))
+        assert len(service.sent) < 20
+        with pytest.raises(InvalidInputError, match="'topk' is not known"):
+            list(client.stream_with_errors("sentence_order_stream", pairs(5), topk=1))
+
+
+@pytest.mark.parametrize("rows", ["a text", {"text": "a"}, 3, None])
+def test_rows_that_are_one_input_or_none_are_refused(twin: MakeTwin, rows: Any) -> None:
+    with scripted() as service:
+        name = type(rows).__name__
+        with pytest.raises(InvalidInputError, match=f"of the type {name}; it must be an iterable"):
+            list(twin(service.url).stream("text_classification_stream", rows))
+        assert service.sent == []
+
+
+def test_sentences_alone_are_no_rows_of_texts(twin: MakeTwin) -> None:
+    with scripted() as service, pytest.raises(InvalidInputError, match=r"^inputs\[0\] must be a"):
+        list(twin(service.url).stream("coherence_stream", ["It rained.", "We stayed in."]))
+
+
+def test_the_sync_client_refuses_asynchronous_rows() -> None:
+    async def rows() -> AsyncIterator[str]:
+        yield "a"
+
+    with AlbertClient("http://127.0.0.1:1") as client, pytest.raises(InvalidInputError, match="it"):
+        client.text_classification_stream(rows())  # type: ignore[arg-type]
+
+
+def test_closing_a_stream_closes_its_connections(twin: MakeTwin) -> None:
+    over = threading.Event()
+
+    def answer(numbers: list[int]) -> tuple[int, Any]:
+        if numbers != [0]:
+            assert over.wait(20)
+        return orders(numbers)
+
+    def rows() -> Iterator[dict[str, str]]:
+        yield from pairs(1)
+        assert service.wait_until_open(1)
+        yield from pairs(100)[1:]
+
+    with scripted(answer, max_items=100) as service:
+        answers = twin(service.url).stream("sentence_order_stream", rows())
+        assert numbers_of([next(answers)]) == [0]
+        with service.changed:
+            opened = service.changed.wait_for(lambda: len(service.sent) > 1, timeout=10)
+        answers.close()  # type: ignore[attr-defined]
+        over.set()
+        assert not opened or service.gone.wait(10)
+
+
+def test_asynchronous_rows_are_answered_while_others_are_waited_for() -> None:
+    async def run(url: str) -> list[int]:
+        answered = asyncio.Event()
+
+        async def rows() -> AsyncIterator[dict[str, str]]:
+            for pair in pairs(3):
+                yield pair
+            await asyncio.wait_for(answered.wait(), 20)
+            yield {"text": "3", "text_pair": "b"}
+
+        answers = []
+        async with (
+            AsyncAlbertClient(url) as client,
+            client.sentence_order_stream(rows()) as stream,
+        ):
+            async for answer in stream:
+                answers.append(answer)
+                if len(answers) == 3:
+                    answered.set()
+        return numbers_of(answers)
+
+    with scripted(max_items=100) as service:
+        assert asyncio.run(run(service.url)) == [0, 1, 2, 3]

@@ -1,0 +1,180 @@
+"""Both clients behind one interface, and a service on loopback whose replies a test decides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import select
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from albert_serve.client import AlbertClient, AsyncAlbertClient
+
+# The reply to the numbers of a request's pairs: a status and a body.
+Answer = Callable[[list[int]], tuple[int, Any]]
+
+
+class Twin:
+    """The sync client, or the asynchronous one on an event loop of its own."""
+
+    def __init__(self, kind: str, *args: Any, **options: Any) -> None:
+        self._runner = asyncio.Runner()
+        self.is_async = kind == "async"
+        self.client: Any = (AsyncAlbertClient if self.is_async else AlbertClient)(*args, **options)
+
+    def call(self, name: str, *args: Any, **options: Any) -> Any:
+        """Return what a method returns."""
+        result = getattr(self.client, name)(*args, **options)
+        return self._runner.run(_awaited(result)) if self.is_async else result
+
+    def stream(self, name: str, *args: Any, **options: Any) -> Iterator[Any]:
+        """Return the answers of a stream as an iterator, whose `close` closes it."""
+        yield from self._iterate(lambda: getattr(self.client, name)(*args, **options))
+
+    def stream_with_errors(self, name: str, *args: Any, **options: Any) -> Iterator[Any]:
+        """Do the same with errors in place of refused rows' answers."""
+        yield from self._iterate(lambda: getattr(self.client, name)(*args, **options).with_errors())
+
+    def _iterate(self, open_stream: Callable[[], Any]) -> Iterator[Any]:
+        answers = open_stream()
+        try:
+            while True:
+                try:
+                    yield self._runner.run(_next(answers)) if self.is_async else next(answers)
+                except (StopIteration, StopAsyncIteration):
+                    return
+        finally:
+            self._runner.run(answers.aclose()) if self.is_async else answers.close()
+
+    def close(self) -> None:
+        """Close the client and the loop."""
+        self.call("aclose" if self.is_async else "close")
+        self._runner.close()
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+async def _next(answers: AsyncIterator[Any]) -> Any:
+    return await anext(answers)
+
+
+class Scripted:
+    """A service whose replies a test decides; it knows how many requests it answers at once.
+
+    Attributes:
+        url: its address.
+        sent: the numbers of each request's pairs, in the order of arrival.
+        num_open: requests that are being answered.
+        max_open: the most that were at the same time.
+        gone: is set once a caller has closed its connection before its reply.
+    """
+
+    def __init__(self, answer: Answer, max_items: int) -> None:
+        self.url = ""
+        self.sent: list[list[int]] = []
+        self.num_open = self.max_open = 0
+        self.gone = threading.Event()
+        self.changed = threading.Condition()
+        self._answer = answer
+        self.limits = {
+            "model_id": "m",
+            "version": "0",
+            "precision": "fp32",
+            "tasks": [],
+            "max_positions": 128,
+            "mask_token": "[MASK]",
+            "max_items": max_items,
+            "max_body_bytes": 10**6,
+        }
+
+    def reply(self, path: str, content: bytes) -> tuple[int, Any]:
+        """Return the reply to a request."""
+        if path == "/info":
+            return 200, self.limits
+        numbers = [int(pair["text"]) for pair in json.loads(content)["inputs"]]
+        with self.changed:
+            self.sent.append(numbers)
+            self.num_open += 1
+            self.max_open = max(self.max_open, self.num_open)
+            self.changed.notify_all()
+        try:
+            return self._answer(numbers)
+        finally:
+            with self.changed:
+                self.num_open -= 1
+
+    def wait_until_open(self, number: int) -> bool:
+        """Wait until so many requests are answered at the same time; False if that is never."""
+        with self.changed:
+            return self.changed.wait_for(lambda: self.max_open >= number, timeout=10)
+
+
+def orders(numbers: list[int]) -> tuple[int, Any]:
+    """The answers to pairs: each has its number."""
+    return 200, [{"in_order": number / 2**20} for number in numbers]
+
+
+def refused(index: int, message: str = "bad") -> tuple[int, Any]:
+    """The refusal of one pair of a request."""
+    return 422, {"error": f"inputs[{index}]: {message}", "error_type": "invalid_input"}
+
+
+def pairs(count: int) -> list[dict[str, str]]:
+    return [{"text": str(number), "text_pair": "b"} for number in range(count)]
+
+
+def numbers_of(answers: list[Any]) -> list[int]:
+    return [round(answer.in_order * 2**20) for answer in answers]
+
+
+@contextlib.contextmanager
+def scripted(answer: Answer = orders, max_items: int = 1) -> Iterator[Scripted]:
+    """Serve the replies of `answer` on loopback."""
+    service = Scripted(answer, max_items)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._reply(b"")
+
+        def do_POST(self) -> None:
+            length = int(self.headers["Content-Length"])
+            content = self.rfile.read(length)
+            if len(content) == length:
+                self._reply(content)
+            else:  # the caller went while it sent
+                service.gone.set()
+                self.close_connection = True
+
+        def _reply(self, content: bytes) -> None:
+            status, body = service.reply(self.path, content)
+            readable, _, _ = select.select([self.connection], [], [], 0)
+            if readable and not self.connection.recv(1):
+                service.gone.set()
+                self.close_connection = True
+                return
+            sent = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(sent)))
+            self.end_headers()
+            self.wfile.write(sent)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        service.url = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield service
+        finally:
+            server.shutdown()
+            thread.join()
