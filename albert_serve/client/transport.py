@@ -186,16 +186,20 @@ class Exchange:
             raise ConfigError(f"timeout_s is {timeout_s}; it must be over 0")
         deadline = Deadline(self._server, timeout_s)
         delay_s = _FIRST_DELAY_S / 2
+        seen = ""
         while True:
             probe_s = min(_LONGEST_PROBE_S, deadline.left_s())
             outcome = yield Send(call=requests.health(), timeout_s=probe_s)
             reason = _reason_not_ready(outcome)
             if reason is None:
                 return
+            # An attempt that the deadline cut short says less than the one before.
+            is_cut = probe_s < _LONGEST_PROBE_S and isinstance(outcome, httpx.TimeoutException)
+            seen = seen if seen and is_cut else reason
             if deadline.left_s() <= delay_s:
                 raise NotReadyError(
                     f"{self._server.base_url} was not ready within {timeout_s:g} s; "
-                    f"the last attempt: {reason}"
+                    f"the last attempt: {seen}"
                 )
             yield Wait(delay_s=delay_s)
             delay_s = min(2 * delay_s, _LONGEST_PROBE_DELAY_S)

@@ -195,6 +195,11 @@ def test_info(albert: Any) -> None:
     info = albert.info()
     assert info.mask_token == "[MASK]"
     assert {task.name for task in info.tasks} >= {"fill-mask", "question-answering"}
+    assert (info.card.sizes.num_layers, info.card.sizes.hidden_size) == (3, 64)
+    first, *lines = str(info).splitlines()
+    assert first == f"{info.model_id}: an ALBERT in fp32, revision {info.revision}"
+    assert "  text-classification (negative, positive)" in lines
+    assert lines[0].startswith(f"sizes: {info.card.sizes.num_parameters:,} parameters in ")
 
 
 def test_a_refusal_raises_the_services_error_with_its_id(albert: Any) -> None:
