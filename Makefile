@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help setup serve serve-gpu test test-fast test-slow fuzz fuzz-waiting bench-pretrain bench-engine bench-sizes bench-serve bench-score bench-reliability image-cpu image-gpu default-model check format clean
+.PHONY: help setup serve serve-gpu test test-fast test-slow fuzz fuzz-waiting bench-pretrain bench-engine bench-sizes bench-serve bench-score bench-reliability image-cpu image-gpu default-model docs check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -94,6 +94,9 @@ default-model: $(VENV)/.dev  ## the int8 form of the bundle in models/, which th
 		--question-answering tests/data/squad_dev/dev-v1.1.json \
 		--examples albert_serve/web/examples.json
 	rm -f $(PACKAGED)/README.md
+
+docs: $(VENV)/.dev  ## write docs/client-reference.md from the docstrings of the client
+	$(BIN)/python -m scripts.client_reference
 
 check: $(VENV)/.dev  ## ruff, mypy strict, import-linter
 	$(BIN)/ruff check .

@@ -76,6 +76,8 @@ class RuntimeOptions:
         ):
             if value not in allowed:
                 raise ConfigError(f"{name} is {value!r}; allowed are {', '.join(allowed)}")
+        if self.num_threads is not None and self.num_threads < 1:
+            raise ConfigError(f"num_threads is {self.num_threads}; it must be 1 or more")
         if self.prepack == "cache" and self.cache_folder is None:
             raise ConfigError("prepack is 'cache', which needs a cache_folder")
 

@@ -9,8 +9,10 @@ lists are in `transport.py`; I/O and threads are in `sync_io.py`. `async_client.
 
 from __future__ import annotations
 
+import os
+import sys
 from types import TracebackType
-from typing import Self, Unpack, overload
+from typing import TYPE_CHECKING, Self, Unpack, overload
 
 import httpx
 
@@ -29,6 +31,7 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.client import requests
 from albert_serve.client.body import MAX_REPLY_BYTES
+from albert_serve.client.in_process import LOCAL_TIMEOUT_S, LOCAL_URL, open_transport
 from albert_serve.client.requests import (
     ChoiceLike,
     ChoiceT,
@@ -50,6 +53,9 @@ from albert_serve.client.requests import (
 from albert_serve.client.server import MAX_CONCURRENCY, NUM_RETRIES, TIMEOUT_S, Server
 from albert_serve.client.sync_streams import SyncStreams
 from albert_serve.client.transport import READY_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from albert_serve.settings import Device
 
 
 class AlbertClient(SyncStreams):
@@ -107,6 +113,50 @@ class AlbertClient(SyncStreams):
         )
         super().__init__(server, http_client)
 
+    @classmethod
+    def local(
+        cls,
+        bundle: str | os.PathLike[str] | None = None,
+        *,
+        num_threads: int | None = None,
+        device: Device = "auto",
+        timeout_s: float = LOCAL_TIMEOUT_S,
+    ) -> Self:
+        """Open a model in this process: the same methods and answers, without a service.
+
+            with AlbertClient.local("models/albert-small-en") as albert:
+                albert.fill_mask("Paris is the capital of [MASK].")
+
+        Needs the extra `albert-serve[serve]`. Nothing listens, and no setting is read from the
+        environment. No call is refused because of others, so that there is no 429. `close` or the
+        end of `with` frees the model.
+
+        Args:
+            bundle: its folder, or `bentoml:NAME[:VERSION]`; by default the one that ships in
+                `models/`.
+            num_threads: threads of one run; None: the CPUs that this process may use.
+            device: "cpu", "cuda", or "auto": CUDA where a call on it succeeds.
+            timeout_s: the time limit of a call.
+
+        Raises:
+            ConfigError: the extra is not installed, an option is invalid, or no bundle is named
+                and none ships.
+            BundleError: the bundle is missing, damaged, or of another format.
+            EngineError: it cannot be run here, or not on that device.
+        """
+        client = cls(
+            LOCAL_URL,
+            api_key="",
+            timeout_s=timeout_s,
+            num_retries=0,
+            max_reply_bytes=sys.maxsize,
+            http_client=httpx.Client(
+                transport=open_transport(bundle, num_threads, device), trust_env=False
+            ),
+        )
+        client._is_own = True
+        return client
+
     def __enter__(self) -> Self:
         return self
 
@@ -134,7 +184,14 @@ class AlbertClient(SyncStreams):
     def fill_mask(
         self, inputs: str | list[str], **options: Unpack[FillMaskOptions]
     ) -> FillMaskAnswer | list[FillMaskAnswer]:
-        """Return the likeliest tokens for the mask, or a list for each of several masks."""
+        """Return the likeliest tokens for the mask, or a list for each of several masks.
+
+        The answer to a text with one `[MASK]` is a list of `FilledToken`s, the likeliest first;
+        with several, such a list for each, in the order of the text.
+
+        Raises:
+            NoMaskError: a text has no mask.
+        """
         return self._send(requests.fill_mask(inputs, options))
 
     @overload
@@ -150,7 +207,14 @@ class AlbertClient(SyncStreams):
     def fill_mask_jointly(
         self, inputs: str | list[str], **options: Unpack[FillMaskOptions]
     ) -> list[FilledMasks] | list[list[FilledMasks]]:
-        """Return the likeliest joint fillings of all masks of a text."""
+        """Return the likeliest joint fillings of all masks of a text.
+
+        The surest mask is filled first, and the others are read again with it filled. The answer
+        is a list of `FilledMasks`, the likeliest first; `top_k` is at most 16.
+
+        Raises:
+            NoMaskError: a text has no mask.
+        """
         return self._send(requests.fill_mask_jointly(inputs, options))
 
     @overload
@@ -166,7 +230,14 @@ class AlbertClient(SyncStreams):
     def score_targets(
         self, inputs: str | list[str], targets: list[str], **options: Unpack[ScoreTargetsOptions]
     ) -> TargetsAnswer | list[TargetsAnswer]:
-        """Return the score of each target, of one or several pieces, at the mask."""
+        """Return the score of each target, of one or several pieces, at the mask.
+
+        Targets are compared as wholes, where `fill_mask` compares their first pieces. The answer is
+        a list of `FilledTarget`s, the likeliest first, or such a list for each of several masks.
+
+        Raises:
+            NoMaskError: a text has no mask.
+        """
         return self._send(requests.score_targets(inputs, targets, options))
 
     @overload
@@ -182,7 +253,10 @@ class AlbertClient(SyncStreams):
     def text_classification(
         self, inputs: TextLike | list[TextT], **options: Unpack[TextClassificationOptions]
     ) -> list[LabelScore] | list[list[LabelScore]]:
-        """Return the labels of a text or pair of texts, the best first."""
+        """Return the labels of a text or pair of texts, the best first.
+
+        An input is a string, or `{"text", "text_pair"}` as a dictionary or a `TextInput`.
+        """
         return self._send(requests.text_classification(inputs, options))
 
     @overload
@@ -198,7 +272,11 @@ class AlbertClient(SyncStreams):
     def question_answering(
         self, inputs: QuestionLike | list[QuestionT], **options: Unpack[QuestionAnsweringOptions]
     ) -> QuestionAnsweringAnswer | list[QuestionAnsweringAnswer]:
-        """Return the answer to a question in a context; a list with `top_k` over 1."""
+        """Return the answer to a question in a context; a list with `top_k` over 1.
+
+        An input is `{"question", "context"}` as a dictionary or a `QuestionContext`. A context of
+        any length is read, in windows. With `handle_impossible_answer` the answer may be "".
+        """
         return self._send(requests.question_answering(inputs, options))
 
     @overload
@@ -214,7 +292,10 @@ class AlbertClient(SyncStreams):
     def sentence_order(
         self, inputs: PairLike | list[PairT], **options: Unpack[SentenceOrderOptions]
     ) -> Order | list[Order]:
-        """Return the probability that the second text follows the first."""
+        """Return the probability that the second text follows the first.
+
+        An input is `{"text", "text_pair"}` as a dictionary or a `TextPair`.
+        """
         return self._send(requests.sentence_order(inputs, options))
 
     @overload
@@ -230,7 +311,11 @@ class AlbertClient(SyncStreams):
     def coherence(
         self, sentences: list[str] | list[list[str]], **options: Unpack[SentenceOrderOptions]
     ) -> Coherence | list[Coherence]:
-        """Return the coherence of the sentences of a text, or of each of several texts."""
+        """Return the coherence of the sentences of a text, or of each of several texts.
+
+        A text is a list of two sentences or more. The answer has the probability of each
+        neighbouring pair, and their geometric mean.
+        """
         return self._send(requests.coherence(sentences, options))
 
     @overload
@@ -246,7 +331,11 @@ class AlbertClient(SyncStreams):
     def reorder(
         self, sentences: list[str] | list[list[str]], **options: Unpack[SentenceOrderOptions]
     ) -> Reordering | list[Reordering]:
-        """Return the best order of the sentences of a text, or of each of several texts."""
+        """Return the best order of the sentences of a text, or of each of several texts.
+
+        A text is a list of 2 to 32 sentences, of which all pairs are read in both orders.
+        The answer has the coherence of the order given, too.
+        """
         return self._send(requests.reorder(sentences, options))
 
     @overload
@@ -262,7 +351,14 @@ class AlbertClient(SyncStreams):
     def multiple_choice(
         self, inputs: ChoiceLike | list[ChoiceT], **options: Unpack[MultipleChoiceOptions]
     ) -> MultipleChoiceAnswer | list[MultipleChoiceAnswer]:
-        """Return the choices of a question or text with their probabilities, the best first."""
+        """Return the choices of a question or text with their probabilities, the best first.
+
+        An input is `{"context", "choices"}`, optionally with `"question"`, as a dictionary or a
+        `ChoiceQuestion`.
+
+        Raises:
+            NotFoundError: the model has no head for multiple choice, as the one that ships.
+        """
         return self._send(requests.multiple_choice(inputs, options))
 
     @overload
@@ -278,7 +374,11 @@ class AlbertClient(SyncStreams):
     def feature_extraction(
         self, inputs: str | list[str], **options: Unpack[FeatureExtractionOptions]
     ) -> Embedding | list[Embedding]:
-        """Return the embedding of a text."""
+        """Return the embedding of a text.
+
+        It has as many numbers as the model's hidden states. The dot product of two that were made
+        with `normalize=True` is their cosine similarity.
+        """
         return self._send(requests.feature_extraction(inputs, options))
 
     @overload
@@ -294,11 +394,17 @@ class AlbertClient(SyncStreams):
     def token_features(
         self, inputs: str | list[str], **options: Unpack[TokenFeaturesOptions]
     ) -> list[Embedding] | list[list[Embedding]]:
-        """Return the vector of each token of a text, [CLS] and [SEP] among them."""
+        """Return the vector of each token of a text, [CLS] and [SEP] among them.
+
+        The answer is a list of vectors, each of as many numbers as the model's hidden states.
+        """
         return self._send(requests.token_features(inputs, options))
 
     def info(self) -> InfoReply:
-        """Return the description of the hosted model, and the service's limits."""
+        """Return the description of the hosted model, and the service's limits.
+
+        That is its name, revision, precision and tasks, with the labels and the quality of each.
+        """
         return self._send(requests.info())
 
     def health(self) -> bool:

@@ -160,7 +160,7 @@ class HostedModel:
             )
 
     def _prepare(self, task: str, request: TaskRequest) -> list[Prepared[Any]]:
-        return prepare_request(self.tasks[task], request, max_tokens=self.batcher.max_queue_tokens)
+        return prepare_request(self.tasks[task], request, max_tokens=self.settings.max_queue_tokens)
 
 
 def _model_card(bundle: Bundle) -> ModelCard:

@@ -93,7 +93,7 @@ async def serving(
     slow = SlowEngine(engine)
     tasks = load_tasks(bundle)
     del tasks["sentence-order"]
-    settings = Settings(bundle=bundle_dir, deadline_s=deadline_s)
+    settings = Settings(bundle=bundle_dir, deadline_s=deadline_s, max_queue_tokens=max_queue_tokens)
     models = Models(settings, Metrics(CollectorRegistry()))
     models._default = "tiny"
     models._hosted["tiny"] = HostedModel(

@@ -1,0 +1,172 @@
+"""A bundle in this process behind httpx's interface of a transport, for `AlbertClient.local`.
+
+The service's own validation, tasks and error replies answer, without BentoML, sockets, metrics and
+admission control, and no variable of the environment is a setting. They run on an event loop in a
+thread of their own, so that one transport is for both clients and for any event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from albert_serve.batching.batcher import Batcher
+from albert_serve.bundle.catalog import read_catalogue
+from albert_serve.default_bundle import default_bundle
+from albert_serve.errors import AlbertServeError, ConfigError, NotFoundError
+from albert_serve.runtime.engine import Engine
+from albert_serve.server.answering import answer_request, reply_to_error
+from albert_serve.server.error_replies import JSON, ErrorReplies
+from albert_serve.server.models.hosted_model import HostedModel
+from albert_serve.server.paths import HEALTH_PATHS, target_of
+from albert_serve.settings import RuntimeOptions, Settings
+from albert_serve.tasks.load import load_tasks
+
+# The callers are this process' own: they wait, and their client's timeout ends a call.
+_UNLIMITED_TOKENS: Final = 1 << 62
+_UNLIMITED_S: Final = 10 * 365 * 86_400.0
+
+
+class LocalTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
+    """Answers the requests of a client with a bundle. Safe to use from many threads.
+
+    Closing it answers what is in progress, and frees the model.
+
+    Args:
+        bundle: its folder, or `bentoml:` and a tag of BentoML's model store; None for the default.
+        options: of the runtime.
+
+    Raises:
+        BundleError: the bundle cannot be opened.
+        ConfigError: no bundle is named, and there is no default.
+        EngineError: it cannot be run here, or not on the device that was asked for.
+    """
+
+    def __init__(self, bundle: str | os.PathLike[str] | None, options: RuntimeOptions) -> None:
+        model = _open(_default() if bundle is None else Path(bundle), options)
+        self._app: httpx.ASGITransport | None = httpx.ASGITransport(ErrorReplies(_Routes(model)))
+        self._lock = threading.Lock()  # nothing is submitted once the loop may have ended
+        closing = asyncio.Event()
+        # With a factory it leaves the caller's thread without a current event loop.
+        runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = runner.get_loop()
+        self._thread = threading.Thread(
+            target=_run, args=(runner, _until(closing, model)), name="albert-local", daemon=True
+        )
+        # A client that is forgotten ends its thread, too.
+        self._stop = weakref.finalize(self, self._loop.call_soon_threadsafe, closing.set)
+        self._stop.atexit = False
+        self._thread.start()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Answer a request of the sync client; one that is interrupted is cancelled."""
+        answer = self._submit(request)
+        try:
+            return answer.result(request.extensions["timeout"]["read"])
+        except TimeoutError:
+            raise httpx.ReadTimeout("no answer in time", request=request) from None
+        finally:
+            answer.cancel()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Answer a request of the async client; one that is cancelled is cancelled here, too."""
+        return await asyncio.wrap_future(self._submit(request))
+
+    def close(self) -> None:
+        """Answer what is in progress, and free the model; the second call does nothing."""
+        with self._lock:
+            self._app = None
+        self._stop()
+        self._thread.join()
+
+    async def aclose(self) -> None:
+        """Do as `close`, and leave the event loop free meanwhile."""
+        await asyncio.to_thread(self.close)
+
+    def _submit(self, request: httpx.Request) -> Future[httpx.Response]:
+        with self._lock:
+            if self._app is None:
+                raise httpx.ConnectError("the client is closed", request=request)
+            return asyncio.run_coroutine_threadsafe(_answer(self._app, request), self._loop)
+
+
+class _Routes:
+    """ASGI application that answers what clients ask of a service."""
+
+    def __init__(self, model: HostedModel) -> None:
+        self._model = model
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or reply with its error."""
+        request = Request(scope, receive)
+        try:
+            response = await self._reply(request)
+        except AlbertServeError as error:
+            response = reply_to_error(error, request)
+        await response(scope, receive, send)
+
+    async def _reply(self, request: Request) -> Response:
+        target = target_of(request.scope)
+        if target.task is not None:
+            return await answer_request(self._model, target.task, request)
+        if target.path == "/info":
+            return Response(self._model.info().model_dump_json(), media_type=JSON)
+        if target.path in HEALTH_PATHS:
+            return JSONResponse({"status": "ok"})
+        raise NotFoundError(f"there is nothing at {target.path}")
+
+
+def _default() -> Path:
+    try:
+        return default_bundle()
+    except ConfigError as error:
+        raise ConfigError(
+            "this installation has no default model; name a bundle's folder"
+        ) from error
+
+
+def _open(bundle: Path, options: RuntimeOptions) -> HostedModel:
+    settings = Settings.model_construct(bundle=bundle, deadline_s=_UNLIMITED_S)
+    [spec] = read_catalogue(settings).specs.values()
+    opened = spec.open_bundle()
+    engine = Engine.open(opened, options)
+    engine.warm_up()
+    return HostedModel(
+        name=spec.name,
+        settings=settings,
+        bundle=opened,
+        tasks=load_tasks(opened),
+        batcher=Batcher(
+            engine,
+            max_queue_tokens=_UNLIMITED_TOKENS,
+            max_wait_s=_UNLIMITED_S,
+            call_cost_tokens=engine.call_cost_tokens,
+        ),
+    )
+
+
+def _run(runner: asyncio.Runner, work: Coroutine[Any, Any, None]) -> None:
+    with runner:
+        runner.run(work)
+
+
+async def _until(closing: asyncio.Event, model: HostedModel) -> None:
+    await closing.wait()
+    await model.close()
+
+
+async def _answer(app: httpx.ASGITransport, request: httpx.Request) -> httpx.Response:
+    response = await app.handle_async_request(request)
+    content = await response.aread()
+    return httpx.Response(response.status_code, headers=response.headers, content=content)

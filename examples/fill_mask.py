@@ -1,0 +1,28 @@
+"""Fill the masks of a text; several are filled together."""
+
+from __future__ import annotations
+
+from connection import connect, example_parser
+
+
+def main() -> None:
+    """Print the likeliest fillings."""
+    parser = example_parser(str(__doc__))
+    parser.add_argument("text", nargs="?", default="Paris is the capital of [MASK].")
+    parser.add_argument("--top-k", type=int, default=5, help="fillings")
+    parser.add_argument("--targets", nargs="+", metavar="WORD", help="score these words only")
+    options = parser.parse_args()
+    with connect(options) as albert:
+        if options.targets:
+            for target in albert.score_targets(options.text, options.targets):
+                print(f"{target.score:.4f}  {target.sequence}")
+        elif options.text.count("[MASK]") > 1:
+            for filling in albert.fill_mask_jointly(options.text, top_k=options.top_k):
+                print(f"{filling.score:.4f}  {filling.sequence}")
+        else:
+            for filled in albert.fill_mask(options.text, top_k=options.top_k):
+                print(f"{filled.score:.4f}  {filled.sequence}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""The scripts of examples/ run as they are, on a model in this process and against a service."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from export.write import export_bundle
+from tests.albert_serve.support import ROOT, Running
+
+EXAMPLES = ROOT / "examples"
+SCRIPTS = {
+    path.stem for path in EXAMPLES.glob("*.py") if '__name__ == "__main__"' in path.read_text()
+}
+SHARED = {path.stem for path in EXAMPLES.glob("*.py")} - SCRIPTS
+SCORED = r"[01]\.\d{4}  .+"
+# What a line of the output looks like, and how many there are.
+OUTPUTS: dict[str, tuple[str, int]] = {
+    "fill_mask": (SCORED, 5),
+    "text_classification": (rf"(positive|negative) {SCORED}", 2),
+    "question_answering": (SCORED, 1),
+    "sentence_order": (rf"{SCORED}|coherence .+|at best .+|.*Vienna.*", 5),
+    "multiple_choice": (SCORED, 3),
+    "embeddings": (r"-?" + SCORED, 3),
+    "batch_stream": (r'\{"id": ".", "text": .*"label": "(positive|negative)".*\}', 4),
+}
+
+
+@pytest.fixture(scope="module")
+def choice_bundle(choice_checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of the model for multiple choice."""
+    target = tmp_path_factory.mktemp("choices") / "choices"
+    return export_bundle(choice_checkpoint_dir, target).bundle.folder
+
+
+def run(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *options: str
+) -> list[str]:
+    """Run a script as Python does, but in this process; return the lines that it prints."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", *options])
+    monkeypatch.delitem(sys.modules, "connection", raising=False)
+    runpy.run_path(str(EXAMPLES / f"{script}.py"), run_name="__main__")
+    return capsys.readouterr().out.splitlines()
+
+
+def assert_output(script: str, lines: list[str]) -> None:
+    pattern, count = OUTPUTS[script]
+    assert len(lines) == count
+    for line in lines:
+        assert re.fullmatch(pattern, line), line
+
+
+def test_every_script_is_tested_and_listed() -> None:
+    assert set(OUTPUTS) == SCRIPTS
+    page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"`(\w+)\.py`", page)) == SCRIPTS | SHARED
+
+
+@pytest.mark.parametrize("script", sorted(OUTPUTS))
+def test_a_script_runs_on_a_model_in_this_process(
+    script: str,
+    bundle_dir: Path,
+    choice_bundle: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bundle = choice_bundle if script == "multiple_choice" else bundle_dir
+    assert_output(script, run(script, monkeypatch, capsys, "--local", str(bundle)))
+
+
+@pytest.mark.parametrize("script", sorted(set(OUTPUTS) - {"multiple_choice"}))
+def test_a_script_runs_against_a_service(
+    script: str,
+    service: Running,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert_output(script, run(script, monkeypatch, capsys, "--url", service.url))
+
+
+@pytest.mark.parametrize("script", sorted(OUTPUTS))
+def test_a_script_has_help(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(script, monkeypatch, capsys, "--help")
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert "--url URL" in shown
+    assert "--local PATH" in shown
+
+
+def test_options_of_scripts(
+    bundle_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    local = ("--local", str(bundle_dir))
+    texts = ["[MASK] and [MASK]", "--top-k", "2"]
+    assert len(run("fill_mask", monkeypatch, capsys, *local, *texts)) == 2
+    targets = ["A [MASK].", "--targets", "the", "a house"]
+    assert len(run("fill_mask", monkeypatch, capsys, *local, *targets)) == 2
+    asked = ["Who?", "Ada came.", "--allow-none", "--top-k", "2"]
+    assert len(run("question_answering", monkeypatch, capsys, *local, *asked)) == 2
+
+
+def test_a_row_that_is_refused_has_its_error(
+    bundle_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    texts = ["a film", "a long text " * 200, "another film"]
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    local = ("--local", str(bundle_dir), str(file))
+    for options, errors in (((), [None, "too_long", None]), (("--truncate",), [None] * 3)):
+        lines = run("batch_stream", monkeypatch, capsys, *local, *options)
+        rows = [json.loads(line) for line in lines]
+        assert [row["text"] for row in rows] == texts
+        assert [row.get("error_type") for row in rows] == errors
+        assert ["label" in row for row in rows] == [error is None for error in errors]
+
+
+def test_a_script_alone_on_the_model_that_ships() -> None:
+    ended = subprocess.run(
+        [sys.executable, "examples/batch_stream.py", "--local", "models/albert-small-en"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr
+    labels = {row["id"]: row["label"] for row in map(json.loads, ended.stdout.splitlines())}
+    assert labels["c"] == "positive"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--local", "/nowhere"), "/nowhere/manifest.json is not there"),
+        (("--url", "http://127.0.0.1:9"), "is the service running?"),
+    ],
+)
+def test_an_error_is_one_line(
+    options: tuple[str, str],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run("fill_mask", monkeypatch, capsys, *options)
+    assert str(ended.value).startswith("error: ")
+    assert reason in str(ended.value)
+    assert "\n" not in str(ended.value)
