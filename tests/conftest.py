@@ -1,7 +1,4 @@
-"""Marks tests that start processes, browsers or compilers; `make test-fast` leaves them out.
-
-Adds the option by which CI fails without a browser.
-"""
+"""Marks tests that start processes, browsers or compilers; `make test-fast` leaves them out."""
 
 from __future__ import annotations
 
@@ -43,14 +40,6 @@ _WITH_PROCESSES: Final = (
     "training/test_requirements.py",
     "training/test_seeds.py",
 )
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--require-browser",
-        action="store_true",
-        help="fail the tests of the page where no Chromium is installed, in place of skipping them",
-    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
