@@ -9,6 +9,7 @@ import pytest
 
 _TESTS: Final = Path(__file__).parent
 _WITH_PROCESSES: Final = (
+    "albert_serve/bundle/test_download.py",
     "albert_serve/bundle/test_store.py",
     "albert_serve/client",
     "albert_serve/doctor",
