@@ -43,10 +43,19 @@ _WITH_PROCESSES: Final = (
 )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import what `make test-fast` leaves out: its imports take longer than many tests."""
+    is_left_out = "not process" in config.getoption("markexpr") and _has_processes(collection_path)
+    return True if is_left_out else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests in the files and folders above."""
-    folders = [_TESTS / name for name in _WITH_PROCESSES]
-    assert all(folder.exists() for folder in folders), folders
+    assert all((_TESTS / name).exists() for name in _WITH_PROCESSES)
     for item in items:
-        if any(item.path.is_relative_to(folder) for folder in folders):
+        if _has_processes(item.path):
             item.add_marker("process")
+
+
+def _has_processes(path: Path) -> bool:
+    return any(path.is_relative_to(_TESTS / name) for name in _WITH_PROCESSES)

@@ -46,8 +46,8 @@ class Deaths:
         self.signals: list[tuple[int, int]] = []
         self._folder = folder
         self._pid = 0
-        monkeypatch.setattr(restarts.time, "monotonic", lambda: self.now_s)
-        monkeypatch.setattr(restarts.os, "kill", lambda *signal: self.signals.append(signal))
+        monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(os, "kill", lambda *signal: self.signals.append(signal))
         monkeypatch.setattr(restarts, "_END_AFTER_S", 0)
 
     def die(self, *served_s: float | None, num_workers: int = 1) -> None:
