@@ -1,4 +1,7 @@
-"""Marks tests that start processes, browsers or compilers; `make test-fast` leaves them out."""
+"""Marks tests that start processes, browsers or compilers; `make test-fast` leaves them out.
+
+A single test that takes seconds has the mark itself.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ _WITH_PROCESSES: Final = (
     "albert_serve/scoring/test_killed.py",
     "albert_serve/server",
     "albert_serve/test_cli.py",
+    "albert_serve/test_imports.py",
     "albert_serve/web",
     "benchmarks",
     "training/conversion/test_hub.py",
