@@ -4,6 +4,7 @@ The message says what was got, what is allowed and how to mend it.
 
     AlbertServeError
     ├── ConfigError            a configuration that cannot be            (ValueError)
+    ├── HubError               a model or data set that cannot be downloaded
     ├── BundleError            a bundle that cannot be opened
     │   ├── BundleMissingError     a file of it is not there
     │   └── BundleCorruptError     a file of it is damaged or contradicts another
@@ -49,6 +50,10 @@ class ConfigError(AlbertServeError, ValueError):
     """A model or service configuration that contradicts itself."""
 
     error_type = "config"
+
+
+class HubError(AlbertServeError):
+    """A model or data set of the Hugging Face Hub that cannot be downloaded."""
 
 
 class BundleError(AlbertServeError):

@@ -36,8 +36,9 @@ from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, cors_options
 from albert_serve.server.bentoml.endpoints import Info, MediaTypes, NoInput, answer, input_of
 from albert_serve.server.bentoml.event_loop import accept_many
 from albert_serve.server.bentoml.http import limit_connections
+from albert_serve.server.bentoml.restarts import mark_started
 from albert_serve.server.bentoml.start import check_command_line
-from albert_serve.server.bentoml.supervision import SERVICE_NAME, end_with, mark_started, supervise
+from albert_serve.server.bentoml.supervision import SERVICE_NAME, end_with, supervise
 from albert_serve.server.bentoml.timeouts import leave_timeouts_out
 from albert_serve.server.bentoml.tracing import NO_SPANS, CallersTrace, has_exporter
 from albert_serve.server.error_replies import ErrorReplies
@@ -143,7 +144,7 @@ class Serving:
             # Workers that start later, after the catalogue has changed, use the same default.
             os.environ[DEFAULT_VARIABLE] = check_models(settings)
             # First: SIGHUP no longer ends this process when its PID is known, and the file is
-            # removed before `Starts.exit` ends it.
+            # removed before `Restarts.exit` ends it.
             supervise()
             if settings.pid_file is not None:
                 hold_pid_file(settings.pid_file)

@@ -345,13 +345,16 @@ def _describe(error: ErrorDetails) -> str:
 
 def default_pid_file(port: int) -> Path | None:
     """Return the PID file of a port's service; None without a cache folder."""
-    named, cache = (
-        os.environ.get(name, "").strip() for name in (PID_FILE_VARIABLE, CACHE_VARIABLE)
-    )
-    if named:
+    if named := os.environ.get(PID_FILE_VARIABLE, "").strip():
         return Path(named)
-    folder = Path(cache) if cache else _cache_folder()
+    folder = cache_folder()
     return folder / "services" / f"{port}.pid" if folder else None
+
+
+def cache_folder() -> Path | None:
+    """Return the cache folder of the settings; None without one and without a home folder."""
+    named = os.environ.get(CACHE_VARIABLE, "").strip()
+    return Path(named) if named else _cache_folder()
 
 
 def num_usable_cpus() -> int:

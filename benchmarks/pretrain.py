@@ -30,7 +30,7 @@ from training.data.shards import Shards
 from training.errors import report_errors
 from training.loop.flops import peak_flops
 from training.prepare import prepare
-from training.run.options import default_device, parse_count, parse_duration, parse_positive
+from training.run.options import add_device, parse_count, parse_duration, parse_positive
 from training.system.command_line import make_parser
 
 _REPOSITORY: Final = Path(__file__).parents[1]
@@ -201,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
         help="what MFU counts from (the data sheet's, or measured: too little on a busy machine)",
     )
     how.add_argument("--threads", type=parse_count, default=torch.get_num_threads())
-    how.add_argument("--device", type=torch.device, default=default_device(), help="(%(default)s)")
+    add_device(how)
     return parser
 
 

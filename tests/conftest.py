@@ -1,6 +1,6 @@
 """Marks tests that start processes, browsers or compilers; `make test-fast` leaves them out.
 
-Adds the option by which CI fails without a browser.
+A single test that takes seconds has the mark itself.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import pytest
 
 _TESTS: Final = Path(__file__).parent
 _WITH_PROCESSES: Final = (
+    "albert_serve/bundle/test_download.py",
     "albert_serve/bundle/test_store.py",
     "albert_serve/client",
     "albert_serve/doctor",
@@ -19,6 +20,7 @@ _WITH_PROCESSES: Final = (
     "albert_serve/scoring/test_killed.py",
     "albert_serve/server",
     "albert_serve/test_cli.py",
+    "albert_serve/test_imports.py",
     "albert_serve/web",
     "benchmarks",
     "training/conversion/test_hub.py",
@@ -45,18 +47,19 @@ _WITH_PROCESSES: Final = (
 )
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--require-browser",
-        action="store_true",
-        help="fail the tests of the page where no Chromium is installed, in place of skipping them",
-    )
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import what `make test-fast` leaves out: its imports take longer than many tests."""
+    is_left_out = "not process" in config.getoption("markexpr") and _has_processes(collection_path)
+    return True if is_left_out else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests in the files and folders above."""
-    folders = [_TESTS / name for name in _WITH_PROCESSES]
-    assert all(folder.exists() for folder in folders), folders
+    assert all((_TESTS / name).exists() for name in _WITH_PROCESSES)
     for item in items:
-        if any(item.path.is_relative_to(folder) for folder in folders):
+        if _has_processes(item.path):
             item.add_marker("process")
+
+
+def _has_processes(path: Path) -> bool:
+    return any(path.is_relative_to(_TESTS / name) for name in _WITH_PROCESSES)

@@ -11,8 +11,8 @@ from tests.printed import printed_commands, run_printed
 
 README = "README.md"
 FEWER = {
-    "training.pretrain": "--steps 20 --no-compile",
-    "training.finetune": "--steps 6",
+    "training.pretrain": "--steps 20 --budget 1h --no-compile",
+    "training.finetune": "--steps 6 --budget 1h",
     "export": "--quality-budget 20s",
 }
 

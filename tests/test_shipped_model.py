@@ -88,6 +88,7 @@ def test_the_card_states_the_figures_of_the_manifest(bundle: Bundle) -> None:
         assert f"{figures[name]:,.{num_decimals}f}" == text, name
 
 
+@pytest.mark.process
 def test_the_masked_accuracy_of_the_manifest_is_the_models(bundle: Bundle) -> None:
     """On the text of this repository that export measured it on; a draw has a few more or less."""
     stated = bundle.manifest.quality["fill-mask"]
@@ -103,6 +104,7 @@ def test_the_masked_accuracy_of_the_manifest_is_the_models(bundle: Bundle) -> No
     assert sample.mark(predictions, rights) == pytest.approx(stated.bundle, abs=1.0)
 
 
+@pytest.mark.process
 def test_figures_of_the_card_are_near_those_on_the_excerpts(bundle: Bundle, tmp_path: Path) -> None:
     """Those of masked tokens, which are many enough; the card's are on other articles."""
     output = tmp_path / "figures.json"

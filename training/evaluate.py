@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, get_args
 
-import torch
-
 from albert_serve.files import write_atomically
 from albert_serve.progress import progress
 from albert_serve.tokenizer import AlbertTokenizer
@@ -56,9 +54,9 @@ from training.prepare import prepare
 from training.run.options import (
     add_choices,
     add_columns,
+    add_device,
     add_task,
     columns_of,
-    default_device,
     parse_count,
     parse_finite,
     with_task_data,
@@ -372,7 +370,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--length", type=parse_count, default=128, help="tokens per row of held-out text (128)")
     add("--output", type=Path, help="output file (evaluation.json in the checkpoint's folder)")
-    add("--device", type=torch.device, default=default_device())
+    add_device(parser)
     add(
         "--precision",
         choices=get_args(PrecisionName),

@@ -16,6 +16,7 @@ from albert_serve.cli.options import (
     add_workers,
     check_home,
     chosen,
+    downloaded,
     one_bundle,
 )
 from albert_serve.doctor.advice import advise
@@ -65,7 +66,8 @@ def add_doctor(commands: Any) -> None:
         type=Path,
         nargs="?",
         metavar="BUNDLE",
-        help="a folder, or bentoml:NAME[:VERSION] (the one that is served by default)",
+        help="a folder, bentoml:NAME[:VERSION], or OWNER/NAME[@REVISION] of the Hugging Face Hub "
+        "(the one that is served by default)",
     )
     add_runtime_options(doctor)
     add_workers(doctor)
@@ -90,7 +92,7 @@ def add_import(commands: Any) -> None:
 
 
 def _info(options: argparse.Namespace) -> int:
-    described = describe_bundle(Bundle.open(locate(options.bundle)))
+    described = describe_bundle(Bundle.open(locate(downloaded(options.bundle))))
     print(_as_json(asdict(described)) if options.json else description_text(described))
     return 0
 
@@ -108,7 +110,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _import(options: argparse.Namespace) -> int:
     check_home()
-    tag = import_bundle(options.bundle, options.tag)
+    tag = import_bundle(downloaded(options.bundle), options.tag)
     print(f"{tag} is in BentoML's model store; albert-serve serve --bundle {reference(tag)}")
     return 0
 

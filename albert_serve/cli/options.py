@@ -12,7 +12,8 @@ from albert_serve.bundle.manifest import Bundle
 from albert_serve.bundle.store import locate
 from albert_serve.default_bundle import BUNDLE_VARIABLE, MODELS_VARIABLE
 from albert_serve.errors import ConfigError
-from albert_serve.settings import PID_FILE_VARIABLE, Device, Prepack, Settings
+from albert_serve.models_file import store_tag
+from albert_serve.settings import PID_FILE_VARIABLE, Device, Prepack, Settings, cache_folder
 
 
 def add_command(commands: Any, name: str, purpose: str, examples: str) -> argparse.ArgumentParser:
@@ -33,7 +34,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--bundle",
         type=Path,
         metavar="BUNDLE",
-        help="the model: a folder, or bentoml:NAME[:VERSION] (the one that ships in models/)",
+        help="the model: a folder, bentoml:NAME[:VERSION], or a bundle on the Hugging Face Hub, "
+        "OWNER/NAME[@REVISION] (the one that ships in models/)",
     )
     add_runtime_options(parser)
 
@@ -61,7 +63,10 @@ def chosen(options: argparse.Namespace) -> dict[str, str]:
     models = getattr(options, "models", None)
     # An option replaces both variables.
     sources = (
-        {BUNDLE_VARIABLE: options.bundle or "", MODELS_VARIABLE: models or ""}
+        {
+            BUNDLE_VARIABLE: downloaded(options.bundle) if options.bundle else "",
+            MODELS_VARIABLE: models or "",
+        }
         if options.bundle or models
         else {}
     )
@@ -76,6 +81,23 @@ def chosen(options: argparse.Namespace) -> dict[str, str]:
         PID_FILE_VARIABLE: getattr(options, "pid_file", None),
     }
     return {variable: str(value) for variable, value in values.items() if value is not None}
+
+
+def downloaded(bundle: Path) -> Path:
+    """Return a bundle's folder or tag; that of a bundle on the Hub once it is downloaded."""
+    if bundle.exists() or store_tag(bundle) is not None or len(bundle.parts) != 2:
+        return bundle
+    # Imported for a bundle on the Hub only: its client takes time to import.
+    from albert_serve.bundle.download import download_bundle
+    from albert_serve.hub import HubModel
+
+    model = HubModel.parse(str(bundle))
+    if model is None:
+        return bundle
+    cache = cache_folder()
+    if cache is None:
+        raise ConfigError("there is no cache folder for downloads; set ALBERT_SERVE_CACHE")
+    return download_bundle(model, cache)
 
 
 def one_bundle(settings: Settings) -> Bundle:

@@ -26,7 +26,7 @@ from benchmarks.ablations.setup import Setup
 from benchmarks.ablations.tables import Base, Table, TableName, Variant, distinct_variants
 from training.errors import report_errors
 from training.loop.progress import is_known_run, record_run
-from training.run.options import default_device, parse_count, parse_part
+from training.run.options import add_device, parse_count, parse_part
 from training.system.command_line import make_parser
 
 _EXAMPLES: Final = r"""examples:
@@ -173,7 +173,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 def _add_machine(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the machine")
     add = group.add_argument
-    add("--device", type=torch.device, default=default_device(), help="(%(default)s)")
+    add_device(group)
     add(
         "--compile",
         action=argparse.BooleanOptionalAction,

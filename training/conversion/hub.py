@@ -1,126 +1,32 @@
-"""Download of models and data sets from the Hugging Face Hub, into its cache.
-
-`huggingface_hub` reads the environment: `HF_TOKEN`, `HF_HOME`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`.
-"""
+"""Download from the Hugging Face Hub, with errors of checkpoints."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Literal
 
-from huggingface_hub import HfApi, constants, snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-
+from albert_serve import hub
+from albert_serve.errors import HubError
+from albert_serve.hub import HubModel as HubModel
 from training.model.checkpoint import CheckpointError
-
-# The names that the Hub allows, and no path that is absolute, or has "." or ".." as its first part.
-_REPO_ID: Final = re.compile(r"(\w[\w.-]{0,95}/)?\w[\w.-]{0,95}", re.ASCII)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HubModel:
-    """A model, or a data set, on the Hub.
-
-    Attributes:
-        repo_id: such as "albert/albert-base-v2".
-        revision: a branch, tag or commit; None for the main branch.
-        repo_type: the Hub's name of its kind.
-    """
-
-    repo_id: str
-    revision: str | None = None
-    repo_type: Literal["model", "dataset"] = "model"
-
-    @classmethod
-    def parse(cls, text: str) -> HubModel | None:
-        """Parse `id` or `id@revision`; None if the text cannot be a model's id."""
-        repo_id, _, revision = text.partition("@")
-        if not _REPO_ID.fullmatch(repo_id):
-            return None
-        return cls(repo_id=repo_id, revision=revision or None)
-
-    def __str__(self) -> str:
-        return f"{self.repo_id}@{self.revision}" if self.revision else self.repo_id
 
 
 def download(model: HubModel, patterns: Sequence[str]) -> Path:
-    """Download the files that match a pattern; return their folder, named after the commit.
-
-    Files in the cache are not downloaded again. Without a connection, the cache answers.
-
-    Raises:
-        CheckpointError: there is no such repository or revision, it may not be read, or it is not
-            in the cache and cannot be downloaded.
-    """
-    try:
-        folder = snapshot_download(
-            model.repo_id,
-            repo_type=model.repo_type,
-            revision=model.revision,
-            allow_patterns=list(patterns),
-        )
-    except GatedRepoError as error:
-        raise CheckpointError(
-            f"{model} is gated: accept its terms at {constants.ENDPOINT}/{_path(model)}, and set "
-            "HF_TOKEN to a token of that account"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise CheckpointError(
-            f"{model} is no folder here, and {constants.ENDPOINT} has no {model.repo_type} of that "
-            "name; if it is private, set HF_TOKEN"
-        ) from error
-    except RevisionNotFoundError as error:
-        raise CheckpointError(
-            f"{model.repo_id} has no revision {model.revision}; it is a branch, a tag or a commit"
-        ) from error
-    except LocalEntryNotFoundError as error:
-        reason = _no_answer(error.__cause__ or error)
-        raise CheckpointError(
-            f"{model} is no folder here, and not, or not wholly, in the cache of the Hub "
-            f"({constants.HF_HUB_CACHE}); {reason}"
-        ) from error
-    except Exception as error:  # also those of its HTTP library, which differs by version
-        raise CheckpointError(f"{model} cannot be downloaded: {_first_line(error)}") from error
-    return Path(folder)
+    """As `albert_serve.hub.download`, but raises a CheckpointError."""
+    with _checkpoint_errors():
+        return hub.download(model, patterns)
 
 
 def check_reachable(model: HubModel, lacking: str) -> None:
-    """Check that the Hub answers, so that what is lacking is not merely not in the cache.
+    """As `albert_serve.hub.check_reachable`, but raises a CheckpointError."""
+    with _checkpoint_errors():
+        hub.check_reachable(model, lacking)
 
-    Args:
-        lacking: what the model's folder in the cache lacks, for the error.
 
-    Raises:
-        CheckpointError: it does not answer.
-    """
+@contextmanager
+def _checkpoint_errors() -> Iterator[None]:
     try:
-        HfApi().model_info(model.repo_id, revision=model.revision)
-    except Exception as error:  # also those of its HTTP library, which differs by version
-        raise CheckpointError(
-            f"{model} is not wholly in the cache of the Hub ({constants.HF_HUB_CACHE}), which "
-            f"lacks {lacking}; {_no_answer(error)}"
-        ) from error
-
-
-def _no_answer(error: BaseException) -> str:
-    if constants.HF_HUB_OFFLINE or isinstance(error, OfflineModeIsEnabled):
-        return "HF_HUB_OFFLINE forbids a download"
-    return f"{constants.ENDPOINT} cannot be reached: {_first_line(error)}"
-
-
-def _path(model: HubModel) -> str:
-    return model.repo_id if model.repo_type == "model" else f"{model.repo_type}s/{model.repo_id}"
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+        yield
+    except HubError as error:
+        raise CheckpointError(str(error)) from error

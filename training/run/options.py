@@ -169,7 +169,7 @@ def add_reports(parser: argparse.ArgumentParser) -> None:
     """Add the options for device, checkpoints and reports; they change last digits at most."""
     group = parser.add_argument_group("device and output")
     add = group.add_argument
-    add("--device", type=torch.device, default=default_device(), help="(%(default)s)")
+    add_device(group)
     add(
         "--precision",
         choices=get_args(PrecisionName),
@@ -179,6 +179,16 @@ def add_reports(parser: argparse.ArgumentParser) -> None:
     add("--save-every", type=parse_duration, default=300.0, help="time between checkpoints (5m)")
     add("--keep", type=parse_count, default=2, help="checkpoints to keep (2)")
     add("--report-every", type=parse_count, default=50, help="steps per line of metrics (50)")
+
+
+def add_device(group: argparse._ActionsContainer) -> None:
+    """Add the option of the device, which is read as a `torch.device`."""
+    group.add_argument(
+        "--device",
+        type=parse_device,
+        default="auto",
+        help="auto, cpu, cuda, cuda:1, ...; auto takes the GPU if there is one (%(default)s)",
+    )
 
 
 def add_compile(group: argparse._ArgumentGroup, *, default: bool | None = None) -> None:
@@ -213,9 +223,19 @@ def should_compile(options: argparse.Namespace) -> bool:
     return False
 
 
-def default_device() -> torch.device:
-    """Return the GPU if there is one, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def parse_device(text: str) -> torch.device:
+    """Parse the name of a device that torch can use here; `auto` is the GPU, or else the CPU."""
+    if text == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(text)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, ImportError) as error:  # torch may be built without it
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        raise argparse.ArgumentTypeError(
+            f"{text!r} cannot be used: {reason}; give auto, cpu, cuda, cuda:1, ..."
+        ) from error
+    return device
 
 
 def parse_duration(text: str) -> float:

@@ -14,7 +14,7 @@ import os
 import shutil
 import signal
 import tempfile
-import threading
+from collections.abc import Iterator, Mapping
 from functools import partialmethod
 from pathlib import Path
 from typing import Any, Final
@@ -25,19 +25,13 @@ from circus.controller import Controller  # type: ignore[import-untyped]
 from circus.process import Process  # type: ignore[import-untyped]
 from circus.watcher import Watcher  # type: ignore[import-untyped]
 from prometheus_client.multiprocess import mark_process_dead
+from tornado import gen
 
-from albert_serve.settings import (
-    METRICS_VARIABLE,
-    SUPERVISOR_VARIABLE,
-    metrics_folder,
-    supervisor_pid,
-)
+from albert_serve.server.bentoml.restarts import Restarts
+from albert_serve.settings import METRICS_VARIABLE, SUPERVISOR_VARIABLE
 
 SERVICE_NAME: Final = "albert_serve"
 _CHECK_EVERY_MS: Final = 1000
-_MAX_FAILED_STARTS: Final = 5
-_STARTED: Final = "started-{}"
-_END_AFTER_S: Final = 0.5
 # What it means if a signal that we did not send ends a worker.
 _REASONS: Final[dict[int, str]] = {
     signal.SIGBUS: (
@@ -54,62 +48,21 @@ def supervise() -> None:
 
     By default BentoML replaces all workers on SIGHUP, checks for dead ones every 10 s, never
     restarts them in a container, keeps their gauges, has one folder of metrics for all services of
-    a user, and restarts workers that cannot start for ever.
+    a user, and restarts workers that die at once for ever, as fast as it can.
     """
     # Until circus handles it, it would end the process, whose PID is known by now.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     metrics = Path(tempfile.mkdtemp(prefix="albert-serve-metrics-"))
-    starts = Starts(metrics)
-    atexit.register(starts.exit)
+    restarts = Restarts(metrics)
+    atexit.register(restarts.exit)
     atexit.register(shutil.rmtree, metrics, ignore_errors=True)
     Watcher.__init__ = partialmethod(_watch, Watcher.__init__, metrics)
     Watcher.reap_process = partialmethod(_reap, Watcher.reap_process)
-    Process.spawn = partialmethod(_spawn, Process.spawn, starts)
+    Watcher.spawn_processes = partialmethod(_start_due, Watcher.spawn_processes, restarts)
+    Watcher.__len__ = partialmethod(_num_expected, restarts)
+    Process.spawn = partialmethod(_spawn, Process.spawn, restarts)
     Controller.start = partialmethod(_start_checking_often, Controller.start)
     vars(bentoml.serving)["running_inside_container"] = lambda: False
-
-
-class Starts:
-    """The starts of workers: too many failures in a row end the service.
-
-    Args:
-        folder: where each worker that has started leaves a file (`mark_started`).
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._num_started = 0
-        self._num_failed = 0
-        self._is_failed = False
-
-    def count(self, num_workers: int) -> None:
-        """Count a start, and end the service if workers died again and again before they served."""
-        num_started = len(list(self._folder.glob(_STARTED.format("*"))))
-        self._num_failed = 0 if num_started > self._num_started else self._num_failed + 1
-        self._num_started = num_started
-        if self._num_failed < num_workers + _MAX_FAILED_STARTS:
-            return
-        if not self._is_failed:
-            _logger.error(
-                "%d workers in a row died before they served; the log has why: the service ends",
-                _MAX_FAILED_STARTS,
-            )
-        self._is_failed = True
-        # Later, because circus drops a signal that comes while it starts a worker.
-        threading.Timer(_END_AFTER_S, os.kill, (os.getpid(), signal.SIGTERM)).start()
-
-    def exit(self) -> None:
-        """End the process with status 1 if the workers failed; BentoML would end it with 0."""
-        if self._is_failed:
-            logging.shutdown()
-            os._exit(1)
-
-
-def mark_started() -> None:
-    """Tell the supervisor that this worker serves."""
-    folder = metrics_folder()
-    if folder is not None and supervisor_pid() is not None:
-        (folder / _STARTED.format(os.getpid())).touch()
 
 
 async def end_with(supervisor: int) -> None:
@@ -132,16 +85,36 @@ def _watch(watcher: Watcher, init: Any, metrics: Path, *args: Any, **options: An
     init(watcher, *args, **options, env=env, send_hup=True)
 
 
-def _spawn(process: Process, spawn: Any, starts: Starts) -> None:
+@gen.coroutine
+def _start_due(watcher: Watcher, start: Any, restarts: Restarts) -> Iterator[Any]:
+    """Start the workers that are missing, of ours when they are due."""
+    if _is_ours(watcher.env):
+        restarts.keep(watcher.processes.keys(), watcher.numprocesses)
+    if restarts.are_due or not _is_ours(watcher.env):
+        yield start(watcher)
+
+
+def _num_expected(watcher: Watcher, restarts: Restarts) -> int:
+    """Return the number of workers, which is not 0 while the next is not due: circus would end."""
+    is_waiting = _is_ours(watcher.env) and not restarts.are_due
+    return len(watcher.processes) or int(is_waiting)
+
+
+def _spawn(process: Process, spawn: Any, restarts: Restarts) -> None:
     """Start a worker with SIGHUP blocked, which is fatal before the worker handles it."""
-    if SUPERVISOR_VARIABLE in process.env:
-        starts.count(process.watcher.numprocesses)
     _remove_dead_gauges(Path(process.env[METRICS_VARIABLE]))
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # the child inherits it
     try:
         spawn(process)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+    if _is_ours(process.env):
+        restarts.add(process.pid)
+
+
+def _is_ours(env: Mapping[str, str] | None) -> bool:
+    """Whether a worker with this environment is of this service."""
+    return SUPERVISOR_VARIABLE in (env or {})
 
 
 def _reap(watcher: Watcher, reap: Any, pid: int, status: int | None = None) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.numpy import save_file as save_numpy
 
@@ -193,8 +194,7 @@ def test_what_is_no_safetensors_file(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_header_gives_each_tensors_place(tmp_path: Path) -> None:
-    numpy = pytest.importorskip("numpy")
-    values = {"a": numpy.arange(6, dtype="<f4").reshape(2, 3), "b": numpy.zeros((), "<f4")}
+    values = {"a": np.arange(6, dtype="<f4").reshape(2, 3), "b": np.zeros((), "<f4")}
     save_numpy(values, tmp_path / "x", {"format": "np"})
     content = (tmp_path / "x").read_bytes()
 

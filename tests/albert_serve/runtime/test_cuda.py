@@ -27,6 +27,7 @@ from export.heads import build_head
 from export.precision import part_of
 from tests import emulated_cuda
 from tests.albert_serve.support import running_service, service_environment
+from tests.programs import needs_program
 
 pytestmark = pytest.mark.slow
 
@@ -56,6 +57,8 @@ print(json.dumps([device, lines]))
 def emulation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if reason := emulated_cuda.missing():
         pytest.skip(reason)
+    for compiler in ("gcc", "g++"):
+        needs_program(compiler)
     folder = tmp_path_factory.mktemp("emulated-cuda")
     emulated_cuda.build(folder)
     return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -50,7 +51,7 @@ def test_a_table_is_read_as_its_answers_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["pandas", "polars"])
 def test_frames_are_scored(kind: str) -> None:
-    module = pytest.importorskip(kind)
+    module = importlib.import_module(kind)
     frame = module.DataFrame({"text": ["one", "two"]})
     scored = score_dataset(frame, HashScorer()).read_all()
     assert scored.column("labels").to_pylist() == [labels_of("one"), labels_of("two")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -11,6 +10,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 
 from tests.albert_serve.support import Running
 from tests.albert_serve.web.browsing import TIMEOUT_S, OpenPage, watch
+from tests.programs import needs_program
 
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
 # Chromium itself calls out to nobody.
@@ -28,20 +28,14 @@ _ARGUMENTS: Final = (
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test of the page, or fail it, before a service is started for it."""
-    if "browser" in getattr(item, "fixturenames", ()) and find_browser() is None:
-        end = pytest.fail if item.config.getoption("--require-browser") else pytest.skip
-        end("Chromium is not installed; apt-get install chromium")
-
-
-def find_browser() -> str | None:
-    """The path of Chromium."""
-    return next(filter(None, map(shutil.which, _NAMES)), None)
+    if "browser" in getattr(item, "fixturenames", ()):
+        needs_program(*_NAMES)
 
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     """Ends with this folder's tests: while it runs, no other can use asyncio in this process."""
-    path = find_browser()
+    path = needs_program(*_NAMES)
     expect.set_options(timeout=TIMEOUT_S * 1000)
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=path, args=list(_ARGUMENTS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,6 +39,16 @@ class Hub:
     repositories: dict[str, Repository]
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
     url: str = ""
+
+    def environment(self, cache: Path) -> dict[str, str]:
+        """The environment of a process that takes this for the hub, with a cache of its own."""
+        return {
+            **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
+            "PYTHONPATH": str(Path(__file__).parents[3]),
+            "HF_HOME": str(cache),
+            "HF_ENDPOINT": self.url,
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        }
 
     @property
     def downloads(self) -> list[str]:

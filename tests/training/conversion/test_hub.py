@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 
 from tests.training.conversion.forms import as_pickle, as_pickles
 from tests.training.conversion.hub_server import Hub, Repository, serve
-from tests.training.support import REPOSITORY, TINY, hf_model, our_model
+from tests.training.support import TINY, hf_model, our_model
 from training.conversion.source import open_checkpoint
 from training.model.checkpoint import load_checkpoint, save_checkpoint
 
@@ -73,15 +72,7 @@ def run(
     arguments: list[str], hub: Hub, cwd: Path, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run Python in a folder, with a cache of its own there."""
-    given = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
-        "PYTHONPATH": str(REPOSITORY),
-        "HF_HOME": str(cwd / "cache"),
-        "HF_ENDPOINT": hub.url,
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "OMP_NUM_THREADS": "1",
-        **environment,
-    }
+    given = {**hub.environment(cwd / "cache"), "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=cwd,

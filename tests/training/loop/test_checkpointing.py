@@ -19,6 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.programs import needs_program
 from tests.training.processes import (
     before_step,
     die_before_change,
@@ -466,8 +467,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 16 MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+    mount = [needs_program("mount"), "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("to mount a file system is not permitted")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)

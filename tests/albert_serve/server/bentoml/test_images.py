@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from tests.albert_serve.support import (
     service_environment,
     wait_until_ready,
 )
+from tests.programs import needs_program
 
 GPU_VARIABLES = {"LD_LIBRARY_PATH", "NVIDIA_DRIVER_CAPABILITIES"}
 UID = 12345
@@ -74,8 +74,8 @@ def unprivileged_service(folder: Path, environment: dict[str, str]) -> Iterator[
 def folder(tmp_path: Path) -> Path:
     """A read-only folder in waiting; skips where nothing can be tried without rights."""
     (tmp_path / "scratch").mkdir()
-    if not shutil.which("unshare") or not shutil.which("setpriv"):
-        pytest.skip("unshare and setpriv of util-linux are not installed")
+    for program in ("unshare", "setpriv"):
+        needs_program(program, package="util-linux")
     tried = subprocess.run(unprivileged(tmp_path, "true"), capture_output=True, check=False)
     if tried.returncode != 0:
         pytest.skip(f"this system allows no user namespaces: {tried.stderr.decode().strip()}")

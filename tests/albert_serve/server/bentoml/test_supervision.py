@@ -1,4 +1,4 @@
-"""Our own workers are counted and get a folder of metrics; those of other services do not."""
+"""Our own workers are watched and get a folder of metrics; those of other services do not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from albert_serve.server.bentoml import supervision
-from albert_serve.server.bentoml.supervision import SERVICE_NAME, Starts
+from albert_serve.server.bentoml.restarts import Restarts
+from albert_serve.server.bentoml.supervision import SERVICE_NAME
 from albert_serve.settings import METRICS_VARIABLE, SUPERVISOR_VARIABLE
 
 
@@ -39,14 +40,12 @@ def test_workers_of_a_composing_service_are_as_bentoml_has_them(tmp_path: Path) 
     assert environment_of("Search", tmp_path) == {METRICS_VARIABLE: "shared"}
 
 
-@pytest.mark.parametrize(("service", "expected"), [(SERVICE_NAME, 1), ("Search", 0)])
-def test_starts_of_our_workers_alone_are_counted(
-    service: str, expected: int, tmp_path: Path
-) -> None:
-    starts = Starts(tmp_path)
+@pytest.mark.parametrize(("service", "expected"), [(SERVICE_NAME, {7}), ("Search", set())])
+def test_our_workers_alone_are_watched(service: str, expected: set[int], tmp_path: Path) -> None:
+    restarts = Restarts(tmp_path)
     spawned: list[Any] = []
     env = {**environment_of(service, tmp_path), METRICS_VARIABLE: str(tmp_path)}
-    process = SimpleNamespace(env=env, watcher=SimpleNamespace(numprocesses=1))
-    supervision._spawn(process, spawned.append, starts)
+    process = SimpleNamespace(env=env, pid=7)
+    supervision._spawn(process, spawned.append, restarts)
     assert spawned == [process]
-    assert starts._num_failed == expected
+    assert restarts._pids == expected

@@ -18,6 +18,7 @@ import yaml  # type: ignore[import-untyped]
 
 from albert_serve.settings import VARIABLES, Settings
 from tests.albert_serve.support import ROOT
+from tests.programs import needs_program
 
 TEXT = (ROOT / "docs/operations.md").read_text()
 KUBERNETES = ROOT / "deploy/kubernetes"
@@ -128,8 +129,11 @@ def test_the_kustomization_is_of_the_files_there_are() -> None:
     commands = (ROOT / "docs/containers.md").read_text()
     assert f"REGISTRY={registry} " in commands
     assert f"docker push $REGISTRY/{name}:{image['newTag']}\n" in commands
-    if kubectl := shutil.which("kubectl"):
-        assert DOCUMENTS["Deployment"]["metadata"]["name"] in rendered(kubectl)
+
+
+def test_kubectl_renders_the_manifests() -> None:
+    kubectl = needs_program("kubectl", package="kubernetes-client")
+    assert DOCUMENTS["Deployment"]["metadata"]["name"] in rendered(kubectl)
 
 
 def rendered(kubectl: str) -> str:

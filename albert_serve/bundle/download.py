@@ -1,0 +1,86 @@
+"""Bundles on the Hugging Face Hub, as folders that the service opens."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from albert_serve.bundle.manifest import MANIFEST_FILE, read_manifest
+from albert_serve.errors import BundleMissingError, ConfigError
+from albert_serve.hub import HubModel, check_reachable, download
+
+_CONFIG_FILE: Final = "config.json"
+
+
+def download_bundle(model: HubModel, cache: Path) -> Path:
+    """Download a bundle, and return its folder, which has the model's name.
+
+    Files in the cache of the Hub are not downloaded again. Without a connection, that cache
+    answers. The folder's content is that of one commit and does not change.
+
+    Args:
+        cache: holds the folder; its files are hard links into the cache of the Hub where that is
+            possible, else copies. ONNX Runtime refuses symbolic links out of a bundle's folder.
+
+    Raises:
+        HubError: it cannot be downloaded.
+        BundleError: the model is no bundle, or not a whole one.
+        ConfigError: the folder cannot be written.
+    """
+    snapshot = download(model, (MANIFEST_FILE, _CONFIG_FILE))
+    if not (snapshot / MANIFEST_FILE).is_file():
+        check_reachable(model, MANIFEST_FILE)
+        raise BundleMissingError(_no_bundle(model, snapshot))
+    names = (MANIFEST_FILE, *read_manifest(snapshot).files)
+    pinned = HubModel(repo_id=model.repo_id, revision=snapshot.name)
+    snapshot = download(pinned, [glob.escape(name) for name in names])
+    for name in names:
+        if not (snapshot / name).is_file():
+            check_reachable(pinned, name)
+            raise BundleMissingError(f"{model} lacks {name}, which its {MANIFEST_FILE} lists")
+    folder = cache / "hub" / snapshot.name / model.repo_id.rpartition("/")[2]
+    if not folder.is_dir():
+        try:
+            _link(snapshot, names, folder)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} cannot be written: {error}; set ALBERT_SERVE_CACHE to a folder that can"
+            ) from error
+    return folder
+
+
+def _no_bundle(model: HubModel, snapshot: Path) -> str:
+    if not (snapshot / _CONFIG_FILE).is_file():
+        return f"{model} has no {MANIFEST_FILE}: it is no bundle"
+    name = model.repo_id.rpartition("/")[2]
+    return (
+        f"{model} is a checkpoint, and no bundle: it has no {MANIFEST_FILE}; make one of it with "
+        f"`python -m export {model} bundles/{name}`, and serve that"
+    )
+
+
+def _link(source: Path, names: Iterable[str], folder: Path) -> None:
+    """Make a folder of a bundle's files, in one step, whoever else does so meanwhile."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        whole = Path(scratch) / "bundle"
+        whole.mkdir()
+        for name in names:
+            _link_file((source / name).resolve(), whole / name)
+        try:
+            whole.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+
+
+def _link_file(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(source, target)
