@@ -51,7 +51,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def source(sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    table = pyarrow.table({"id": range(9), "review": ["", *sentences[:8]]})
+    table = pyarrow.table({"id": range(9), "review": ["too long " * 300, *sentences[:8]]})
     file = tmp_path_factory.mktemp("reviews") / "in.parquet"
     parquet.write_table(table, file)
     return file
