@@ -40,6 +40,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Ray of two CPUs, which this process is connected to."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_worker_niceness", "0")  # else what runs beside it has all of the CPU
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("ray-cache")))
