@@ -18,8 +18,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from albert_serve.__main__ import main
 from albert_serve.bundle.manifest import Bundle
+from albert_serve.cli import main
 from albert_serve.errors import AlbertServeError, BundleMissingError, ConfigError, NotFoundError
 from albert_serve.scoring import AlbertScorer
 from albert_serve.scoring.distributed.model import WorkerModel
