@@ -218,7 +218,7 @@ class RayScorer:
                 raise error.cause from None
             raise ServiceUnavailableError(f"a worker failed: {error.cause!r}") from error
         except exceptions.RayError as error:
-            raise ServiceUnavailableError(f"Ray failed: {_first_line(error)}") from error
+            raise ServiceUnavailableError(f"Ray failed: {_gist(error)}") from error
 
     def _connect(self, address: str | None) -> None:
         try:
@@ -231,7 +231,7 @@ class RayScorer:
         except (ConnectionError, OSError, RuntimeError, ValueError) as error:
             where = address or "named by RAY_ADDRESS, or on this machine,"
             raise ServiceUnavailableError(
-                f"the Ray cluster {where} cannot be reached: {_first_line(error)}"
+                f"the Ray cluster {where} cannot be reached: {_gist(error)}"
             ) from error
 
     def _open_pool(
@@ -282,6 +282,7 @@ class RayScorer:
         return [self._opening.pop(reference) for reference in done]
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+def _gist(error: Exception) -> str:
+    """Return the first line, and the last, which has the cause where there is a traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return "; ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or type(error).__name__

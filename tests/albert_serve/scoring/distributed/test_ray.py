@@ -67,9 +67,8 @@ def opened(cluster: str, bundle_dir: Path) -> Iterator[Open]:
         task: str = "text-classification", folder: Path = bundle_dir, **options: Any
     ) -> RayScorer:
         model = WorkerModel(bundle=str(folder), task=task)
-        scorers.append(
-            RayScorer(Bundle.open(bundle_dir), model, num_workers=2, num_threads=1, **options)
-        )
+        chosen = {"num_workers": 2, "num_threads": 1, **options}
+        scorers.append(RayScorer(Bundle.open(bundle_dir), model, **chosen))
         return scorers[-1]
 
     yield open_scorer
@@ -177,6 +176,26 @@ def test_an_actor_that_fails_costs_only_time(
         if accident == "frozen":
             victim.kill()
     assert job.num_parts == NUM_PARTS
+    assert output.read_bytes() == (tmp_path / "local.csv").read_bytes()
+
+
+def test_a_worker_that_starts_later_takes_part(
+    opened: Open, sentences: list[str], bundle_dir: Path, tmp_path: Path
+) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", rows_of("text-classification", sentences))
+    scored_locally(bundle_dir, "text-classification", source, f"{tmp_path}/local.csv")
+    other = opened(num_workers=1)
+    scorer = opened(num_workers=2)
+    assert len(scorer._opening) == 1
+
+    def leave_room() -> None:
+        other.close()
+        ray.wait(list(scorer._opening), timeout=300)
+
+    output = tmp_path / "ray.csv"
+    options = ScoreOptions(part_rows=16)
+    score_files(scorer, [source], output, options, is_stopped=Accident(leave_room))
+    assert not scorer._opening
     assert output.read_bytes() == (tmp_path / "local.csv").read_bytes()
 
 
