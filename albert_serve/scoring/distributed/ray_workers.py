@@ -8,6 +8,7 @@ the same answer, whoever computes it.
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ from albert_serve.scoring.distributed.model import WorkerModel
 from albert_serve.scoring.errors import ServiceUnavailableError
 from albert_serve.scoring.formats import optional_module
 from albert_serve.scoring.local import Tokenising, read_setup
+from albert_serve.settings import ray_address
 
 PATIENCE_S: Final = 30.0
 # More threads hardly make a worker faster: it tokenises with one.
@@ -34,6 +36,7 @@ _MAX_RETRIES: Final = 3
 _PARTS_A_WORKER: Final = 3
 # How long the first worker waits for the others to start.
 _GRACE_S: Final = 5.0
+_CONNECT_S: Final = 10.0
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -221,6 +224,8 @@ class RayScorer:
             raise ServiceUnavailableError(f"Ray failed: {_gist(error)}") from error
 
     def _connect(self, address: str | None) -> None:
+        address = address or ray_address()
+        _check_reachable(address or "")
         try:
             self._ray.init(
                 address=address,
@@ -229,9 +234,8 @@ class RayScorer:
                 logging_level=logging.ERROR,
             )
         except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-            where = address or "named by RAY_ADDRESS, or on this machine,"
             raise ServiceUnavailableError(
-                f"the Ray cluster {where} cannot be reached: {_gist(error)}"
+                f"the Ray {address or 'of this machine'} cannot be reached: {_gist(error)}"
             ) from error
 
     def _open_pool(
@@ -280,6 +284,22 @@ class RayScorer:
         for reference in done:
             self._get(self._ray.get, reference)
         return [self._opening.pop(reference) for reference in done]
+
+
+def _check_reachable(address: str) -> None:
+    """Connect to a cluster's port, because Ray tries for minutes.
+
+    Raises:
+        ServiceUnavailableError: nothing answers there.
+    """
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not port.isdecimal():  # "auto", or the port of Ray's client by default
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except OSError as error:
+        reason = error.strerror or error
+        raise ServiceUnavailableError(f"the Ray {address} cannot be reached: {reason}") from error
 
 
 def _gist(error: Exception) -> str:

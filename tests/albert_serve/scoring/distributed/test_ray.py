@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import runpy
-import shutil
 import signal
 import subprocess
 import sys
@@ -312,11 +311,9 @@ def test_a_job_that_was_killed_goes_on(
     assert output.read_bytes() == (tmp_path / "local.csv").read_bytes()
 
 
-@pytest.mark.slow
 def test_a_cluster_out_of_reach(bundle_dir: Path, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", [{"text": "a"}])
     with started("127.0.0.1:9", bundle_dir, source, tmp_path / "out.csv") as process:
         _, errors = process.communicate(timeout=300)
     assert process.returncode == ServiceUnavailableError.exit_status
-    assert "the Ray cluster named by RAY_ADDRESS" in errors.splitlines()[-1]
-    shutil.rmtree(tmp_path)
+    assert "the Ray 127.0.0.1:9 cannot be reached: Connection refused" in errors.splitlines()[-1]
