@@ -17,6 +17,8 @@ _WITH_PROCESSES: Final = (
     "albert_serve/client",
     "albert_serve/doctor",
     "albert_serve/runtime/test_runtime.py",
+    "albert_serve/scoring/distributed/test_ray.py",
+    "albert_serve/scoring/distributed/test_spark.py",
     "albert_serve/scoring/test_killed.py",
     "albert_serve/server",
     "albert_serve/test_cli.py",

@@ -16,8 +16,11 @@ from typing import Any, Final, get_args
 from albert_serve.cli.options import add_command, add_model_options, chosen, one_bundle
 from albert_serve.errors import AlbertServeError, ConfigError, InvalidInputError
 from albert_serve.files import write_atomically
+from albert_serve.models_file import store_tag
 from albert_serve.scoring.answering import PART_ROWS
 from albert_serve.scoring.answers import SCORED_TASKS
+from albert_serve.scoring.distributed.model import WorkerModel
+from albert_serve.scoring.distributed.ray_workers import RayScorer
 from albert_serve.scoring.errors import StoppedError
 from albert_serve.scoring.formats import STDOUT, Format, is_stdout
 from albert_serve.scoring.job import ScoreOptions, ScoreSummary, score_files
@@ -32,6 +35,7 @@ examples:
   albert-serve score --task question-answering --parameters '{"top_k": 3}' in.jsonl.gz out.jsonl.gz
   albert-serve score --task feature-extraction --parameters '{"normalize": true}' 'logs/*.csv' out/
   albert-serve score --task fill-mask --server http://albert:3000 - - < in.jsonl > out.jsonl
+  albert-serve score --task fill-mask --engine ray --ray-address auto in.parquet out.parquet
 
 Input and output are CSV, TSV, JSONL or Parquet, by their names (.csv, .jsonl.gz, ...; also .bz2,
 .xz, .zst). A row has the fields of one item in columns of their names: text, text_pair, question,
@@ -45,8 +49,9 @@ folder (OUTPUT/) holds the parts themselves. A pipe, a device or - is written to
 
 exit status: 0 done; 1 wrong options, model or input, or no row was answered; 2 usage; 3 too many
 rows with errors; 4 the parts are of another job (--restart); 5 another job writes there; 6 the
-service (--server) is unavailable; 7 the output cannot be written; 130 interrupted; 143 stopped by
-SIGTERM, after the part that it was at. After 5, 6, 7, 130 and 143 the same command goes on.
+service (--server) or Ray is unavailable; 7 the output cannot be written; 130 interrupted; 143
+stopped by SIGTERM, after the part that it was at. After 5, 6, 7, 130 and 143 the same command goes
+on.
 """
 
 
@@ -58,6 +63,7 @@ def add_score(commands: Any) -> None:
     _add_columns(score.add_argument_group("columns and formats"))
     _add_job(score.add_argument_group("the job"))
     _add_server(score.add_argument_group("a running service instead of a model"))
+    _add_ray(score.add_argument_group("many machines"))
     add_model_options(score)
     score.add_argument(
         "inputs", nargs="+", metavar="INPUT", help="files, globs or folders; - for stdin"
@@ -133,6 +139,27 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_ray(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help="where the model runs: in this process, or in actors of Ray (%(default)s)",
+    )
+    group.add_argument(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="the cluster (RAY_ADDRESS, else the Ray of this machine, else one is started)",
+    )
+    group.add_argument(
+        "--workers",
+        dest="num_actors",
+        type=int,
+        metavar="N",
+        help="actors, each with an engine of --threads CPUs (as many as the cluster has CPUs for)",
+    )
+
+
 def _score(options: argparse.Namespace) -> int:
     score_options = read_score_options(options)
     if options.summary is None:
@@ -182,7 +209,11 @@ def _write_summary(options: argparse.Namespace, result: dict[str, Any]) -> None:
 
 @contextmanager
 def _scorer(options: argparse.Namespace) -> Iterator[Scorer[Any]]:
+    if options.engine != "ray" and (options.ray_address or options.num_actors):
+        raise ConfigError("--ray-address and --workers are for --engine ray")
     if options.server is not None:
+        if options.engine == "ray":
+            raise ConfigError("--server and --engine ray are given; choose one of them")
         # Each row has its warnings in the output.
         logging.getLogger("albert_serve.client").setLevel(logging.ERROR)
         with RemoteScorer(
@@ -196,7 +227,30 @@ def _scorer(options: argparse.Namespace) -> Iterator[Scorer[Any]]:
             yield remote
         return
     settings = Settings.from_environment(chosen(options))
+    if options.engine == "ray":
+        with _open_ray(options, settings) as distributed:
+            yield distributed
+        return
     yield LocalScorer.open(one_bundle(settings), options.task, settings.job_runtime)
+
+
+def _open_ray(options: argparse.Namespace, settings: Settings) -> RayScorer:
+    bundle = one_bundle(settings)
+    tag = store_tag(settings.bundle) if settings.bundle else None
+    model = WorkerModel(
+        # The store may be elsewhere on another node.
+        bundle=str(settings.bundle if tag else bundle.folder.absolute()),
+        task=options.task,
+        device="cuda" if settings.device == "cuda" else "cpu",
+        prepack=settings.prepack,
+    )
+    return RayScorer(
+        bundle,
+        model,
+        num_workers=options.num_actors,
+        num_threads=settings.num_threads,
+        address=options.ray_address,
+    )
 
 
 @contextmanager

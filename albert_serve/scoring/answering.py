@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from albert_serve.errors import AlbertServeError
 from albert_serve.scoring.answers import Result
@@ -56,6 +56,7 @@ class Part:
     Attributes:
         results: of each row; while they are computed, the key of those that are not there yet.
         works: what is computed, by key.
+        num_later_rows: rows after it that have been read.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -65,6 +66,7 @@ class Part:
     num_tokens: int = 0
     num_bytes: int = 0
     num_answer_bytes: int = 0
+    num_later_rows: int = 0
 
     @property
     def answered(self) -> list[Result]:
@@ -83,6 +85,14 @@ class Part:
             errors_by_type=dict(Counter(values["error_type"] for values in errors)),
             first_error=errors[0]["error"] if errors else None,
         )
+
+
+class Answers(Protocol):
+    """The answers of earlier parts."""
+
+    def get(self, key: bytes) -> Result | None:
+        """Return the answer to a request; None if there is none."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,19 +130,23 @@ class Answering:
         number = num_before
         while (part := self._collect(records, memo)).rows:
             check(part.counts())
-            results = self.scorer.run(list(part.works.values()))
-            computed = dict(zip(part.works, results, strict=True))
-            part.num_tokens = sum(result.num_tokens for result in results)
-            part.results = [
-                computed[result] if isinstance(result, bytes) else result for result in part.results
-            ]
+            computed = self._complete(part, self.scorer.run(list(part.works.values())))
             check(part.counts())
             if self.dedupe:
-                memo.put(number, computed.items())
+                memo.put(number, computed)
             yield part
             number += 1
 
-    def _collect(self, records: Iterator[Record], memo: Memo) -> Part:
+    def _complete(self, part: Part, results: Sequence[Result]) -> list[tuple[bytes, Result]]:
+        """Give the rows of a part their results; return what was computed, by key."""
+        computed = dict(zip(part.works, results, strict=True))
+        part.num_tokens = sum(result.num_tokens for result in results)
+        part.results = [
+            computed[result] if isinstance(result, bytes) else result for result in part.results
+        ]
+        return list(computed.items())
+
+    def _collect(self, records: Iterator[Record], memo: Answers) -> Part:
         """Read the rows of the next part."""
         part = Part()
         for record in records:
@@ -148,7 +162,7 @@ class Answering:
                 break
         return part
 
-    def _start(self, part: Part, row: Row, memo: Memo) -> Result | bytes:
+    def _start(self, part: Part, row: Row, memo: Answers) -> Result | bytes:
         """Return a row's result if it is known, else the key under which it is computed."""
         if row.request is None:
             return error_result(row.error or AlbertServeError("the row has no request"))

@@ -51,15 +51,13 @@ def score_dataset(data: Any, scorer: Scorer[Any], options: ScoreOptions | None =
             f"a {type(data).__name__} is neither rows nor a table with Arrow's stream interface "
             "(pandas has it from 2.2 on)"
         )
-    rows = _row_reader(scorer, options, in_table=False)
+    rows = _row_reader(scorer.task, options, in_table=False)
     layout = Layout(type=FileType(format="jsonl"), reader=rows, kept=None)
     return _score_rows(data, scorer, options, layout)
 
 
-def _row_reader(scorer: Scorer[Any], options: ScoreOptions, *, in_table: bool) -> RowReader:
-    return RowReader(
-        scorer.task, options.parameters, options.columns, options.keep, in_table=in_table
-    )
+def _row_reader(task: str, options: ScoreOptions, *, in_table: bool) -> RowReader:
+    return RowReader(task, options.parameters, options.columns, options.keep, in_table=in_table)
 
 
 def _score_rows(
@@ -77,17 +75,30 @@ def _record(number: int, row: object) -> Record:
     return Record(place=f"row {number}", values=dict(values), num_bytes=num_bytes)
 
 
+def table_layout(task: str, schema: Any, options: ScoreOptions) -> Layout:
+    """Return the layout of a table's rows with their answers.
+
+    Args:
+        schema: the table's, of pyarrow.
+
+    Raises:
+        InvalidInputError: an option is wrong, or the table has not the columns that are read.
+    """
+    rows = _row_reader(task, options, in_table=True)
+    rows.check("the table", schema.names)
+    keep = schema.names if options.keep is None else options.keep
+    kept = {name: schema.field(name).type for name in keep}
+    return Layout(type=FileType(format="parquet"), reader=rows, kept=kept)
+
+
 def _score_table(reader: Any, scorer: Scorer[Any], options: ScoreOptions) -> Any:
     pa = optional_module("pyarrow", "a table")
-    rows = _row_reader(scorer, options, in_table=True)
-    rows.check("the table", reader.schema.names)
-    keep = reader.schema.names if options.keep is None else list(options.keep)
-    kept = {name: reader.schema.field(name).type for name in keep}
-    layout = Layout(type=FileType(format="parquet"), reader=rows, kept=kept)
+    layout = table_layout(scorer.task, reader.schema, options)
     schema = layout.schema()
 
     def batches() -> Iterator[Any]:
-        for part in _parts(_records(reader, rows, keep), scorer, options, rows):
+        records = _records(reader, layout.reader, list(layout.kept or ()))
+        for part in _parts(records, scorer, options, layout.reader):
             yield from to_table(layout, schema, part.rows, part.answered).to_batches()
 
     return pa.RecordBatchReader.from_batches(schema, batches())

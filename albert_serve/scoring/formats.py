@@ -128,8 +128,8 @@ def is_stdout(path: Path) -> bool:
         return False
 
 
-def optional_module(name: str, purpose: str) -> ModuleType:
-    """Import a module of the extra `score`.
+def optional_module(name: str, purpose: str, extra: str = "score") -> ModuleType:
+    """Import a module of an extra.
 
     Raises:
         ConfigError: it is not installed.
@@ -139,7 +139,7 @@ def optional_module(name: str, purpose: str) -> ModuleType:
     except ModuleNotFoundError as error:
         package = name.partition(".")[0]
         raise ConfigError(
-            f"{purpose} needs {package}; pip install {package}, or albert-serve[score]"
+            f"{purpose} needs {package}; pip install {package}, or albert-serve[{extra}]"
         ) from error
 
 

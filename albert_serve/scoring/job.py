@@ -24,6 +24,7 @@ from albert_serve.errors import ConfigError, InvalidInputError
 from albert_serve.files import sha256_of
 from albert_serve.progress import progress_bar
 from albert_serve.scoring.answering import PART_ROWS, Answering, Counts, Part
+from albert_serve.scoring.distributed.ahead import AnsweringAhead
 from albert_serve.scoring.errors import OutputError, StoppedError, TooManyErrorsError
 from albert_serve.scoring.formats import (
     STDOUT,
@@ -253,7 +254,8 @@ class _Job:
 
     @property
     def _answering(self) -> Answering:
-        return Answering(
+        kind = AnsweringAhead if hasattr(self.scorer, "start") else Answering
+        return kind(
             scorer=self.scorer,
             rows=self.rows,
             part_rows=self.options.part_rows,
@@ -277,7 +279,7 @@ class _Job:
                 for part in self._answering.parts(records, memo, check=self._check_errors):
                     with writing(target):
                         writer.write(part.rows, part.answered)
-                    self._advance(part.counts(), reader, bar)
+                    self._advance(part, reader, bar)
         return self._summary()
 
     def write_parts(self, target: Path, *, is_folder: bool) -> ScoreSummary:
@@ -300,7 +302,7 @@ class _Job:
                     records, memo, num_before=self.num_parts, check=self._check_errors
                 ):
                     self._write(parts, layout, part, is_folder=is_folder)
-                    self._advance(part.counts(), reader, bar)
+                    self._advance(part, reader, bar)
             if not parts.entries:  # so that an empty table has its columns
                 self._write(parts, layout, Part(), is_folder=is_folder)
             if is_folder:
@@ -369,11 +371,14 @@ class _Job:
         ) as bar:
             yield reader, bar
 
-    def _advance(self, counts: Counts, reader: Reader, bar: tqdm[Any]) -> None:
+    def _advance(self, part: Part, reader: Reader, bar: tqdm[Any]) -> None:
+        counts = part.counts()
+        num_rows = counts.num_rows + self.total.num_rows
+        num_bytes = reader.num_bytes * num_rows // (num_rows + part.num_later_rows)
         if not bar.n and self.num_resumed_rows:
             # The rate is that of this run.
             share = counts.num_rows / (counts.num_rows + self.num_resumed_rows)
-            bar.initial = bar.n = int(reader.num_bytes * (1 - share))
+            bar.initial = bar.n = int(num_bytes * (1 - share))
         self.total.add(counts)
         self.num_parts += 1
         self.num_run_tokens += counts.num_tokens
@@ -383,7 +388,7 @@ class _Job:
         if self.num_run_tokens:
             speed += f", {self.num_run_tokens / duration_s:.0f} tokens/s"
         bar.set_postfix_str(speed, refresh=False)
-        bar.update(reader.num_bytes - bar.n if bar.total else counts.num_rows)
+        bar.update(num_bytes - bar.n if bar.total else counts.num_rows)
         if self.is_stopped():
             advice = "; the same command goes on" if self.goes_on else ""
             raise StoppedError(f"stopped after {self.total.num_rows} rows{advice}")

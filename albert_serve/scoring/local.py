@@ -103,11 +103,10 @@ class Request:
         return {name: value for name, value in notes.items() if value}
 
 
-class LocalScorer:
-    """Answers with an engine.
+class Tokenising:
+    """Reads requests as a model does, without running it.
 
     Args:
-        engine: runs the model.
         task: its name, such as "fill-mask".
         setup: the model's tokenizer and labels.
         identity: the model's, such as its revision.
@@ -116,31 +115,10 @@ class LocalScorer:
         NotFoundError: there is no such task.
     """
 
-    def __init__(
-        self, engine: Runner, task: str, setup: TaskSetup, identity: dict[str, str] | None = None
-    ) -> None:
+    def __init__(self, task: str, setup: TaskSetup, identity: dict[str, str] | None = None) -> None:
         self.task = task
         self.identity = identity or {}
-        self._engine = engine
         self._opened = open_task(task, setup)
-
-    @classmethod
-    def open(
-        cls, bundle: Bundle | Path | str, task: str, options: RuntimeOptions | None = None
-    ) -> Self:
-        """Open the engine of a bundle for one of its tasks.
-
-        Raises:
-            BundleError: the bundle cannot be opened.
-            NotFoundError: it has no such task.
-            EngineError: it cannot be run here.
-        """
-        opened = bundle if isinstance(bundle, Bundle) else Bundle.open(Path(bundle))
-        setups = load_setups(opened)
-        if task not in setups:
-            raise NotFoundError(f"{opened.folder} has no {task}; it has {', '.join(setups)}")
-        engine = Engine.open(opened, options)
-        return cls(engine, task, setups[task], {"revision": opened.manifest.revision})
 
     def prepare(self, request: TaskRequest) -> Request:
         """Tokenise a request.
@@ -155,6 +133,49 @@ class LocalScorer:
     def cost_bytes(self, work: Request) -> int:
         """Return the approximate memory of the encoded inputs, and of an answer."""
         return sum(item.num_held_bytes + _BYTES_A_TOKEN * item.num_tokens for item in work.items)
+
+
+def read_setup(bundle: Bundle, task: str) -> TaskSetup:
+    """Return what a task needs of a bundle.
+
+    Raises:
+        NotFoundError: it has no such task.
+    """
+    setups = load_setups(bundle)
+    if task not in setups:
+        raise NotFoundError(f"{bundle.folder} has no {task}; it has {', '.join(setups)}")
+    return setups[task]
+
+
+class LocalScorer(Tokenising):
+    """Answers with an engine.
+
+    Args:
+        engine: runs the model.
+        task, setup, identity: see `Tokenising`.
+    """
+
+    def __init__(
+        self, engine: Runner, task: str, setup: TaskSetup, identity: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(task, setup, identity)
+        self._engine = engine
+
+    @classmethod
+    def open(
+        cls, bundle: Bundle | Path | str, task: str, options: RuntimeOptions | None = None
+    ) -> Self:
+        """Open the engine of a bundle for one of its tasks.
+
+        Raises:
+            BundleError: the bundle cannot be opened.
+            NotFoundError: it has no such task.
+            EngineError: it cannot be run here.
+        """
+        opened = bundle if isinstance(bundle, Bundle) else Bundle.open(Path(bundle))
+        setup = read_setup(opened, task)
+        engine = Engine.open(opened, options)
+        return cls(engine, task, setup, {"revision": opened.manifest.revision})
 
     def run(self, works: Sequence[Request]) -> list[Result]:
         """Run the requests' rounds until each item has an answer or an error."""

@@ -168,7 +168,7 @@ class Reader:
     @property
     def num_bytes(self) -> int:
         """The bytes on disk that have been read."""
-        if self._file is None:
+        if self._file is None or self._file.closed:  # closed where it is damaged
             return self._num_bytes_before + int(self._share)
         return self._num_bytes_before + self._file.tell()
 

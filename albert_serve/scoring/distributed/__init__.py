@@ -1,0 +1,1 @@
+"""Scoring on many machines: jobs on Ray, and a scorer for the user's own pipelines."""

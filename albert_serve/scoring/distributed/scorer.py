@@ -1,0 +1,109 @@
+"""A scorer for pipelines of Ray Data, Spark and others that call a function with batches.
+
+ds.map_batches(
+    AlbertScorer,
+    fn_constructor_kwargs={"bundle": "/models/albert-small-en", "task": "text-classification"},
+    batch_format="pyarrow",
+)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from albert_serve.scoring.dataset import score_dataset, table_layout
+from albert_serve.scoring.distributed.model import WorkerModel
+from albert_serve.scoring.formats import optional_module
+from albert_serve.scoring.job import ScoreOptions
+from albert_serve.scoring.rows import RowReader
+from albert_serve.settings import Device
+
+
+class AlbertScorer:
+    """Answers the rows of a batch.
+
+    It may be pickled: it holds its configuration only. The engine is opened at the first batch,
+    once in each process, and its weights are pages that the processes of a machine share.
+
+    Args:
+        bundle: the model's folder on each machine, or `bentoml:` and a tag.
+        task: the name of the task, such as "text-classification".
+        parameters: the task's, for all rows.
+        columns: the columns that hold the task's fields, where they have other names.
+        keep: the columns of the input that the output keeps; None for all.
+        errors: whether rows that cannot be answered are kept, with the error, or raise.
+        num_threads: threads of the engine: the CPUs that the pipeline reserves for a worker.
+        device: the device to run on.
+
+    Raises:
+        NotFoundError: there is no such task.
+        InvalidInputError: a parameter is wrong, or the task has no such field.
+    """
+
+    def __init__(
+        self,
+        bundle: str | Path,
+        task: str,
+        *,
+        parameters: Mapping[str, Any] | None = None,
+        columns: Mapping[str, str] | None = None,
+        keep: Sequence[str] | None = None,
+        errors: Literal["keep", "fail"] = "keep",
+        num_threads: int = 1,
+        device: Device = "cpu",
+    ) -> None:
+        self._options = ScoreOptions(
+            parameters=parameters or {}, columns=columns or {}, keep=keep, errors=errors
+        )
+        self._model = WorkerModel(
+            bundle=str(bundle), task=task, num_threads=num_threads, device=device
+        )
+        # Wrong ones are refused here, not in a worker.
+        RowReader(task, self._options.parameters, self._options.columns, keep, in_table=True)
+
+    def schema(self, input_schema: Any) -> Any:
+        """Return the schema of the output, of pyarrow.
+
+        Args:
+            input_schema: that of the batches, of pyarrow.
+
+        Raises:
+            InvalidInputError: a batch of it has not the columns that are read.
+        """
+        return table_layout(self._model.task, input_schema, self._options).schema()
+
+    def __call__(self, batch: Any) -> Any:
+        """Return a batch with the columns of the answer, which are those of a Parquet output.
+
+        Args:
+            batch: a table or record batch of pyarrow, a frame of pandas, or arrays of numpy by
+                column; the result is of the same kind.
+
+        Raises:
+            InvalidInputError: it has not the columns that are read.
+            TooManyErrorsError: a row cannot be answered, and errors is "fail".
+            AlbertServeError: the model cannot be opened.
+        """
+        pa = optional_module("pyarrow", "AlbertScorer")
+        if isinstance(batch, pa.Table):
+            return self._score(batch)
+        if isinstance(batch, pa.RecordBatch):
+            scored = self._score(pa.Table.from_batches([batch])).combine_chunks()
+            arrays = [column.combine_chunks() for column in scored.columns]
+            return pa.RecordBatch.from_arrays(arrays, schema=scored.schema)
+        if isinstance(batch, Mapping):
+            scored = self._score(pa.table(dict(batch)))
+            return {
+                name: scored.column(name).to_numpy(zero_copy_only=False)
+                for name in scored.column_names
+            }
+        return self._score(pa.Table.from_pandas(batch, preserve_index=False)).to_pandas()
+
+    def map(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield the batches with their answers, as `mapInArrow` and `mapInPandas` of Spark want."""
+        return map(self, batches)
+
+    def _score(self, table: Any) -> Any:
+        return score_dataset(table, self._model.open(), self._options).read_all()

@@ -1,0 +1,137 @@
+"""The scorer for the user's own pipelines, without one."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from albert_serve.errors import BundleMissingError, InvalidInputError, NotFoundError
+from albert_serve.scoring import AlbertScorer
+from albert_serve.scoring.distributed.model import WorkerModel
+from albert_serve.scoring.errors import ChangedJobError, TooManyErrorsError
+from albert_serve.scoring.job import ScoreOptions, score_files
+from albert_serve.settings import CACHE_VARIABLE
+
+
+@pytest.fixture(autouse=True)
+def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def table(sentences: list[str]) -> pyarrow.Table:
+    texts = ["too long " * 300, *sentences[:7], sentences[0]]
+    return pyarrow.table({"id": range(9), "review": texts, "rating": [0.5] * 9})
+
+
+@pytest.fixture
+def scorer(bundle_dir: Path) -> AlbertScorer:
+    return AlbertScorer(
+        bundle_dir,
+        "text-classification",
+        parameters={"top_k": 1},
+        columns={"text": "review"},
+        keep=["id"],
+    )
+
+
+def test_its_columns_are_those_of_parquet(
+    table: pyarrow.Table, scorer: AlbertScorer, bundle_dir: Path, tmp_path: Path
+) -> None:
+    parquet.write_table(table, tmp_path / "in.parquet")
+    model = WorkerModel(bundle=str(bundle_dir), task="text-classification")
+    options = ScoreOptions(parameters={"top_k": 1}, columns={"text": "review"}, keep=["id"])
+    output = tmp_path / "out.parquet"
+    score_files(model.open(), [tmp_path / "in.parquet"], output, options)
+    expected = parquet.read_table(output)
+    scored = scorer(table)
+    assert scored.equals(expected)
+    assert scorer.schema(table.schema) == expected.schema
+    assert scored.column("error_type").to_pylist() == ["too_long", *[None] * 8]
+
+
+def test_a_batch_of_each_kind(table: pyarrow.Table, scorer: AlbertScorer) -> None:
+    expected = scorer(table)
+    batch = table.to_batches()[0]
+    assert pyarrow.Table.from_batches([scorer(batch)]).equals(expected)
+    frame = scorer(table.to_pandas())
+    assert isinstance(frame, type(table.to_pandas()))
+    assert list(frame.columns) == expected.column_names
+    assert frame["label"].tolist()[1:] == expected.column("label").to_pylist()[1:]
+    arrays = scorer({name: np.asarray(table.column(name)) for name in table.column_names})
+    assert list(arrays) == expected.column_names
+    assert arrays["id"].tolist() == list(range(9))
+    assert arrays["labels"][1][0] == expected.column("labels").to_pylist()[1][0]
+
+
+def test_batches_without_rows(table: pyarrow.Table, scorer: AlbertScorer) -> None:
+    none = scorer(table.slice(0, 0))
+    assert none.num_rows == 0
+    assert none.schema == scorer.schema(table.schema)
+    assert scorer(table.slice(0, 0).to_pandas()).empty
+    assert scorer(table.to_batches()[0].slice(0, 0)).num_rows == 0
+
+
+def test_batches_are_read_as_their_answers_are(table: pyarrow.Table, scorer: AlbertScorer) -> None:
+    read = []
+
+    def batches() -> Iterator[Any]:
+        for number in range(3):
+            read.append(number)
+            yield table.to_batches()[0]
+
+    scored = scorer.map(batches())
+    assert next(scored).num_rows == 9
+    assert read == [0]
+    assert len(list(scored)) == 2
+
+
+def test_only_its_configuration_is_pickled(table: pyarrow.Table, scorer: AlbertScorer) -> None:
+    size = len(pickle.dumps(scorer))
+    expected = scorer(table)
+    content = pickle.dumps(scorer)
+    assert len(content) == size < 1000
+    again = pickle.loads(content)
+    assert again(table).equals(expected)
+    # One engine in a process.
+    assert again._model.open() is scorer._model.open()
+
+
+def test_wrong_arguments_are_refused_before_a_worker_has_them(bundle_dir: Path) -> None:
+    with pytest.raises(NotFoundError, match="no task 'spelling'"):
+        AlbertScorer(bundle_dir, "spelling")
+    with pytest.raises(InvalidInputError, match="parameters: top_k"):
+        AlbertScorer(bundle_dir, "text-classification", parameters={"top_k": 0})
+    with pytest.raises(InvalidInputError, match="no field 'review'"):
+        AlbertScorer(bundle_dir, "text-classification", columns={"review": "text"})
+    scorer = AlbertScorer(bundle_dir, "text-classification")
+    with pytest.raises(InvalidInputError, match="has no column 'text'"):
+        scorer.schema(pyarrow.schema([("review", pyarrow.string())]))
+
+
+def test_errors_of_a_worker_name_the_machine(
+    table: pyarrow.Table, bundle_dir: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(BundleMissingError, match=r"^on \S+: .*nowhere"):
+        AlbertScorer(tmp_path / "nowhere", "fill-mask", columns={"text": "review"})(table)
+    with pytest.raises(NotFoundError, match=r"^on \S+: .* has no multiple-choice"):
+        WorkerModel(bundle=str(bundle_dir), task="multiple-choice").open()
+    with pytest.raises(ChangedJobError, match="where the job was started; copy the same bundle"):
+        WorkerModel(bundle=str(bundle_dir), task="fill-mask", revision="other").open()
+    with pytest.raises(ChangedJobError, match=r"albert-serve is \S+ here and 0\.0 where"):
+        WorkerModel(bundle=str(bundle_dir), task="fill-mask", version="0.0").open()
+
+
+def test_rows_with_errors_raise_on_request(table: pyarrow.Table, bundle_dir: Path) -> None:
+    scorer = AlbertScorer(
+        bundle_dir, "text-classification", columns={"text": "review"}, errors="fail"
+    )
+    with pytest.raises(TooManyErrorsError, match="1 rows are in error; the first: "):
+        scorer(table)
