@@ -104,10 +104,12 @@ def _read_file(file: Path, columns: Columns, choices: Sequence[str]) -> Iterator
     if ".txt" in file.suffixes:
         yield from _read_passage_file(file)
         return
-    for row, names in read_choice_columns(file, columns, choices):
-        if isinstance(row, RowError):
-            yield row
-        elif names is None:
+    for read in read_choice_columns(file, columns, choices):
+        if isinstance(read, RowError):
+            yield read
+            continue
+        row, names = read
+        if names is None:
             yield from _race_questions(row.values, row.place, _level(file))
         else:
             yield _question(row, names)
