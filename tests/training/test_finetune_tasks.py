@@ -270,7 +270,7 @@ def test_the_papers_recipe_is_recorded_and_can_be_overridden(
         (["--data", "cola"], "--data cola is the folder of a task; give --task"),
         (
             ["--task", "cola", "--data", "x", "--labels", "a", "--text-column", "b"],
-            "--task has its own files, columns and labels; leave out --labels, --text-column",
+            "--task has its own files, columns and labels; leave out --labels, --text-column\n",
         ),
         (["--task", "cola", "--data", "nowhere"], "nowhere is not a folder"),
         (["--recipe", "paper"], "--recipe paper differs from task to task; give --task"),
@@ -283,6 +283,18 @@ def test_options_of_tasks_that_do_not_fit(
 ) -> None:
     assert run(start, tmp_path / "run", *more) == 1
     assert message in refusal(capsys, tmp_path / "run")
+
+
+def test_files_beside_a_task_are_refused_before_its_own_are_downloaded(
+    start: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    checkpoint, both = start[1], ["--task", "cola", "--text-column", "b", "--multiple-choice", "c"]
+    assert run([*start, *both], tmp_path / "run") == 1
+    assert evaluate.main([checkpoint, *both]) == 1
+    assert export([checkpoint, str(tmp_path / "bundle"), *both]) == 1
+    message = "--task has its own files, columns and labels; leave out --multiple-choice, --text-co"
+    errors = capsys.readouterr().err.splitlines()
+    assert errors == [f"error: {message}lumn"] * 3
 
 
 @pytest.mark.parametrize(
