@@ -16,9 +16,9 @@ def tokenise(
     options: argparse.Namespace,
     tokenizer: AlbertTokenizer,
     texts: Sequence[_Text],
-    make: Callable[..., tuple[list[_Example], int]],
+    make: Callable[..., tuple[Sequence[_Example], int]],
     title: str,
-) -> list[_Example]:
+) -> Sequence[_Example]:
     """Tokenise texts, and report how many were cut.
 
     Args:
