@@ -93,6 +93,20 @@ def download(model: HubModel, patterns: Sequence[str]) -> Path:
     return Path(folder)
 
 
+def find_cached(model: HubModel, patterns: Sequence[str]) -> Path | None:
+    """Return the folder of a commit in the cache, if it has a file of each pattern; asks no Hub."""
+    try:
+        folder = snapshot_download(
+            model.repo_id,
+            repo_type=model.repo_type,
+            revision=model.revision,
+            local_files_only=True,
+        )
+    except LocalEntryNotFoundError:
+        return None
+    return Path(folder) if all(any(Path(folder).glob(each)) for each in patterns) else None
+
+
 def check_reachable(model: HubModel, lacking: str) -> None:
     """Check that the Hub answers, so that what is lacking is not merely not in the cache.
 
@@ -103,7 +117,7 @@ def check_reachable(model: HubModel, lacking: str) -> None:
         HubError: it does not answer.
     """
     try:
-        HfApi().model_info(model.repo_id, revision=model.revision)
+        HfApi().repo_info(model.repo_id, revision=model.revision, repo_type=model.repo_type)
     except Exception as error:  # also those of its HTTP library, which differs by version
         raise HubError(
             f"{model} is not wholly in the cache of the Hub ({constants.HF_HUB_CACHE}), which "

@@ -122,10 +122,6 @@ def _real_data(options: argparse.Namespace) -> RealData | None:
         return None
     options = with_task_data(options)
     task = TASKS.get(options.task)
-    if options.task is not None and (options.text_classification or options.multiple_choice):
-        raise ExportError(
-            "--task has its own files; leave out --text-classification and --multiple-choice"
-        )
     if task is None:
         labelled = labelled_files(options.text_classification, "test", "validation")
     else:

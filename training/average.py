@@ -21,6 +21,7 @@ from training.errors import report_errors
 from training.loop.provenance import read_stages, record_stage
 from training.model.checkpoint import (
     CheckpointError,
+    label_keys,
     load_checkpoint,
     parameters,
     read_config,
@@ -29,7 +30,7 @@ from training.model.checkpoint import (
 from training.model.heads import AlbertForTasks
 from training.run.options import parse_positive
 from training.system.command_line import make_parser
-from training.system.partial_folder import partial_folder
+from training.system.partial_folder import new_folder
 
 _EXAMPLES: Final = """examples:
   python -m training.average runs/first/checkpoint runs/second/checkpoint --output runs/mean
@@ -50,27 +51,21 @@ def average(references: Sequence[str | Path], weights: Sequence[float], target: 
 
     Raises:
         CheckpointError: there are fewer than two, one cannot be read, their sizes, heads or labels
-            do not fit, a weight is not finite, or the target is there already.
-        OSError: the target cannot be written.
+            do not fit, or a weight is not finite.
+        OSError: the target is there already, or cannot be written.
     """
     if len(references) < 2 or len(weights) != len(references):
         raise CheckpointError(
             f"{len(references)} checkpoints and {len(weights)} weights: give two checkpoints or "
             "more, and a weight for each or none"
         )
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise CheckpointError(f"{target} is there already; name a new folder")
-    target = target.resolve()
-    with ExitStack() as stack:
+    with new_folder(target) as folder, ExitStack() as stack:
         sources = [stack.enter_context(open_checkpoint(reference)) for reference in references]
         folders = [source.folder for source in sources]
         model = _mean(folders, weights)
-        folder = stack.enter_context(partial_folder(target))
-        extra = {
-            key: value
-            for key, value in read_config(folders[0]).items()
-            if key in ("id2label", "label2id", "problem_type", "albert_sentence_task")
-        }
+        config = read_config(folders[0])
+        kept = (*label_keys([]), "albert_sentence_task")
+        extra = {key: config[key] for key in kept if key in config}
         save_checkpoint(model, folder, tokenizer_from=folders[0], extra_config=extra)
         record_stage(
             folder,
@@ -81,7 +76,6 @@ def average(references: Sequence[str | Path], weights: Sequence[float], target: 
             },
             earlier=read_stages(folders[0]),
         )
-        folder.rename(target)
 
 
 def _mean(folders: Sequence[Path], weights: Sequence[float]) -> AlbertForTasks:

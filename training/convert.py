@@ -15,9 +15,8 @@ from typing import Final
 from training.conversion.source import REFERENCE_HELP, open_checkpoint
 from training.conversion.standard import write_for_transformers
 from training.errors import report_errors
-from training.model.checkpoint import CheckpointError
 from training.system.command_line import make_parser
-from training.system.partial_folder import partial_folder
+from training.system.partial_folder import new_folder
 
 _EXAMPLES: Final = """examples:
   python -m training.convert runs/base/checkpoint for-transformers/
@@ -34,16 +33,11 @@ def convert(reference: str | Path, target: Path) -> None:
     """Write a checkpoint for `transformers` into a new folder, which appears whole or not at all.
 
     Raises:
-        CheckpointError, BundleCorruptError, VocabError: the checkpoint cannot be found or read, or
-            the target is there already.
-        OSError: the target cannot be written.
+        CheckpointError, BundleCorruptError, VocabError: the checkpoint cannot be found or read.
+        OSError: the target is there already, or cannot be written.
     """
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise CheckpointError(f"{target} is there already; name a new folder")
-    target = target.resolve()
-    with open_checkpoint(reference) as checkpoint, partial_folder(target) as folder:
+    with new_folder(target) as folder, open_checkpoint(reference) as checkpoint:
         write_for_transformers(checkpoint.folder, folder)
-        folder.rename(target)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -21,7 +21,7 @@ from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import REFERENCE_HELP, open_checkpoint
 from training.data.examples import MIN_LENGTH, ExampleSettings, SentenceTask
 from training.data.labelled.choices import read_choices
-from training.data.labelled.folders import labelled_files
+from training.data.labelled.folders import CHOICES, labelled_files
 from training.data.labelled.race import RACE, race_files
 from training.data.labelled.texts import read_labelled
 from training.data.masking import NgramMasking, word_starts
@@ -29,7 +29,7 @@ from training.data.questions import read_squad
 from training.data.shards import Shards
 from training.errors import report_errors
 from training.evaluation.choices import PREFIX as CHOICE_PREFIX
-from training.evaluation.choices import evaluate_choices
+from training.evaluation.choices import Chosen, choose
 from training.evaluation.classification import Classified, classify
 from training.evaluation.predictions import MAX_ANSWER_LENGTH, EvaluationError
 from training.evaluation.questions import (
@@ -120,12 +120,9 @@ def evaluate(options: argparse.Namespace) -> Results:
 
     Raises:
         EvaluationError: none is given, the checkpoint has no head for it, or options contradict.
+        RunError: as `with_task_data`.
     """
     options = with_task_data(options)
-    for name in ("text_classification", "multiple_choice"):
-        if options.task is not None and getattr(options, name):
-            given = name.replace("_", "-")
-            raise EvaluationError(f"--task has its own files; leave out --{given}")
     has_texts = bool(options.text_classification or options.task in TASKS)
     has_choices = bool(options.multiple_choice or options.task == RACE)
     if not (options.pretraining or has_texts or has_choices or options.question_answering):
@@ -149,13 +146,17 @@ def _evaluate(options: argparse.Namespace, folder: Path) -> Results:
     tokenizer = AlbertTokenizer.from_file(folder / "tokenizer.json")
     figures: dict[str, Any] = {}
     classified: dict[str, Classified] = {}
+    chosen: Chosen | None = None
     answered: list[AnsweredQuestion] = []
     if options.pretraining:
         _need(model, "fill-mask")
         figures |= _held_out_figures(options, folder, model, tokenizer)
     if options.multiple_choice or options.task == RACE:
         _need(model, "multiple-choice")
-        figures |= _choice_figures(options, model, tokenizer)
+        if options.task == RACE:
+            figures[f"{CHOICE_PREFIX}_task"] = RACE.upper()
+        chosen = _choose(options, model, tokenizer)
+        figures |= chosen.figures()
     if options.text_classification or options.task not in (None, RACE):
         _need(model, "text-classification")
         classified = _classify(options, folder, model, tokenizer)
@@ -173,6 +174,7 @@ def _evaluate(options: argparse.Namespace, folder: Path) -> Results:
             if not isinstance(figure, float) or math.isfinite(figure)
         },
         classified=classified,
+        chosen=chosen,
         answered=answered,
         threshold=options.null_score_diff_threshold,
     )
@@ -193,19 +195,15 @@ def _answer(
     return answered
 
 
-def _choice_figures(
+def _choose(
     options: argparse.Namespace, model: AlbertForTasks, tokenizer: AlbertTokenizer
-) -> dict[str, Any]:
+) -> Chosen:
     is_race = options.task == RACE
-    questions = read_choices(
-        race_files(options.data, "dev") if is_race else options.multiple_choice,
-        columns_of(options),
-        options.choice_columns,
-    )
+    paths = race_files(options.data, "dev") if is_race else options.multiple_choice
+    files = labelled_files(paths, "test", "validation", suffixes=CHOICES)
+    questions = read_choices(files, columns_of(options), options.choice_columns)
     # RACE's passages are cut in all published figures.
-    truncation = options.truncation or is_race
-    named = {f"{CHOICE_PREFIX}_task": RACE.upper()} if is_race else {}
-    return named | evaluate_choices(model, tokenizer, questions, truncation=truncation)
+    return choose(model, tokenizer, questions, truncation=options.truncation or is_race)
 
 
 def _warn_of_threshold(answered: Sequence[AnsweredQuestion], figures: Mapping[str, float]) -> None:

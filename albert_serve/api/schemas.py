@@ -387,7 +387,7 @@ FeatureExtractionReply: TypeAlias = (
 class TaskQuality(Reply):
     """How well the model answers a task, on the labelled data of its manifest."""
 
-    metric: str = Field(description='"accuracy" or "F1".')
+    metric: str = Field(description='Such as "accuracy" or "F1".')
     percent: float
     count: int = Field(description="Answers that it was measured on.")
 

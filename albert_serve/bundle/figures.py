@@ -9,25 +9,25 @@ from typing import Final, TypeGuard
 from albert_serve.bundle.manifest import AGREEMENT, Manifest
 from albert_serve.bundle.weights import TaskName
 
-# Names in `Manifest.evaluation`, which `training.evaluate` gives: the metric, the figure, the
-# count, and what makes a percentage of the figure.
-_EVALUATED: Final[dict[str, tuple[str, str, str, float]]] = {
-    "fill-mask": ("accuracy", "masked_accuracy", "masked_tokens", 100.0),
-    "sentence-order": ("accuracy", "sentence_order_accuracy", "sentence_order_pairs", 100.0),
-    "text-classification": (
-        "accuracy",
-        "text_classification_accuracy",
-        "text_classification_texts",
-        100.0,
-    ),
-    "multiple-choice": (
-        "accuracy",
-        "multiple_choice_accuracy",
-        "multiple_choice_questions",
-        100.0,
-    ),
-    "question-answering": ("F1", "question_answering_f1", "question_answering_questions", 1.0),
+# Names in `Manifest.evaluation`, which `training.evaluate` gives: the beginning of a task's
+# figures, the name of its count, and what makes a percentage of a figure.
+_EVALUATED: Final[dict[str, tuple[str, str, float]]] = {
+    "fill-mask": ("masked", "tokens", 100.0),
+    "sentence-order": ("sentence_order", "pairs", 100.0),
+    "text-classification": ("text_classification", "texts", 100.0),
+    "multiple-choice": ("multiple_choice", "questions", 100.0),
+    "question-answering": ("question_answering", "questions", 1.0),
 }
+# The figures by name, of which the first that a task has is shown. Of one label a text, Matthews'
+# coefficient is there only where it is the official metric.
+_METRICS: Final = (
+    ("matthews_correlation", "Matthews correlation"),
+    ("accuracy", "accuracy"),
+    ("micro_f1", "micro-F1"),
+    ("pearson", "Pearson"),
+    ("spearman", "Spearman"),
+    ("f1", "F1"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,8 +35,8 @@ class TaskFigure:
     """A task's metric on labelled data.
 
     Attributes:
-        metric: "accuracy" or "F1".
-        percent: its value, 0 to 100.
+        metric: such as "accuracy" or "F1".
+        percent: its value, at most 100; a correlation may be negative.
         count: the number of answers.
     """
 
@@ -51,10 +51,12 @@ def read_figure(manifest: Manifest, task: TaskName) -> TaskFigure | None:
     How often a bundle agrees with torch says nothing of its answers, and is passed over.
     """
     if task in _EVALUATED:
-        metric, name, count_name, factor = _EVALUATED[task]
-        value, count = (manifest.evaluation.get(key) for key in (name, count_name))
-        if _is_number(value) and _is_number(count):
-            return TaskFigure(metric=metric, percent=factor * float(value), count=int(count))
+        prefix, counted, factor = _EVALUATED[task]
+        count = manifest.evaluation.get(f"{prefix}_{counted}")
+        for name, metric in _METRICS:
+            value = manifest.evaluation.get(f"{prefix}_{name}")
+            if _is_number(value) and _is_number(count):
+                return TaskFigure(metric=metric, percent=factor * float(value), count=int(count))
     measured = manifest.quality.get(task)
     if measured is None or measured.metric == AGREEMENT:
         return None

@@ -19,7 +19,7 @@ from albert_serve.cli.options import (
     chosen,
 )
 from albert_serve.errors import ConfigError
-from albert_serve.server.bentoml.start import MAX_PORT, check_address
+from albert_serve.server.bentoml.start import check_address, parse_port
 from albert_serve.server.pid_file import check_pid_file, reload_service
 from albert_serve.settings import Settings, default_pid_file
 
@@ -136,9 +136,7 @@ def _with_pid_file(settings: Settings, port: int) -> tuple[Settings, str]:
 
 
 def _port(text: str) -> int:
-    port = int(text) if text.isdecimal() else 0
-    if not 1 <= port <= MAX_PORT:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no port; it must be a whole number from 1 to {MAX_PORT}"
-        )
-    return port
+    try:
+        return parse_port(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

@@ -80,7 +80,7 @@ class MultipleChoice:
                 raise TextTooLongError(f"context and {place} together: {error}") from error
             inputs.append(fitted.at_cls("multiple-choice"))
             num_truncated += fitted.num_truncated
-            _add_cuts(cuts, fitted.cut_at, item.question, place)
+            _add_cuts(cuts, fitted.cut_at, item, number)
         return Prepared(
             inputs=inputs,
             finish=lambda logits: _finish(item.choices, logits, parameters.top_k),
@@ -111,16 +111,30 @@ def _check_blanks(item: ChoiceQuestion) -> None:
 
 
 def _add_cuts(
-    cuts: dict[str, int], cut_at: tuple[int | None, ...], question: str | None, place: str
+    cuts: dict[str, int], cut_at: tuple[int | None, ...], item: ChoiceQuestion, number: int
 ) -> None:
     """Add where the texts of a choice were cut: what was cut most of the context and question."""
     context_end, begin = cut_at
     if context_end is not None:
         cuts[".context"] = min(context_end, cuts.get(".context", context_end))
-    if begin is not None and question:
-        cuts[".question"] = max(min(begin, len(question)), cuts.get(".question", 0))
+    if begin is not None and item.question:
+        start = _offset_in_question(item.question, item.choices[number], begin)
+        cuts[".question"] = max(start, cuts.get(".question", 0))
     elif begin is not None:
-        cuts[f".{place}"] = begin
+        cuts[f".choices[{number}]"] = begin
+
+
+def _offset_in_question(question: str, choice: str, offset: int) -> int:
+    """Return the offset in a question of a character of `with_choice`.
+
+    Of a character of the choice, that of its blank or, where there is none, of the question's end.
+    """
+    num_more = 0  # characters before it that the question has not
+    for blank in _BLANK.finditer(question):
+        if offset < blank.start() + num_more + len(choice):
+            return min(offset - num_more, blank.start())
+        num_more += len(choice) - len(blank[0])
+    return min(offset - num_more, len(question))
 
 
 def _finish(choices: list[str], logits: list[Logits], top_k: int | None) -> MultipleChoiceAnswer:

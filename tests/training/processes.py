@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from itertools import count
 from multiprocessing.context import ForkServerProcess
@@ -112,6 +113,23 @@ def run_in_process(
 ) -> Ended:
     """Run a command to its end, whichever that is."""
     return start(options, folder, *more, fate=fate, program=program).wait()
+
+
+def run_killed(
+    options: Sequence[str],
+    folder: Path,
+    *deaths: tuple[int, str],
+    program: str = "training.pretrain",
+) -> None:
+    """Run a command to its end, after it was killed before each of these steps.
+
+    Each death is of a command of its own, with this time between checkpoints.
+    """
+    for step, saving in deaths:
+        fate = partial(before_step, step, die)
+        ended = run_in_process(options, folder, "--save-every", saving, fate=fate, program=program)
+        assert ended.status == -signal.SIGKILL
+    assert run_in_process(options, folder, program=program).status == 0
 
 
 def run_world(

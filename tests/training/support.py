@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from albert_serve.config import AlbertConfig
 from training.data.masking import NUM_SPECIAL
 from training.data.shards import Part, Shards
+from training.loop.checkpointing import step_of
 from training.loop.step import Run, Step
 from training.model.albert import Batch, Packing
 from training.model.checkpoint import parameters
@@ -261,6 +262,18 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
     """The lines of a run's `metrics.jsonl`."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
+
+
+def validations(folder: Path, task: Task, figure: str) -> dict[int, float]:
+    """A figure of each validation of a run, by its step."""
+    name = f"validation/{task}/{figure}"
+    return {int(line["step"]): line[name] for line in read_metrics(folder) if name in line}
+
+
+def best_step(folder: Path) -> int:
+    """The step of a run's best checkpoint."""
+    assert (folder / "best").is_symlink()
+    return step_of((folder / "best").resolve())
 
 
 def file_contents(folder: Path) -> dict[str, bytes]:

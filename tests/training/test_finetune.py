@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.processes import before_step, die, run_in_process, run_world, spoil
+from tests.training.processes import run_in_process, run_killed, run_world, spoil
 from tests.training.support import (
     SQUAD,
     SQUAD_V2,
@@ -89,14 +89,8 @@ def test_a_run_that_is_killed_goes_on_to_the_same_weights(
     finetuned: Path, finetune_options: list[str], tmp_path: Path
 ) -> None:
     """Again and again, with checkpoints between its deaths and without."""
-    for step, saving in ((4, "10h"), (9, "0.0001s"), (9, "10h"), (30, "0.0001s")):
-        fate = partial(before_step, step, die)
-        more = ("--save-every", saving)
-        ended = run_in_process(
-            finetune_options, tmp_path / "run", *more, fate=fate, program=PROGRAM
-        )
-        assert ended.status == -signal.SIGKILL
-    assert run_in_process(finetune_options, tmp_path / "run", program=PROGRAM).status == 0
+    deaths = ((4, "10h"), (9, "0.0001s"), (9, "10h"), (30, "0.0001s"))
+    run_killed(finetune_options, tmp_path / "run", *deaths, program=PROGRAM)
     assert same_weights(tmp_path / "run", finetuned)
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [10, 20, 30, 40]
 

@@ -5,28 +5,28 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import signal
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.processes import before_step, die, run_in_process
+from tests.training.processes import run_killed
 from tests.training.support import (
     RACE,
     SQUAD,
+    best_step,
     read_metrics,
     refusal,
     run_command,
     same_weights,
+    validations,
 )
 from training import evaluate
 from training.data.choices import choice_examples
 from training.data.labelled.choices import read_choices
 from training.finetune import main
 from training.finetuning.choices import Choices
-from training.loop.checkpointing import step_of
 from training.model.checkpoint import find_tasks, load_checkpoint, read_config
 
 Capture = pytest.CaptureFixture[str]
@@ -48,10 +48,7 @@ def race(start: list[str]) -> list[str]:
     return [*start, "--task", "RACE", "--data", str(RACE)]
 
 
-def validations(folder: Path, figure: str) -> dict[int, float]:
-    """A figure of each validation, by its step."""
-    name = f"validation/multiple-choice/{figure}"
-    return {int(line["step"]): line[name] for line in read_metrics(folder) if name in line}
+losses = partial(validations, task="multiple-choice", figure="loss")
 
 
 def test_the_questions_of_real_passages_are_learnt(race: list[str], tmp_path: Path) -> None:
@@ -70,21 +67,38 @@ def test_the_questions_of_real_passages_are_learnt(race: list[str], tmp_path: Pa
     assert figures["multiple_choice_questions"] == 12
 
 
+def test_a_folder_is_read_by_its_splits(
+    start: list[str], race: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    """As of the task: trained on `train`, validated on `dev`, which is evaluated, too."""
+    assert run(race, tmp_path / "task") == 0
+    assert run([*start, "--multiple-choice", str(RACE)], tmp_path / "run") == 0
+    shown = capsys.readouterr().out
+    assert f"{RACE}: train/high/3.txt, train/high/4.txt, train/middle/1.txt, train/mi" in shown
+    assert same_weights(tmp_path / "task", tmp_path / "run")
+    assert losses(tmp_path / "run") == losses(tmp_path / "task")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["multiple_choice"] == str([RACE])
+    best = tmp_path / "run" / "best"
+    assert evaluate.main([str(best), "--multiple-choice", str(RACE), "--truncation"]) == 0
+    figures = json.loads((best / "evaluation.json").read_text())
+    assert figures["multiple_choice_questions"] == 4
+
+
 def test_the_best_checkpoint_has_the_figures_of_its_validation(
     race: list[str], tmp_path: Path
 ) -> None:
     """By accuracy, which `training.evaluate` computes on padded texts, for both levels."""
     folder = tmp_path / "run"
     assert run(race, folder) == 0
-    measured = validations(folder, "accuracy")
+    measured = validations(folder, "multiple-choice", "accuracy")
     assert list(measured) == [2, 4, 6]
-    best = step_of((folder / "best").resolve())
+    best = best_step(folder)
     assert best == min(step for step in measured if measured[step] == max(measured.values()))
     assert evaluate.main([str(folder / "best"), "--task", "race", "--data", str(RACE)]) == 0
     figures = json.loads((folder / "best" / "evaluation.json").read_text())
     assert figures["multiple_choice_task"] == "RACE"
     assert figures["multiple_choice_accuracy"] == pytest.approx(measured[best])
-    loss = validations(folder, "loss")[best]
+    loss = losses(folder)[best]
     assert figures["multiple_choice_loss"] == pytest.approx(loss, rel=1e-3)
     levels = [figures[f"multiple_choice_{level}_accuracy"] for level in ("high", "middle")]
     assert sum(levels) / 2 == pytest.approx(measured[best])
@@ -110,18 +124,9 @@ def test_a_run_that_is_killed_goes_on_to_the_same_best_weights(
     options = [*race, "--dropout", "0.1", "--keep", "1"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert run(options, whole) == 0
-    for step, saving in ((3, "0.0001s"), (5, "10h")):
-        ended = run_in_process(
-            options,
-            killed,
-            *("--save-every", saving),
-            fate=partial(before_step, step, die),
-            program="training.finetune",
-        )
-        assert ended.status == -signal.SIGKILL
-    assert run_in_process(options, killed, program="training.finetune").status == 0
+    run_killed(options, killed, (3, "0.0001s"), (5, "10h"), program="training.finetune")
     assert same_weights(killed, whole)
-    assert (killed / "best").resolve().name == (whole / "best").resolve().name
+    assert best_step(killed) == best_step(whole)
 
 
 def test_it_takes_the_place_of_a_classifier_beside_other_tasks(
@@ -180,6 +185,7 @@ def test_a_type_of_problem_is_refused(start: list[str], tmp_path: Path, capsys: 
         (["--metric", "f1"], "--metric f1 is none of multiple choice; take accuracy or loss"),
         (["--class-weights", "balanced"], "--class-weights goes with --text-classification"),
         (["--validation", "nowhere.csv"], "nowhere.csv"),
+        (["--data", "nyu-mll/glue@main"], "nyu-mll/glue@main is not a folder"),
     ],
 )
 def test_options_that_do_not_fit(
@@ -223,7 +229,7 @@ def test_a_classifier_and_multiple_choice_are_not_trained_together(
         (["--multiple-choice", str(RACE)], "the checkpoint has no head for multiple-choice"),
         (
             ["--task", "race", "--data", str(RACE), "--multiple-choice", "a.csv"],
-            "--task has its own files; leave out --multiple-choice",
+            "--task has its own files, columns and labels; leave out --multiple-choice",
         ),
         (["--task", "race"], "--task RACE needs --data"),
     ],

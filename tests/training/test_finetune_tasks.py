@@ -12,23 +12,24 @@ import pytest
 
 from albert_serve.bundle.manifest import read_manifest
 from export.__main__ import main as export
-from tests.training.processes import before_step, die, run_in_process
+from tests.training.processes import run_killed
 from tests.training.support import (
+    best_step,
     checkpoint_state,
-    read_metrics,
     refusal,
     run_command,
     same_weights,
     stop_at,
+    validations,
 )
 from training import evaluate
 from training.finetune import main
-from training.loop.checkpointing import step_of
 from training.model.checkpoint import load_checkpoint, read_config
 
 Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)
 
+TASK = "text-classification"
 PAIRS = ("the game was good", "a city was great", "his music died", "her work was lost")
 MNLI = (
     "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\t"
@@ -89,17 +90,6 @@ def start(pretrained: Path) -> list[str]:
     ]
 
 
-def validations(folder: Path, figure: str) -> dict[int, float]:
-    """A figure of each validation, by its step."""
-    name = f"validation/text-classification/{figure}"
-    return {int(line["step"]): line[name] for line in read_metrics(folder) if name in line}
-
-
-def best_step(folder: Path) -> int:
-    assert (folder / "best").is_symlink()
-    return step_of((folder / "best").resolve())
-
-
 def figures_of(checkpoint: Path, task: str, data: Path) -> dict[str, float]:
     assert evaluate.main([str(checkpoint), "--task", task, "--data", str(data)]) == 0
     figures: dict[str, float] = json.loads((checkpoint / "evaluation.json").read_text())
@@ -126,7 +116,7 @@ def test_the_best_checkpoint_has_the_figures_of_its_validation(
     data: Path = request.getfixturevalue(task)
     folder = tmp_path / "run"
     assert run([*start, "--keep", "1", "--task", task, "--data", str(data)], folder) == 0
-    measured = validations(folder, figure)
+    measured = validations(folder, TASK, figure)
     assert list(measured) == [2, 4, 6]
     best = best_step(folder)
     assert measured[best] == max(measured.values())
@@ -134,7 +124,7 @@ def test_the_best_checkpoint_has_the_figures_of_its_validation(
     figures = figures_of(folder / "best", task, data)
     name = f"text_classification_{figure}"
     assert figures[name] == pytest.approx(measured[best], abs=1e-3)
-    loss = validations(folder, "loss")[best]
+    loss = validations(folder, TASK, "loss")[best]
     assert figures["text_classification_loss"] == pytest.approx(loss, rel=1e-3)
     config = read_config(folder / "best")
     assert list(config["id2label"].values()) == labels
@@ -235,7 +225,7 @@ def test_a_run_that_is_stopped_in_validation_goes_on_as_one_that_was_not(
     assert run(options, stopped) == 0
     assert same_weights(stopped, whole)
     assert best_step(stopped) == best_step(whole)
-    assert validations(stopped, "loss") == validations(whole, "loss")
+    assert validations(stopped, TASK, "loss") == validations(whole, TASK, "loss")
 
 
 def test_a_run_that_is_killed_goes_on_to_the_same_best_weights(
@@ -245,16 +235,8 @@ def test_a_run_that_is_killed_goes_on_to_the_same_best_weights(
     options += ["--dropout", "0.1", "--optimizer", "muon"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert run(options, whole) == 0
-    for step, saving in ((3, "10h"), (4, "0.0001s"), (6, "10h")):
-        ended = run_in_process(
-            options,
-            killed,
-            *("--save-every", saving),
-            fate=partial(before_step, step, die),
-            program="training.finetune",
-        )
-        assert ended.status == -signal.SIGKILL
-    assert run_in_process(options, killed, program="training.finetune").status == 0
+    deaths = ((3, "10h"), (4, "0.0001s"), (6, "10h"))
+    run_killed(options, killed, *deaths, program="training.finetune")
     assert same_weights(killed, whole)
     assert best_step(killed) == best_step(whole)
     names = ("model.safetensors", "config.json")
@@ -288,7 +270,7 @@ def test_the_papers_recipe_is_recorded_and_can_be_overridden(
         (["--data", "cola"], "--data cola is the folder of a task; give --task"),
         (
             ["--task", "cola", "--data", "x", "--labels", "a", "--text-column", "b"],
-            "--task has its own files, columns and labels; leave out --labels, --text-column",
+            "--task has its own files, columns and labels; leave out --labels, --text-column\n",
         ),
         (["--task", "cola", "--data", "nowhere"], "nowhere is not a folder"),
         (["--recipe", "paper"], "--recipe paper differs from task to task; give --task"),
@@ -301,6 +283,18 @@ def test_options_of_tasks_that_do_not_fit(
 ) -> None:
     assert run(start, tmp_path / "run", *more) == 1
     assert message in refusal(capsys, tmp_path / "run")
+
+
+def test_files_beside_a_task_are_refused_before_its_own_are_downloaded(
+    start: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    checkpoint, both = start[1], ["--task", "cola", "--text-column", "b", "--multiple-choice", "c"]
+    assert run([*start, *both], tmp_path / "run") == 1
+    assert evaluate.main([checkpoint, *both]) == 1
+    assert export([checkpoint, str(tmp_path / "bundle"), *both]) == 1
+    message = "--task has its own files, columns and labels; leave out --multiple-choice, --text-co"
+    errors = capsys.readouterr().err.splitlines()
+    assert errors == [f"error: {message}lumn"] * 3
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 from albert_serve import hub
 from albert_serve.errors import HubError
 from albert_serve.hub import HubModel as HubModel
+from albert_serve.hub import find_cached as find_cached
 from training.model.checkpoint import CheckpointError
 
 

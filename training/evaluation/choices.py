@@ -1,38 +1,105 @@
 """Evaluation of multiple choice: loss and accuracy, of all questions and of each group.
 
-Shape legend: N choices of a question.
+Shape legend: N choices of a question, Q questions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional as F
 
 from albert_serve.tasks.base import EncoderInput, Logits
+from albert_serve.tasks.probability import softmax
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.choices import ChoiceExample, choice_examples
 from training.data.labelled.choices import ChoiceText, groups_of
 from training.evaluation.predictions import Item
 from training.evaluation.torch_engine import predict_in_torch
-from training.losses import Tally, score
 from training.model.heads import AlbertForTasks
 
 # Of the figures' names.
 PREFIX: Final = "multiple_choice"
 
 
-def evaluate_choices(
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A model's answers to questions of multiple choice.
+
+    Attributes:
+        logits: (N,) fp32 of each question.
+        num_truncated: questions of which a text was cut.
+    """
+
+    questions: Sequence[ChoiceText]
+    logits: Sequence[NDArray[np.float32]]
+    num_truncated: int = 0
+
+    @cached_property
+    def losses_Q(self) -> NDArray[np.float64]:
+        """The cross-entropy of each question."""
+        pairs = zip(self.logits, self.questions, strict=True)
+        return np.array(
+            [
+                F.cross_entropy(torch.from_numpy(logits_N), torch.tensor(question.label)).item()
+                for logits_N, question in pairs
+            ]
+        )
+
+    @cached_property
+    def predictions_Q(self) -> NDArray[np.int64]:
+        """The index of the choice of each question."""
+        return np.array([logits_N.argmax() for logits_N in self.logits])
+
+    @cached_property
+    def is_right_Q(self) -> NDArray[np.bool_]:
+        """Whether the right choice was chosen."""
+        labels_Q = np.array([question.label for question in self.questions])
+        is_right_Q: NDArray[np.bool_] = self.predictions_Q == labels_Q
+        return is_right_Q
+
+    @cached_property
+    def confidences_Q(self) -> NDArray[np.float64]:
+        """The probability of each choice that was chosen."""
+        return np.array([softmax(logits_N).max() for logits_N in self.logits])
+
+    def groups(self) -> dict[str, dict[str, float]]:
+        """Return accuracy, loss and number of questions, of all as "" and of each group."""
+        group_of_Q = np.array([question.group for question in self.questions])
+        of_group = {name: group_of_Q == name for name in groups_of(self.questions)}
+        return {
+            name: {
+                "accuracy": float(self.is_right_Q[within_Q].mean()),
+                "loss": float(self.losses_Q[within_Q].mean()),
+                "questions": int(within_Q.sum()),
+            }
+            for name, within_Q in {"": np.full(len(group_of_Q), True), **of_group}.items()
+        }
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures of all questions and of each group, and the count of those cut."""
+        figures: dict[str, Any] = {
+            f"{PREFIX}_{name}_{figure}" if name else f"{PREFIX}_{figure}": value
+            for name, its_figures in self.groups().items()
+            for figure, value in its_figures.items()
+        }
+        return {**figures, f"{PREFIX}_truncated": self.num_truncated}
+
+
+def choose(
     model: AlbertForTasks,
     tokenizer: AlbertTokenizer,
     questions: Sequence[ChoiceText],
     *,
     truncation: bool = False,
-) -> dict[str, Any]:
-    """Evaluate multiple choice: accuracy and loss, and those of each group of questions.
+) -> Chosen:
+    """Answer questions of multiple choice.
 
     Args:
         truncation: whether long texts are cut to the model's positions.
@@ -46,21 +113,8 @@ def evaluate_choices(
     items = [
         Item(inputs=choice_inputs(example, tokenizer), read=_read_logits) for example in examples
     ]
-    predicted = predict_in_torch(model, items, "questions")
-    tallies = {name: Tally() for name in ("", *groups_of(questions))}
-    for question, logits_N in zip(questions, predicted, strict=True):
-        result = score(torch.from_numpy(logits_N)[None], torch.tensor([question.label]))
-        for name in {"", question.group}:
-            tallies[name].add(result)
-    figures: dict[str, Any] = {}
-    for name, tally in tallies.items():
-        prefix = f"{PREFIX}_{name}" if name else PREFIX
-        figures |= {
-            f"{prefix}_accuracy": tally.accuracy,
-            f"{prefix}_loss": tally.loss,
-            f"{prefix}_questions": tally.count,
-        }
-    return {**figures, f"{PREFIX}_truncated": num_cut}
+    logits = predict_in_torch(model, items, "questions")
+    return Chosen(questions=questions, logits=logits, num_truncated=num_cut)
 
 
 def choice_inputs(example: ChoiceExample, tokenizer: AlbertTokenizer) -> list[EncoderInput]:

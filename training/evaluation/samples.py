@@ -29,6 +29,7 @@ from albert_serve.tokenizer import AlbertTokenizer
 from training.data.choices import tokenise_choices
 from training.data.examples import IGNORED, MIN_LENGTH, Example, ExampleSettings, build_examples
 from training.data.labelled.choices import read_choices
+from training.data.labelled.folders import CHOICES, labelled_files
 from training.data.labelled.texts import Label, LabelledText, read_labelled
 from training.data.masking import NgramMasking, word_starts
 from training.data.questions import Question, read_squad
@@ -361,7 +362,8 @@ def _draw_choices(drawing: Drawing) -> Sample:
 def _draw_labelled_choices(drawing: Drawing) -> Sample:
     """Draw questions of multiple choice, which are cut as those of RACE are."""
     data = drawing.data
-    texts = read_choices(data.choices, data.columns, data.choice_columns)
+    files = labelled_files(data.choices, "test", "validation", suffixes=CHOICES)
+    texts = read_choices(files, data.columns, data.choice_columns)
 
     def items() -> Iterator[Item]:
         for text in shuffled(texts):

@@ -11,8 +11,10 @@ from typing import Any, Final
 
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.choices import ChoiceBatches, ChoiceExample, choice_examples
-from training.data.labelled.choices import ChoiceText, read_choice_splits
+from training.data.labelled.choices import read_choice_splits
+from training.data.labelled.folders import CHOICES, labelled_files
 from training.evaluation.validation import Validation
+from training.finetuning.examples import tokenise
 from training.loop.progress import RunError
 from training.loop.selection import Selection
 from training.run.options import columns_of
@@ -64,14 +66,16 @@ def build_choices(options: argparse.Namespace, tokenizer: AlbertTokenizer) -> Ch
         RunError: options do not fit the data.
     """
     _check(options)
-    files = {_TRAINING: options.multiple_choice}
+    files = {_TRAINING: labelled_files(options.multiple_choice, "train", suffixes=CHOICES)}
     if options.validation:
-        files[_VALIDATION] = options.validation
+        files[_VALIDATION] = labelled_files(options.validation, "validation", suffixes=CHOICES)
     texts = read_choice_splits(files, columns_of(options), options.choice_columns)
     return Choices(
-        examples=_tokenised(options, tokenizer, texts[_TRAINING]),
+        examples=tokenise(options, tokenizer, texts[_TRAINING], choice_examples, "questions"),
         tokenizer=tokenizer,
-        held_out=_tokenised(options, tokenizer, texts.get(_VALIDATION, [])),
+        held_out=tokenise(
+            options, tokenizer, texts.get(_VALIDATION, []), choice_examples, "questions"
+        ),
     )
 
 
@@ -89,15 +93,3 @@ def _check(options: argparse.Namespace) -> None:
         raise RunError(
             f"--metric {options.metric} is none of multiple choice; take accuracy or loss"
         )
-
-
-def _tokenised(
-    options: argparse.Namespace, tokenizer: AlbertTokenizer, texts: Sequence[ChoiceText]
-) -> list[ChoiceExample]:
-    """Tokenise questions as --length and --truncation say, and report how many were cut."""
-    examples, num_cut = choice_examples(
-        texts, tokenizer, length=options.length, truncation=options.truncation
-    )
-    if num_cut:
-        print(f"{num_cut:,} of {len(texts):,} questions are cut to {options.length} tokens")
-    return examples

@@ -23,6 +23,7 @@ from training.data.labelled.texts import LabelledSplits, LabelledText, read_spli
 from training.evaluation.chance import chance_level
 from training.evaluation.metrics import COMBINED, OFFICIAL, mean_metric, metric_figures
 from training.evaluation.validation import Validation
+from training.finetuning.examples import tokenise
 from training.glue.files import read_task
 from training.glue.tasks import TASKS, Metric
 from training.loop.progress import RunError
@@ -147,10 +148,12 @@ def build_classification(
         "regression": partial(regression_scores, logits=logits),
     }
     return Classification(
-        examples=_tokenised(options, tokenizer, texts),
+        examples=tokenise(options, tokenizer, texts, labelled_examples, "texts"),
         labels=label_keys(splits.names, multi_label=problem == "multi_label_classification"),
         loss=losses[problem],
-        held_out=_tokenised(options, tokenizer, splits.texts.get(_VALIDATION, [])),
+        held_out=tokenise(
+            options, tokenizer, splits.texts.get(_VALIDATION, []), labelled_examples, "texts"
+        ),
         metrics=metrics,
         num_official=len(official),
         problem=problem,
@@ -174,18 +177,6 @@ def _read(options: argparse.Namespace) -> LabelledSplits:
     if options.task is not None:
         return read_task(TASKS[options.task], files)
     return read_splits(files, options.labels, columns_of(options), problem_of(options))
-
-
-def _tokenised(
-    options: argparse.Namespace, tokenizer: AlbertTokenizer, texts: Sequence[LabelledText]
-) -> list[LabelledExample]:
-    """Tokenise texts as --length and --truncation say, and report how many were cut."""
-    examples, num_cut = labelled_examples(
-        texts, tokenizer, length=options.length, truncation=options.truncation
-    )
-    if num_cut:
-        print(f"{num_cut:,} of {len(texts):,} texts are cut to {options.length} tokens")
-    return examples
 
 
 def _metrics(

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, get_args
 
 from albert_serve.bundle.manifest import ProblemType
-from training.data.labelled.folders import files_of_split, labelled_files
+from training.data.labelled.folders import CHOICES, files_of_split, labelled_files
 from training.data.labelled.race import RACE, race_files
 from training.finetuning.recipes import DEFAULTS, with_defaults
 from training.glue.files import training_files
 from training.glue.tasks import TASKS, Metric
-from training.loop.progress import RunError
 from training.run.options import (
     add_columns,
     add_optimization,
@@ -24,12 +24,6 @@ from training.run.options import (
     with_task_data,
 )
 
-# Options of the user's own files, which a task of GLUE has in its table.
-_OWN_FILES: Final = (
-    *("text_classification", "multiple_choice", "problem_type", "labels", "teacher"),
-    *("text_column", "pair_column", "label_column", "label_separator", "choice_columns"),
-    "delimiter",
-)
 _FIGURES: Final = ("loss", *get_args(Metric))
 
 
@@ -126,14 +120,7 @@ def resolve(options: argparse.Namespace) -> argparse.Namespace:
         CorpusError: files of the task are missing.
     """
     options = with_task_data(options)
-    if options.task is not None:
-        given = [name for name in _OWN_FILES if getattr(options, name) not in (None, [])]
-        if given:
-            names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-            raise RunError(f"--task has its own files, columns and labels; leave out {names}")
-        own: dict[str, list[Path] | None] = _files_of_task(options)
-    else:
-        own = _files_in_folders(options)
+    own = _files_in_folders(options) if options.task is None else _files_of_task(options)
     return with_defaults(argparse.Namespace(**{**vars(options), **own}))
 
 
@@ -150,22 +137,34 @@ def _files_of_task(options: argparse.Namespace) -> dict[str, list[Path] | None]:
 def _files_in_folders(options: argparse.Namespace) -> dict[str, list[Path] | None]:
     """Return the files in place of folders; a folder's own files of validation if none are given.
 
+    Folders of multiple choice, which may have a file for each passage, stay folders.
+
     Raises:
         CorpusError: a folder has none.
     """
     train, validation = options.text_classification, options.validation
-    if train and validation is None and options.teacher is None:
+    if not train:
+        return {"validation": validation or _with_validation(options.multiple_choice or [])}
+    if validation is None and options.teacher is None:
         folders = [path for path in train if path.is_dir()]
         held_out = [file for folder in folders for file in files_of_split(folder, "validation")]
         validation = held_out or None
         if validation:
             print(f"validation on {', '.join(map(str, validation))}")
     return {
-        "text_classification": train and labelled_files(train, "train"),
-        "validation": labelled_files(validation, "validation")
-        if train and validation
-        else validation,
+        "text_classification": labelled_files(train, "train"),
+        "validation": validation and labelled_files(validation, "validation"),
     }
+
+
+def _with_validation(paths: Sequence[Path]) -> list[Path] | None:
+    """Return the folders that have files of validation of multiple choice; None if none has."""
+    folders = [
+        path
+        for path in paths
+        if path.is_dir() and files_of_split(path, "validation", suffixes=CHOICES)
+    ]
+    return folders or None
 
 
 def _parse_class_weight(text: str) -> str | float:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from albert_serve.files import write_atomically
@@ -50,12 +49,7 @@ class Metrics:
     def __enter__(self) -> Metrics:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def write(self, /, *, step: int, **figures: float) -> None:

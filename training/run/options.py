@@ -8,12 +8,13 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import torch
 
-from training.conversion.hub import HubModel, download
+from training.conversion.hub import HubModel, check_reachable, download, find_cached
 from training.data.labelled.columns import Columns
 from training.data.labelled.race import RACE
 from training.glue.files import patterns_of
@@ -23,7 +24,18 @@ from training.model.checkpoint import CheckpointError
 from training.optim.optimizers import OptimizerName, ScheduleName
 from training.system.precision import PrecisionName
 
-_GLUE = HubModel(repo_id="nyu-mll/glue", repo_type="dataset")
+# At a commit, so that a task has the same files today and when a run is resumed.
+GLUE = HubModel(
+    repo_id="nyu-mll/glue",
+    revision="bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c",
+    repo_type="dataset",
+)
+# Options of the user's own files, which a task has in its table.
+_OWN_FILES = (
+    *("text_classification", "multiple_choice", "problem_type", "labels", "teacher"),
+    *("text_column", "pair_column", "label_column", "label_separator", "choice_columns"),
+    "delimiter",
+)
 _SENTENCE_WEIGHT = "weight of the sentence task's loss; 1 in the paper, with 4096 sequences a step"
 
 
@@ -45,8 +57,8 @@ def add_task(group: argparse._ActionsContainer) -> None:
         "--data",
         type=Path,
         metavar="FOLDER",
-        help=f"the folder with the official files of --task (downloaded: {_GLUE.repo_id} of the "
-        "Hugging Face Hub)",
+        help=f"the folder with the official files of --task (downloaded: {GLUE.repo_id} of the "
+        f"Hugging Face Hub; {GLUE.repo_id}@main takes its newest version)",
     )
 
 
@@ -54,23 +66,67 @@ def with_task_data(options: argparse.Namespace) -> argparse.Namespace:
     """Return the options with the folder of the task's files, which are downloaded if need be.
 
     Raises:
-        RunError: a folder is given without a task, or the files must be given or cannot be
-            downloaded.
+        RunError: a folder is given without a task, other files with one, or the files must be
+            given or cannot be downloaded.
     """
-    if options.task is None and options.data is not None:
-        raise RunError(f"--data {options.data} is the folder of a task; give --task")
-    if options.task is None or options.data is not None:
+    _check_task(options)
+    source = _glue_of(options.data) if options.task in TASKS else None
+    if source is None:
         return options
-    if options.task == RACE:
-        raise RunError("--task RACE needs --data, the folder of its files")
-    patterns = [f"{options.task}/{name}" for name in patterns_of(TASKS[options.task])]
     try:
-        folder = download(_GLUE, patterns) / options.task
+        folder = _download_task(source, options.task)
     except CheckpointError as error:
+        has = f"the cache has {others}; " if (others := _cached_tasks(source)) else ""
         raise RunError(
-            f"{error}; --data names a folder with the files of --task {options.task}"
+            f"{error}; {has}--data names a folder with the files of --task {options.task}"
         ) from error
     return argparse.Namespace(**{**vars(options), "data": folder})
+
+
+def _check_task(options: argparse.Namespace) -> None:
+    if options.task is None:
+        if options.data is not None:
+            raise RunError(f"--data {options.data} is the folder of a task; give --task")
+        return
+    given = [name for name in _OWN_FILES if getattr(options, name, None) not in (None, [])]
+    if given:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise RunError(f"--task has its own files, columns and labels; leave out {names}")
+    if options.task == RACE and options.data is None:
+        raise RunError("--task RACE needs --data, the folder of its files")
+
+
+def _glue_of(data: Path | None) -> HubModel | None:
+    """Return the repository to download from; None where the files are in a folder."""
+    if data is None:
+        return GLUE
+    named = None if data.exists() else HubModel.parse(str(data))
+    if named is None or named.repo_id != GLUE.repo_id:
+        return None
+    return replace(GLUE, revision=named.revision or GLUE.revision)
+
+
+def _download_task(source: HubModel, task: str) -> Path:
+    """Download the files of a task of GLUE; return their folder.
+
+    Raises:
+        CheckpointError: they cannot be downloaded, or there are none.
+    """
+    patterns = [f"{task}/{name}" for name in patterns_of(TASKS[task])]
+    # The files of a commit stay as they are; those of a branch may have changed.
+    cached = find_cached(source, patterns) if source == GLUE else None
+    folder = cached or download(source, patterns)
+    if not (folder / task).is_dir():
+        check_reachable(source, task)
+        raise CheckpointError(f"{source} has no files of {task}")
+    return folder / task
+
+
+def _cached_tasks(source: HubModel) -> str:
+    """Return the names of the tasks that the cache has files of."""
+    folder = find_cached(source, ())
+    names = [] if folder is None else [path.name for path in folder.iterdir()]
+    return ", ".join(sorted(name for name in names if name in TASKS))
 
 
 def _parse_task(text: str) -> str:

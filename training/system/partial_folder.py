@@ -31,6 +31,24 @@ def partial_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Create a partial folder that gets the name of `target` at the end of the block.
+
+    A target that is an empty folder is replaced.
+
+    Raises:
+        FileExistsError: the target is there already.
+        OSError: it cannot be created, or put in place.
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise FileExistsError(f"{target} is there already; name a new folder")
+    target = target.resolve()
+    with partial_folder(target) as folder:
+        yield folder
+        folder.rename(target)
+
+
 def put_folder_in_place(folder: Path, target: Path) -> None:
     """Move a partial folder to its target; a folder that is there is kept if that fails."""
     if not target.exists():

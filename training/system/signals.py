@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Final, TypeAlias
 
 STOPPING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -28,12 +28,7 @@ class StopFlag:
         self._before = {number: signal.signal(number, self._handle) for number in STOPPING}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

@@ -9,7 +9,7 @@ import click
 
 from albert_serve.errors import ConfigError
 
-MAX_PORT: Final = 65535
+_MAX_PORT: Final = 65535
 
 
 def check_command_line() -> None:
@@ -27,14 +27,25 @@ def check_command_line() -> None:
         check_address(host, port)
 
 
+def parse_port(text: str) -> int:
+    """Return the port that a text names.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    port = int(text) if text.isdecimal() else 0
+    if not 1 <= port <= _MAX_PORT:
+        raise ConfigError(f"{text} is no port; it must be a whole number from 1 to {_MAX_PORT}")
+    return port
+
+
 def check_address(host: str, port: int) -> None:
     """See that the service can listen there.
 
     Raises:
         ConfigError: it cannot.
     """
-    if not 1 <= port <= MAX_PORT:
-        raise ConfigError(f"{port} is no port; it must be a whole number from 1 to {MAX_PORT}")
+    parse_port(str(port))
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

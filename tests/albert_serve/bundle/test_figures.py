@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -42,6 +43,31 @@ def test_choices_have_the_accuracy_of_all_groups_together() -> None:
     }
     figure = read_figure(manifest(evaluation=evaluation), "multiple-choice")
     assert figure == TaskFigure(metric="accuracy", percent=64.0, count=4887)
+
+
+@pytest.mark.parametrize(
+    ("figures", "metric", "percent"),
+    [
+        ({"micro_f1": 0.5, "macro_f1": 0.4, "subset_accuracy": 0.3}, "micro-F1", 50),
+        ({"pearson": -0.25, "spearman": 0.8, "mse": 1.5}, "Pearson", -25),
+        ({"spearman": 0.75, "mse": 1.5}, "Spearman", 75),
+        (
+            {"accuracy": 0.8, "macro_f1": 0.7, "matthews_correlation": 0.5},
+            "Matthews correlation",
+            50,
+        ),
+        ({"f1": 0.9, "accuracy": 0.8}, "accuracy", 80),
+        ({"pearson": math.nan, "spearman": None}, None, None),
+    ],
+)
+def test_texts_have_the_figure_of_their_kind(
+    figures: dict[str, Any], metric: str | None, percent: float
+) -> None:
+    evaluation = {f"text_classification_{name}": value for name, value in figures.items()}
+    evaluation |= {"text_classification_texts": 7, "text_classification_loss": 0.1}
+    figure = read_figure(manifest(evaluation=evaluation), "text-classification")
+    expected = metric and TaskFigure(metric=metric, percent=percent, count=7)
+    assert figure == expected
 
 
 def test_export_measured_what_was_not_evaluated() -> None:

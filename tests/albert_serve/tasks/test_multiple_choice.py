@@ -136,6 +136,30 @@ def test_what_was_cut_is_reported(task: MultipleChoice) -> None:
     assert list(prepared.cuts) == [".choices[1]"]
 
 
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        ("_ " + "a " * 200 + "end", "a"),  # the blank is before the cut
+        ("_ and __ " + "a " * 200 + "_", "a"),  # two are, and one is after it
+        ("a " * 200 + "_ " + "a " * 50 + "_", "a"),
+        ("a " * 200 + "_", "_"),  # the cut is in the choice
+        ("a " * 200, ""),
+    ],
+)
+def test_the_offset_of_a_cut_in_a_question_with_blanks(
+    task: MultipleChoice, question: str, expected: str
+) -> None:
+    """The words that are read are those of the filled question's end, of the longest choice."""
+    choice = "c " * (150 if expected in ("_", "") else 7) + "c"
+    prepared = task.prepare(item("short", "c", choice, question=question), CUT)
+    rest = question[prepared.cuts[".question"] :]
+    assert rest.strip()[:1] == expected
+    if expected == "a":
+        filled = task.tokenizer.encode_plain(rest.replace("_", choice)).ids
+        num_first = len(task.tokenizer.encode_plain("short")) + 2
+        assert prepared.inputs[1].ids[num_first:-1] == filled
+
+
 def test_texts_that_are_too_long_are_refused(task: MultipleChoice) -> None:
     with pytest.raises(TextTooLongError, match=r"^context: the text is over 128 tokens"):
         task.prepare(item("a " * 10_000, "b", "c"), DEFAULT)

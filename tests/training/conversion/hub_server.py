@@ -25,7 +25,10 @@ class Repository:
 
     def commit(self, revision: str) -> str | None:
         """The commit of a branch or tag, or a commit itself."""
-        commits = {name: hashlib.sha1(name.encode()).hexdigest() for name in self.revisions}
+        commits = {
+            name: name if len(name) == 40 else hashlib.sha1(name.encode()).hexdigest()
+            for name in self.revisions
+        }
         return revision if revision in commits.values() else commits.get(revision)
 
     def folder(self, commit: str) -> Path:

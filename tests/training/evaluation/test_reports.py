@@ -12,9 +12,11 @@ import pytest
 from sklearn.metrics import confusion_matrix, log_loss
 
 from albert_serve.bundle.manifest import ProblemType
+from training.data.labelled.choices import ChoiceText
 from training.data.labelled.texts import LabelledText
 from training.data.questions import Question
 from training.evaluation.calibration import expected_calibration_error, reliability
+from training.evaluation.choices import Chosen
 from training.evaluation.classification import Classified
 from training.evaluation.questions import AnsweredQuestion, describe_threshold, question_figures
 from training.evaluation.reports.report import worst_questions, write_report
@@ -131,6 +133,60 @@ def test_a_report_of_questions(tmp_path: Path) -> None:
         "id": "c",
     }
     assert (tmp_path / "questions-reliability.png").is_file()
+
+
+def chosen(groups: tuple[str, ...]) -> Chosen:
+    """Random answers to thirty questions of two to five choices."""
+    rng = np.random.default_rng(0)
+    logits = [rng.normal(size=2 + n % 4).astype(np.float32) for n in range(30)]
+    questions = [
+        ChoiceText(
+            context=f"<b>context {n}</b>",
+            question=None if n % 2 else "Why?",
+            choices=tuple(f"choice {each}" for each in range(len(row))),
+            label=int(rng.integers(len(row))),
+            group=groups[n % len(groups)],
+            place=f"/a/b.csv, line {n}",
+        )
+        for n, row in enumerate(logits)
+    ]
+    return Chosen(questions=questions, logits=logits)
+
+
+def test_figures_of_choices_are_those_of_each_group() -> None:
+    answers = chosen(("high", "middle"))
+    figures = answers.figures()
+    losses, right = [], []
+    for question, row in zip(answers.questions, answers.logits, strict=True):
+        probabilities = np.exp(row.astype(float)) / np.exp(row.astype(float)).sum()
+        losses.append(-math.log(probabilities[question.label]))
+        right.append(probabilities.argmax() == question.label)
+    for name, of in (("", slice(None)), ("_high", slice(0, 30, 2)), ("_middle", slice(1, 30, 2))):
+        assert figures[f"multiple_choice{name}_loss"] == pytest.approx(np.mean(losses[of]))
+        assert figures[f"multiple_choice{name}_accuracy"] == pytest.approx(np.mean(right[of]))
+        assert figures[f"multiple_choice{name}_questions"] == len(losses[of])
+    assert figures["multiple_choice_truncated"] == 0
+
+
+@pytest.mark.parametrize("groups", [("high", "middle"), ("",)])
+def test_a_report_of_choices(groups: tuple[str, ...], tmp_path: Path) -> None:
+    answers = chosen(groups)
+    write_report(Results(figures=answers.figures(), chosen=answers), "a", tmp_path)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["choices-reliability.png", "report.json", "report.md"]
+    report = (tmp_path / "report.md").read_text()
+    accuracy = answers.groups()[""]["accuracy"]
+    assert (f"| all | {accuracy:.4f} | " in report) == (len(groups) > 1)
+    assert "](choices-reliability.png)" in report
+    worst = json.loads((tmp_path / "report.json").read_text())["worst"]["choices"]
+    losses = [each["loss"] for each in worst]
+    assert losses == sorted(answers.losses_Q.tolist(), reverse=True)[:20]
+    assert report.count("&lt;b&gt;context ") == len(worst) == 20
+    index = int(worst[0]["place"].removeprefix("b.csv, line "))
+    question = answers.questions[index]
+    assert worst[0]["answer"] == question.choices[question.label]
+    assert worst[0]["prediction"] == question.choices[int(answers.logits[index].argmax())]
+    assert worst[0]["question"] == (question.question or "")
 
 
 @pytest.mark.parametrize(

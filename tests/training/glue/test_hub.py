@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tests.training.conversion.test_hub import run
 from training.data.corpus import CorpusError
 from training.glue.files import dev_files, read_task, training_files
 from training.glue.tasks import TASKS
+from training.run.options import GLUE
 
 # The columns of `nyu-mll/glue`, and a row.
 _SENTENCES = {"sentence1": "A.", "sentence2": "B.", "label": 1}
@@ -30,15 +32,17 @@ ROWS = {
     "wnli": _SENTENCES,
 }
 
-# Finds the files of a task without --data, and prints the texts of each split.
+# Finds the files of a task, without --data or by it, and prints the texts of each split.
 _READ = """
 import argparse, json, sys
+from pathlib import Path
 from training.errors import report_errors
 from training.glue.files import dev_files, read_task, training_files
 from training.glue.tasks import TASKS
 from training.run.options import with_task_data
 def main():
-    options = with_task_data(argparse.Namespace(task=sys.argv[1], data=None))
+    data = Path(sys.argv[2]) if len(sys.argv) > 2 else None
+    options = with_task_data(argparse.Namespace(task=sys.argv[1], data=data))
     task = TASKS[options.task]
     files = {"training": training_files(task, options.data).train, **dev_files(task, options.data)}
     texts = read_task(task, files).texts
@@ -54,11 +58,10 @@ def glue(tmp_path: Path) -> Path:
     for name, row in ROWS.items():
         (tmp_path / "glue" / name).mkdir(parents=True)
         row = {**row, "idx": 0}
-        splits = (
-            ["validation_matched", "validation_mismatched"] if name == "mnli" else ["validation"]
-        )
-        for split in ("train", *splits, "test"):
-            label = -1 if split == "test" else row["label"]
+        ends = ("_matched", "_mismatched") if name == "mnli" else ("",)
+        held_out = [f"{split}{end}" for split in ("validation", "test") for end in ends]
+        for split in ("train", *held_out):
+            label = -1 if split.startswith("test") else row["label"]
             table = pa.Table.from_pylist([{**row, "label": label}])
             pq.write_table(table, tmp_path / "glue" / name / f"{split}-00000-of-00001.parquet")
     return tmp_path / "glue"
@@ -66,7 +69,7 @@ def glue(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hub(glue: Path) -> Iterator[Hub]:
-    with serve({"nyu-mll/glue": Repository({"main": glue})}) as hub:
+    with serve({GLUE.repo_id: Repository({str(GLUE.revision): glue})}) as hub:
         yield hub
 
 
@@ -90,7 +93,7 @@ def test_a_task_without_its_folder_is_downloaded_once(hub: Hub, tmp_path: Path) 
     assert {path.split("/")[-2] for path in hub.downloads} == {"mnli"}
     hub.requests.clear()
     assert json.loads(run(["-c", _READ, "mnli"], hub, tmp_path).stdout) == expected
-    assert not hub.downloads
+    assert not hub.requests  # not even for the list of files
     offline = run(["-c", _READ, "mnli"], hub, tmp_path, HF_HUB_OFFLINE="1")
     assert json.loads(offline.stdout) == expected
 
@@ -102,10 +105,52 @@ def test_a_task_that_cannot_be_downloaded(hub: Hub, tmp_path: Path) -> None:
     ):
         ended = run(["-c", _READ, "cola"], hub, tmp_path, **environment)
         assert ended.returncode == 1
-        [error] = ended.stderr.splitlines()
-        assert error.startswith("error: nyu-mll/glue is no folder here, and not, or not wholly, in")
+        error = ended.stderr.splitlines()[-1]  # after the retries of the Hub's client
+        assert error.startswith(f"error: {GLUE} is no folder here, and not, or not wholly, in the")
         assert message in error
         assert error.endswith("; --data names a folder with the files of --task cola")
+
+
+@pytest.mark.parametrize("data", [[], [f"{GLUE.repo_id}@main"]])
+def test_a_task_that_the_cache_lacks_is_named(data: list[str], glue: Path, tmp_path: Path) -> None:
+    with serve({GLUE.repo_id: Repository({str(GLUE.revision): glue, "main": glue})}) as hub:
+        assert run(["-c", _READ, "cola", *data], hub, tmp_path).returncode == 0
+        ended = run(["-c", _READ, "rte", *data], hub, tmp_path, HF_HUB_OFFLINE="1")
+    assert ended.returncode == 1
+    [error] = ended.stderr.splitlines()
+    assert error.startswith(f"error: {data[0] if data else GLUE} is ")
+    assert error.endswith(
+        "; HF_HUB_OFFLINE forbids a download; the cache has cola; "
+        "--data names a folder with the files of --task rte"
+    )
+
+
+def test_a_task_that_the_hub_lacks_is_named(hub: Hub, glue: Path, tmp_path: Path) -> None:
+    shutil.rmtree(glue / "rte")
+    ended = run(["-c", _READ, "rte"], hub, tmp_path)
+    assert f"error: {GLUE} has no files of rte; --data names" in ended.stderr
+
+
+def test_files_are_those_of_one_commit_or_of_another_that_is_named(
+    glue: Path, tmp_path: Path
+) -> None:
+    """Each is found again without a connection."""
+    newer = shutil.copytree(glue, tmp_path / "newer")
+    for file in (newer / "cola").iterdir():
+        pq.write_table(pa.Table.from_pylist([{"sentence": "Newer.", "label": 0}]), file)
+    repository = Repository({str(GLUE.revision): glue, "main": newer})
+    with serve({GLUE.repo_id: repository}) as hub:
+        for data, expected in (
+            ([], "A."),
+            ([f"{GLUE.repo_id}@main"], "Newer."),
+            ([GLUE.repo_id], "A."),
+        ):
+            for environment in ({}, {"HF_HUB_OFFLINE": "1"}):
+                ended = run(["-c", _READ, "cola", *data], hub, tmp_path, **environment)
+                assert ended.returncode == 0, ended.stderr
+                assert json.loads(ended.stdout) == {"training": [expected], "dev": [expected]}
+        ended = run(["-c", _READ, "cola", f"{GLUE.repo_id}@no"], hub, tmp_path)
+        assert f"error: {GLUE.repo_id} has no revision no" in ended.stderr
 
 
 def test_a_folder_without_the_task(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from training.system.locking import locked_folder
 from training.system.partial_folder import (
+    new_folder,
     partial_folder,
     put_folder_in_place,
     remove_leftovers,
@@ -45,6 +46,25 @@ def test_a_folder_is_put_in_place_whole_or_removed(tmp_path: Path) -> None:
             put_folder_in_place(folder, target)
         assert list(target.parent.iterdir()) == [target]
         assert (target / "file").read_text() == content
+
+
+def test_a_new_folder_is_put_in_place_at_the_end_or_removed(tmp_path: Path) -> None:
+    target = tmp_path / NAME
+    target.mkdir()
+    with pytest.raises(ZeroDivisionError), new_folder(target) as folder:
+        _ = 1 / (len(list(folder.iterdir())))
+    assert [*tmp_path.rglob("*")] == [target]
+    with new_folder(target) as folder:
+        (folder / "file").write_text("1")
+        assert list(target.iterdir()) == []
+    assert [*tmp_path.rglob("*")] == [target, target / "file"]
+    for existing in (target, target / "file"):
+        with (
+            pytest.raises(FileExistsError, match=f"^{existing} is there already; name a new folde"),
+            new_folder(existing),
+        ):
+            pytest.fail("nothing is to be written")
+    assert [*tmp_path.rglob("*")] == [target, target / "file"]
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path, dead_pid: int) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from training.data.corpus import CorpusError
-from training.data.labelled.columns import Columns
-from training.data.labelled.tables import Record, Row, RowError, likely_delimiter, read_records
+from training.data.labelled.columns import Columns, LackingColumnsError, read_with_columns
+from training.data.labelled.tables import Record, RowError
 
 # Pairs of columns of the context and the question: RACE's and others', SWAG's, COPA's, HellaSwag's.
 # A question without a context is read as one.
@@ -53,7 +53,7 @@ class ChoiceColumns(NamedTuple):
 
 def read_choice_columns(
     file: Path, columns: Columns, choices: Sequence[str]
-) -> Iterator[tuple[Row, ChoiceColumns | None]]:
+) -> Iterator[RowError | tuple[Record, ChoiceColumns | None]]:
     """Yield the records of a file with their columns; None as those of a record of RACE.
 
     Where records lack columns, there is one error.
@@ -69,26 +69,16 @@ def read_choice_columns(
             "multiple choice has one right choice: give one --label-column, and no "
             "--label-separator"
         )
-    # Rows of JSONL may have different keys.
-    names_of: dict[tuple[str, ...], ChoiceColumns | str | None] = {}
-    for row in read_records(file, columns.table_format):
-        if isinstance(row, RowError):
-            yield row, None
-            continue
-        keys = tuple(row.values)
-        if keys not in names_of:
-            names_of[keys] = _find(row, keys, columns, choices)
-            if isinstance(names_of[keys], str):
-                yield RowError(f"{row.header}: {names_of[keys]}"), None
-        names = names_of[keys]
-        if not isinstance(names, str):
-            yield row, names
+    return read_with_columns(file, columns.table_format, lambda row: _find(row, columns, choices))
 
 
-def _find(
-    row: Record, keys: Sequence[str], columns: Columns, choices: Sequence[str]
-) -> ChoiceColumns | str | None:
-    """Return the columns of a record, None for one of RACE, or the message of those it lacks."""
+def _find(row: Record, columns: Columns, choices: Sequence[str]) -> ChoiceColumns | None:
+    """Return the columns of a record; None for one of RACE.
+
+    Raises:
+        LackingColumnsError: some are missing.
+    """
+    keys = list(row.values)
     if not choices and set(keys) >= _RACE:
         return None
     asked = {
@@ -112,9 +102,7 @@ def _find(
     if listed is None and not numbered:
         lacks.append("no column choices, nor ending0, ending1, ... (--choice-columns names others)")
     if lacks or texts is None or label is None:
-        delimiter = likely_delimiter(keys[0]) if len(keys) == 1 else None
-        advice = f"; is its delimiter {delimiter!r}? Give --delimiter" if delimiter else ""
-        return "; ".join(lacks) + f"; its columns are {', '.join(map(str, keys))}{advice}"
+        raise LackingColumnsError("; ".join(lacks))
     return ChoiceColumns(*texts, label, listed, numbered)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, Final, TypeAlias
 
-from training.data.corpus import CorpusError, read_lines
+from training.data.corpus import CorpusError, find_files, read_lines
 from training.data.labelled.cells import cell_text
 from training.data.labelled.choice_columns import ChoiceColumns, read_choice_columns
 from training.data.labelled.columns import COMMON_COLUMNS, Columns
@@ -79,8 +79,9 @@ def read_choice_splits(
     errors: list[str] = []
     for split, its_files in files.items():
         num_before = len(errors)
+        every = (find_files([path]) if path.is_dir() else [path] for path in its_files)
         for read in chain.from_iterable(
-            _read_file(f, columns, choices) for f in _files_in(its_files)
+            _read_file(file, columns, choices) for file in chain.from_iterable(every)
         ):
             if isinstance(read, ChoiceText):
                 questions[split].append(read)
@@ -92,22 +93,16 @@ def read_choice_splits(
     return questions
 
 
-def _files_in(paths: Sequence[Path]) -> Iterator[Path]:
-    for path in paths:
-        if path.is_dir():
-            yield from sorted(file for file in path.rglob("*") if file.is_file())
-        else:
-            yield path
-
-
 def _read_file(file: Path, columns: Columns, choices: Sequence[str]) -> Iterator[_Read]:
     if ".txt" in file.suffixes:
         yield from _read_passage_file(file)
         return
-    for row, names in read_choice_columns(file, columns, choices):
-        if isinstance(row, RowError):
-            yield row
-        elif names is None:
+    for read in read_choice_columns(file, columns, choices):
+        if isinstance(read, RowError):
+            yield read
+            continue
+        row, names = read
+        if names is None:
             yield from _race_questions(row.values, row.place, _level(file))
         else:
             yield _question(row, names)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeVar
 
-from training.data.labelled.tables import Row, RowError, TableFormat, likely_delimiter, read_records
+from training.data.labelled.tables import (
+    Record,
+    RowError,
+    TableFormat,
+    likely_delimiter,
+    read_records,
+)
 
 # Pairs of columns that data sets use, the first that a file has is taken: GLUE's (QNLI before
 # the others, since its second column is also the name of a single text), SICK's and MRPC's.
@@ -80,44 +86,77 @@ class ColumnNames(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-def read_columns(
-    file: Path, columns: Columns, *, needs_label: bool
-) -> Iterator[tuple[Row, ColumnNames]]:
-    """Yield the records of a file with their columns; one error where records lack some."""
+class LackingColumnsError(ValueError):
+    """A record lacks columns; the message names them."""
+
+
+_Names = TypeVar("_Names")
+
+
+def read_with_columns(
+    file: Path, form: TableFormat, find: Callable[[Record], _Names]
+) -> Iterator[RowError | tuple[Record, _Names]]:
+    """Yield the records of a file with their columns; one error for those that lack the same.
+
+    Args:
+        find: returns the columns of a record, or raises LackingColumnsError; called once for
+            records that have the same keys.
+    """
     # Rows of JSONL may have different keys.
-    names_of: dict[tuple[str, ...], ColumnNames | None] = {}
-    nothing = ColumnNames("", None)
-    for row in read_records(file, columns.table_format):
+    names_of: dict[tuple[str, ...], _Names | RowError] = {}
+    for row in read_records(file, form):
         if isinstance(row, RowError):
-            yield row, nothing
+            yield row
             continue
         keys = tuple(row.values)
-        if keys not in names_of:
-            names_of[keys], message = _find_columns(keys, columns, needs_label=needs_label)
-            if message:
-                yield RowError(f"{row.header}: {message}"), nothing
+        is_new = keys not in names_of
+        if is_new:
+            names_of[keys] = _found(row, find)
         names = names_of[keys]
-        if names is not None:
+        if not isinstance(names, RowError):
             yield row, names
+        elif is_new:
+            yield names
 
 
-def _find_columns(
-    keys: Sequence[str], columns: Columns, *, needs_label: bool
-) -> tuple[ColumnNames | None, str]:
-    """Return the columns among a record's keys; or None and the message of those it lacks."""
+def _found(row: Record, find: Callable[[Record], _Names]) -> _Names | RowError:
+    try:
+        return find(row)
+    except LackingColumnsError as error:
+        keys = list(map(str, row.values))
+        delimiter = likely_delimiter(keys[0]) if len(keys) == 1 else None
+        advice = f"; is its delimiter {delimiter!r}? Give --delimiter" if delimiter else ""
+        return RowError(f"{row.header}: {error}; its columns are {', '.join(keys)}{advice}")
+
+
+def read_columns(
+    file: Path, columns: Columns, *, needs_label: bool
+) -> Iterator[RowError | tuple[Record, ColumnNames]]:
+    """Yield the records of a file with their columns; one error where records lack some."""
+    return read_with_columns(
+        file,
+        columns.table_format,
+        lambda row: _find_columns(list(row.values), columns, needs_label=needs_label),
+    )
+
+
+def _find_columns(keys: Sequence[str], columns: Columns, *, needs_label: bool) -> ColumnNames:
+    """Return the columns among a record's keys.
+
+    Raises:
+        LackingColumnsError: some are missing.
+    """
     texts = _text_columns(keys, columns)
     labels = _label_columns(keys, columns) if needs_label else ()
     if texts is not None and labels is not None:
-        return ColumnNames(*texts, labels), ""
+        return ColumnNames(*texts, labels)
     lacks = []
     if texts is None:
         lacks.append(_missing(keys, _asked_texts(columns), _TEXTS, "text"))
     if labels is None:
         asked = [("label", name) for name in (columns.label, *columns.indicators) if name]
         lacks.append(_missing(keys, asked, _LABELS[:3], "label"))
-    delimiter = likely_delimiter(keys[0]) if len(keys) == 1 else None
-    advice = f"; is its delimiter {delimiter!r}? Give --delimiter" if delimiter else ""
-    return None, "; ".join(lacks) + f"; its columns are {', '.join(map(str, keys))}{advice}"
+    raise LackingColumnsError("; ".join(lacks))
 
 
 def _asked_texts(columns: Columns) -> list[tuple[str, str]]:

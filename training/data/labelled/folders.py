@@ -1,4 +1,4 @@
-"""Files of labelled texts in folders, by the names of their splits."""
+"""Files of labelled texts and questions in folders, by the names of their splits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from training.data.corpus import CorpusError, find_files
 
 Split: TypeAlias = Literal["train", "validation", "test"]
 
-_SUFFIXES: Final = frozenset({".csv", ".tsv", ".jsonl", ".parquet"})
+TABLES: Final = frozenset({".csv", ".tsv", ".jsonl", ".parquet"})
+# The files of multiple choice, of which RACE's own are .txt.
+CHOICES: Final = TABLES | {".txt"}
+# Names of files that are printed.
+_NUM_SHOWN: Final = 8
 # Words in names of files and folders, as in `datasets`.
 _WORDS_OF: Final[Mapping[Split, frozenset[str]]] = MappingProxyType(
     {
@@ -24,8 +28,10 @@ _WORDS_OF: Final[Mapping[Split, frozenset[str]]] = MappingProxyType(
 _WORD: Final = re.compile(r"[a-z]+")
 
 
-def labelled_files(paths: Sequence[Path], *splits: Split) -> list[Path]:
-    """Return the given files, and in place of each folder its files of labelled texts.
+def labelled_files(
+    paths: Sequence[Path], *splits: Split, suffixes: frozenset[str] = TABLES
+) -> list[Path]:
+    """Return the given files, and in place of each folder its files with one of the suffixes.
 
     If names in a folder tell splits, only the files of the first of these splits that it has are
     taken; files without a split's name are of training. If none do, all files are taken.
@@ -35,19 +41,20 @@ def labelled_files(paths: Sequence[Path], *splits: Split) -> list[Path]:
     """
     files: list[Path] = []
     for path in paths:
-        files += _files_in(path, splits) if path.is_dir() else [path]
+        files += _files_in(path, splits, suffixes) if path.is_dir() else [path]
     return files
 
 
-def files_of_split(folder: Path, split: Split) -> list[Path]:
+def files_of_split(folder: Path, split: Split, *, suffixes: frozenset[str] = TABLES) -> list[Path]:
     """Return the files of a split in a folder; none if it has no such file."""
-    return [file for file in _readable(folder) if (_split_of(file, folder) or "train") == split]
+    files = _readable(folder, suffixes)
+    return [file for file in files if (_split_of(file, folder) or "train") == split]
 
 
-def _files_in(folder: Path, splits: Sequence[Split]) -> list[Path]:
-    every = _readable(folder)
+def _files_in(folder: Path, splits: Sequence[Split], suffixes: frozenset[str]) -> list[Path]:
+    every = _readable(folder, suffixes)
     if not every:
-        raise CorpusError(f"{folder} has no file in {', '.join(sorted(_SUFFIXES))}")
+        raise CorpusError(f"{folder} has no file in {', '.join(sorted(suffixes))}")
     split_of = {file: _split_of(file, folder) for file in every}
     if not any(split_of.values()):
         return every
@@ -59,14 +66,16 @@ def _files_in(folder: Path, splits: Sequence[Split]) -> list[Path]:
         raise CorpusError(
             f"{folder} has files of {', '.join(by_split)}, and none of {' or '.join(splits)}"
         )
-    names = ", ".join(str(file.relative_to(folder)) for file in chosen)
-    print(f"{folder}: {names} of {len(every):,} files")
+    names = ", ".join(str(file.relative_to(folder)) for file in chosen[:_NUM_SHOWN])
+    num_more = len(chosen) - _NUM_SHOWN
+    more = f" and {num_more:,} more" if num_more > 0 else ""
+    print(f"{folder}: {names}{more} of {len(every):,} files")
     return chosen
 
 
-def _readable(folder: Path) -> list[Path]:
+def _readable(folder: Path, suffixes: frozenset[str]) -> list[Path]:
     try:
-        return [file for file in find_files([folder]) if _SUFFIXES & set(file.suffixes)]
+        return [file for file in find_files([folder]) if suffixes & set(file.suffixes)]
     except CorpusError:  # no file at all
         return []
 

@@ -309,10 +309,11 @@ def _read_texts(file: Path, columns: Columns) -> Iterator[tuple[str, str | None]
         yield from ((line.strip(), None) for line in read_lines(file) if line.strip())
         return
     errors = []
-    for row, names in read_columns(file, columns, needs_label=False):
-        if isinstance(row, RowError):
-            errors.append(row.message)
+    for read in read_columns(file, columns, needs_label=False):
+        if isinstance(read, RowError):
+            errors.append(read.message)
             continue
+        row, names = read
         texts = _texts(row, names, columns)
         if texts is None:
             errors.append(f"{row.place}: no text")
@@ -323,10 +324,11 @@ def _read_texts(file: Path, columns: Columns) -> Iterator[tuple[str, str | None]
 
 def _read_rows(file: Path, columns: Columns, problem: ProblemType) -> Iterator[_Read]:
     """Yield each row, or the error of a row."""
-    for row, names in read_columns(file, columns, needs_label=True):
-        if isinstance(row, RowError):
-            yield row
+    for read in read_columns(file, columns, needs_label=True):
+        if isinstance(read, RowError):
+            yield read
             continue
+        row, names = read
         texts = _texts(row, names, columns)
         if texts is None:
             yield _ShortRow(f"{row.place}: no text", file)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from albert_serve.files import write_atomically
 from training.evaluation.calibration import (
@@ -16,6 +17,7 @@ from training.evaluation.calibration import (
     expected_calibration_error,
     reliability,
 )
+from training.evaluation.choices import Chosen
 from training.evaluation.classification import Classified
 from training.evaluation.questions import AnsweredQuestion, predicted
 from training.evaluation.reports.charts import draw_confusion, draw_reliability, draw_scores
@@ -45,6 +47,9 @@ def write_report(results: Results, name: str, folder: Path) -> None:
     for split, classified in results.classified.items():
         worst[split] = worst_texts(classified)
         lines += _classification_part(split, classified, worst[split], folder)
+    if results.chosen is not None:
+        worst["choices"] = worst_choices(results.chosen)
+        lines += _choice_part(results.chosen, worst["choices"], folder)
     if results.answered:
         worst["questions"] = worst_questions(results.answered, results.threshold)
         lines += _question_part(results, worst["questions"], folder)
@@ -110,10 +115,16 @@ def _worst_part(worst: Sequence[Mapping[str, Any]]) -> list[str]:
     return ["### Worst", "", *table(list(worst[0]), [list(each.values()) for each in worst])]
 
 
+def _highest(losses: NDArray[Any]) -> list[int]:
+    """Return the indices of the highest losses, the highest first."""
+    worst: list[int] = np.argsort(-losses, kind="stable")[:_NUM_WORST].tolist()
+    return worst
+
+
 def worst_texts(classified: Classified) -> list[dict[str, Any]]:
     """Return the texts with the highest losses, the highest first."""
     worst = []
-    for index in np.argsort(-classified.losses_N, kind="stable")[:_NUM_WORST].tolist():
+    for index in _highest(classified.losses_N):
         text = classified.texts[index]
         pair = {} if text.pair is None else {"text_pair": text.pair}
         worst.append(
@@ -127,6 +138,31 @@ def worst_texts(classified: Classified) -> list[dict[str, Any]]:
             }
         )
     return worst
+
+
+def _choice_part(chosen: Chosen, worst: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
+    lines = ["## Multiple choice", ""]
+    groups = chosen.groups()
+    if len(groups) > 1:
+        rows = [[name or "all", *figures.values()] for name, figures in groups.items()]
+        lines += table(["group", "accuracy", "loss", "questions"], rows)
+    bins = reliability(chosen.confidences_Q, chosen.is_right_Q)
+    return [*lines, *_calibration_part("choices", bins, folder), *_worst_part(worst)]
+
+
+def worst_choices(chosen: Chosen) -> list[dict[str, Any]]:
+    """Return the questions of multiple choice with the highest losses, the highest first."""
+    return [
+        {
+            "loss": float(chosen.losses_Q[index]),
+            "answer": chosen.questions[index].choices[chosen.questions[index].label],
+            "prediction": chosen.questions[index].choices[chosen.predictions_Q[index]],
+            "question": chosen.questions[index].question or "",
+            "context": chosen.questions[index].context,
+            "place": Path(chosen.questions[index].place).name,
+        }
+        for index in _highest(chosen.losses_Q)
+    ]
 
 
 def _question_part(results: Results, worst: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:

@@ -7,31 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import jsonschema_rs
 import pytest
-from pydantic import TypeAdapter
 
-from albert_serve.api.embeddings import EMBEDDINGS_PATH, EmbeddingsReply
+from albert_serve.api.embeddings import EMBEDDINGS_PATH
 from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES, Example
-from albert_serve.api.schemas import (
-    MODEL_PATH,
-    FeatureExtractionReply,
-    FillMaskReply,
-    MultipleChoiceReply,
-    QuestionAnsweringReply,
-    SentenceOrderReply,
-    TextClassificationReply,
-)
+from albert_serve.api.schemas import MODEL_PATH
 from albert_serve.tasks import TASKS
 from tests.albert_serve.support import Running
 
-REPLIES: dict[str, TypeAdapter[Any]] = {
-    "fill-mask": TypeAdapter(FillMaskReply),
-    "text-classification": TypeAdapter(TextClassificationReply),
-    "question-answering": TypeAdapter(QuestionAnsweringReply),
-    "sentence-order": TypeAdapter(SentenceOrderReply),
-    "multiple-choice": TypeAdapter(MultipleChoiceReply),
-    "feature-extraction": TypeAdapter(FeatureExtractionReply),
-}
 ALL = [
     pytest.param(task, example, id=f"{task}: {example.summary}")
     for task, examples in EXAMPLES.items()
@@ -50,13 +34,21 @@ def content(part: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def check_reply(reply: httpx.Response, path: str, document: dict[str, Any]) -> None:
+    """See that a reply is one that the document describes."""
+    assert reply.status_code == 200, reply.text
+    schema = content(document["paths"][path]["post"]["responses"]["200"])["schema"]
+    whole = {**schema, "components": document["components"]}  # where its references point
+    jsonschema_rs.validator_for(whole).validate(reply.json())
+
+
 @pytest.mark.parametrize(("task", "example"), ALL)
 def test_every_example_is_answered(
     task: str, example: Example, service_of: Callable[[str], Running]
 ) -> None:
-    reply = httpx.post(f"{service_of(task).url}/{task}", json=example.body, timeout=30)
-    assert reply.status_code == 200, reply.text
-    REPLIES[task].validate_json(reply.content)
+    url = service_of(task).url
+    reply = httpx.post(f"{url}/{task}", json=example.body, timeout=30)
+    check_reply(reply, f"/{task}", httpx.get(f"{url}/docs.json", timeout=30).json())
     if isinstance(example.body["inputs"], list):
         assert len(reply.json()) == len(example.body["inputs"])
 
@@ -66,8 +58,7 @@ def test_every_example_in_openais_format_is_answered(
     example: Example, client: httpx.Client, document: dict[str, Any]
 ) -> None:
     reply = client.post(EMBEDDINGS_PATH, json=example.body)
-    assert reply.status_code == 200, reply.text
-    EmbeddingsReply.model_validate_json(reply.content)
+    check_reply(reply, EMBEDDINGS_PATH, document)
     shown = content(document["paths"][EMBEDDINGS_PATH]["post"]["requestBody"])["examples"]
     assert example.body in [one["value"] for one in shown.values()]
 
