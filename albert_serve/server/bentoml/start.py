@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from typing import Final
 
@@ -30,18 +31,27 @@ def check_command_line() -> None:
 def check_address(host: str, port: int) -> None:
     """See that the service can listen there.
 
+    Args:
+        host: an IP address; BentoML takes no name.
+
     Raises:
         ConfigError: it cannot.
     """
     if not 1 <= port <= MAX_PORT:
         raise ConfigError(f"{port} is no port; it must be a whole number from 1 to {MAX_PORT}")
     try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
+        ipaddress.ip_address(host)
+    except ValueError as error:
+        raise ConfigError(
+            f"the host is {host!r}; BentoML listens on an IP address, such as 127.0.0.1 or 0.0.0.0"
+        ) from error
+    try:
+        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
     except OSError as error:
         raise ConfigError(
             f"cannot listen on port {port} of {host}: {error.strerror}; choose others with --port "
