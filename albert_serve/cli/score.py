@@ -155,12 +155,12 @@ def _score(options: argparse.Namespace) -> int:
 
 def _check_summary(options: argparse.Namespace) -> None:
     file: Path = options.summary
-    if not file.absolute().parent.is_dir():
-        raise ConfigError(f"--summary {file}: there is no folder {file.parent}")
     if file.is_dir():
         raise ConfigError(f"--summary {file} is a folder; it must be a file")
     if file.resolve() in {Path(name).resolve() for name in (*options.inputs, options.output)}:
         raise ConfigError(f"--summary {file} is also an input or the output; name another file")
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _run(options: argparse.Namespace, score_options: ScoreOptions) -> ScoreSummary:

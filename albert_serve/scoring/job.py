@@ -26,6 +26,7 @@ from albert_serve.progress import progress_bar
 from albert_serve.scoring.answering import Answering, Counts, Part
 from albert_serve.scoring.errors import OutputError, StoppedError, TooManyErrorsError
 from albert_serve.scoring.formats import STDOUT, FileType, is_stdout, is_stream, type_by_name
+from albert_serve.scoring.inputs import find_inputs
 from albert_serve.scoring.local import Scorer
 from albert_serve.scoring.memo import Memo
 from albert_serve.scoring.options import ScoreOptions as ScoreOptions
@@ -33,7 +34,7 @@ from albert_serve.scoring.options import ScoreSummary as ScoreSummary
 from albert_serve.scoring.parts import PartFolder, writing
 from albert_serve.scoring.rows import RowReader
 from albert_serve.scoring.sinks import Layout, join, make_layout, open_writer
-from albert_serve.scoring.sources import Reader, Record, Source, find_inputs
+from albert_serve.scoring.sources import Reader, Record, Source
 
 # The rows by which the columns of JSONL are known, where the output is a table.
 _FIRST_ROWS: Final = 1024

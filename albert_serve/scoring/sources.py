@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import glob
 import json
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -20,12 +19,10 @@ from albert_serve.errors import (
 from albert_serve.scoring.errors import ChangedJobError
 from albert_serve.scoring.formats import (
     MAX_LINE_BYTES,
-    STDIN,
     FileType,
     Format,
     bounded_lines,
     detect_type,
-    has_known_suffix,
     is_stream,
     opened,
     optional_module,
@@ -36,7 +33,6 @@ _ROWS_A_BATCH: Final = 1024
 _BYTES_A_BATCH: Final = 4 << 20
 # Of a column, so that row groups may have any size.
 _PARQUET_READ_BYTES: Final = 1 << 20
-_GLOB_CHARACTERS: Final = frozenset("*?[")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,56 +118,6 @@ def _version(path: Path) -> tuple[int, ...] | None:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def find_inputs(patterns: Sequence[str | Path], output: Path | None = None) -> list[Path]:
-    """Return the files that paths, globs and folders name, in order, each once; `-` is stdin.
-
-    Globs and folders are in alphabetical order; a folder's files are those whose names tell a
-    format. What wildcards and folders find is without names that begin with a dot or `_`, the
-    parts of jobs (`*.parts/`), and what lies in the output.
-
-    Raises:
-        InvalidInputError: a folder or a glob has no file.
-        FileNotFoundError: a path does not exist.
-    """
-    files: list[Path] = []
-    for pattern in map(str, patterns):
-        path = Path(STDIN if pattern == "-" else pattern)
-        if path.is_dir():
-            matches = [file for file in sorted(path.rglob("*")) if _is_data(file, path, output)]
-            if not matches:
-                raise InvalidInputError(
-                    f"{path} has no file that ends in .jsonl, .csv, .tsv or .parquet"
-                )
-        elif not path.exists() and _GLOB_CHARACTERS & set(pattern):
-            matches = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]
-            fixed = _fixed_folder(path)
-            matches = [file for file in matches if _is_input(file, fixed, output)]
-            if not matches:
-                raise InvalidInputError(f"no file matches {pattern}")
-        else:
-            path.stat()
-            matches = [path]
-        files += matches
-    return list(dict.fromkeys(files))
-
-
-def _fixed_folder(pattern: Path) -> Path:
-    """Return the folder above a pattern's first wildcard."""
-    return next(folder for folder in pattern.parents if not _GLOB_CHARACTERS & set(str(folder)))
-
-
-def _is_data(file: Path, folder: Path, output: Path | None) -> bool:
-    return file.is_file() and _is_input(file, folder, output) and has_known_suffix(file)
-
-
-def _is_input(file: Path, folder: Path, output: Path | None) -> bool:
-    parts = file.relative_to(folder).parts
-    # Nor what another job has not finished.
-    is_hidden = any(part.startswith((".", "_")) or part.endswith(".parts") for part in parts)
-    is_output = output is not None and output.resolve() in file.resolve().parents
-    return not file.is_dir() and not is_hidden and not is_output
-
-
 class Reader:
     """Reads the records of several sources in order, and knows how far it is.
 
@@ -250,7 +196,10 @@ class Reader:
         wanted = [name for name in names if name in {*keep, *fields}]
         try:
             with pq.ParquetFile(
-                source.path, pre_buffer=False, buffer_size=_PARQUET_READ_BYTES
+                source.path,
+                pre_buffer=False,
+                buffer_size=_PARQUET_READ_BYTES,
+                page_checksum_verification=True,  # of files that have checksums
             ) as file:
                 num_rows: int = file.metadata.num_rows
                 number = 0
@@ -279,16 +228,27 @@ class Reader:
 
 
 def plain_values(batch: Any, index: int) -> dict[str, Any]:
-    """Return a row of Arrow as values of Python; times finer than microseconds as text."""
+    """Return a row of Arrow as values of Python; times finer than microseconds as text.
+
+    Raises:
+        InvalidInputError: a list or structure holds text that is not UTF-8.
+    """
     return {
-        name: _as_python(column[index])
+        name: _as_python(name, column[index])
         for name, column in zip(batch.schema.names, batch.columns, strict=True)
     }
 
 
-def _as_python(scalar: Any) -> Any:
+def _as_python(name: str, scalar: Any) -> Any:
     try:
         return scalar.as_py()
+    except UnicodeDecodeError as error:
+        if not hasattr(scalar, "as_buffer"):
+            raise InvalidInputError(
+                f"the column {name!r} holds text that is not UTF-8; is the file damaged?"
+            ) from error
+        # As in CSV: lone surrogates, which no task takes.
+        return scalar.as_buffer().to_pybytes().decode("utf-8", errors="surrogateescape")
     except ValueError:  # nanoseconds, which Python's types do not have
         return scalar.cast(optional_module("pyarrow", "Parquet").string()).as_py()
 

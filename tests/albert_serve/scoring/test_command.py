@@ -40,7 +40,7 @@ def error_of(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_the_summary_has_the_counts(command: Command, tmp_path: Path) -> None:
-    file = tmp_path / "summary.json"
+    file = tmp_path / "a/new/folder/summary.json"
     assert command("--summary", str(file)) == 0
     summary = read(file)
     assert (summary["status"], summary["num_rows"], summary["num_errors"]) == ("complete", 3, 1)
@@ -54,7 +54,6 @@ def test_a_summary_that_cannot_be_is_refused_before_the_job(
     command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refused = {
-        tmp_path / "nowhere/summary.json": f"there is no folder {tmp_path}/nowhere",
         tmp_path: "is a folder; it must be a file",
         tmp_path / "in.jsonl": "is also an input or the output",
         tmp_path / "out.jsonl": "is also an input or the output",
@@ -64,6 +63,8 @@ def test_a_summary_that_cannot_be_is_refused_before_the_job(
         line = error_of(capsys)
         assert line.startswith(f"error: --summary {file}")
         assert message in line
+    assert command("--summary", f"{tmp_path}/in.jsonl/summary.json") == 7
+    assert "summary.json cannot be written: " in error_of(capsys)
     assert [file.name for file in tmp_path.iterdir()] == ["in.jsonl"]
 
 

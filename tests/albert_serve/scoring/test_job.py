@@ -449,6 +449,26 @@ def test_a_truncated_parquet_file_is_refused(cut: int, tmp_path: Path) -> None:
     assert not (tmp_path / "out.csv.parts").exists()
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_text_of_parquet_that_is_not_utf8_is_a_rows_error(suffix: str, tmp_path: Path) -> None:
+    table = pyarrow.table({"text": ["a", "bbbb", "c"]})
+    source, output = tmp_path / "in.parquet", tmp_path / f"out{suffix}"
+    parquet.write_table(table, source, compression="none", use_dictionary=False)
+    source.write_bytes(source.read_bytes().replace(b"bbbb", b"b\xffbb"))
+    summary = score(source, output)
+    assert (summary.num_rows, summary.num_errors) == (3, 1)
+    assert "surrogate" in str(summary.first_error) or "UTF-8" in str(summary.first_error)
+
+
+def test_a_page_whose_checksum_is_wrong_is_damaged(tmp_path: Path) -> None:
+    table, source = pyarrow.table({"text": ["a", "bbbb"]}), tmp_path / "in.parquet"
+    options: dict[str, Any] = {"compression": "none", "use_dictionary": False}
+    parquet.write_table(table, source, write_page_checksum=True, **options)
+    source.write_bytes(source.read_bytes().replace(b"bbbb", b"bbbc", 1))
+    with pytest.raises(InvalidInputError, match=r"in\.parquet is damaged or incomplete: .*CRC"):
+        score(source, tmp_path / "out.csv")
+
+
 def test_damage_in_the_middle_keeps_the_parts_before(tmp_path: Path) -> None:
     words = [random.Random(number).randbytes(50).hex() for number in range(3_000)]
     lines = b"".join(json.dumps({"text": word}).encode() + b"\n" for word in words)
