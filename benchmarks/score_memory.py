@@ -159,7 +159,6 @@ def make_bundle(folder: Path) -> Path:
         num_attention_heads=2,
         intermediate_size=32,
         max_position_embeddings=64,
-        num_labels=2,
     )
     AlbertForSequenceClassification(config).save_pretrained(checkpoint)
     shutil.copyfile(shipped_bundle() / TOKENIZER_FILE, checkpoint / TOKENIZER_FILE)

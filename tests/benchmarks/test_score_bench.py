@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from benchmarks.harness.subprocess_call import run_in_process
-from benchmarks.score_memory import measure, rows_of, write_csv, write_parquet
+from benchmarks.score_memory import make_bundle, measure, rows_of, write_csv, write_parquet
 from benchmarks.scoring.speeds import Subject, measure_engine, measure_job, measure_peer
 
 TEXTS = ["An earned run.", "A fielding error.", "A long day at the game.", "An earned run."]
@@ -19,17 +19,18 @@ TEXTS = ["An earned run.", "A fielding error.", "A long day at the game.", "An e
 
 @pytest.mark.process
 def test_the_job_the_engine_and_the_pipeline_count_the_same_tokens(
-    checkpoint_dir: Path, bundle_dir: Path, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
+    bundle = make_bundle(tmp_path)
     texts = tmp_path / "texts.jsonl"
     texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
 
     def subject(name: str, model: Path) -> Subject:
         return Subject(name=name, model=model, texts=texts, num_threads=1)
 
-    job = run_in_process(measure_job, subject("job fp32", bundle_dir))
-    engine = run_in_process(measure_engine, subject("engine fp32", bundle_dir))
-    pipeline = run_in_process(measure_peer, subject("pipeline fp32", checkpoint_dir))
+    job = run_in_process(measure_job, subject("job fp32", bundle))
+    engine = run_in_process(measure_engine, subject("engine fp32", bundle))
+    pipeline = run_in_process(measure_peer, subject("pipeline fp32", tmp_path / "checkpoint"))
     assert job.num_texts == engine.num_texts == pipeline.num_texts == 4
     assert engine.num_tokens == pipeline.num_tokens > job.num_tokens > 0
     assert job.note == "1 like an earlier one"

@@ -19,7 +19,11 @@ Command = Callable[..., int]
 @pytest.fixture
 def command(bundle_dir: Path, tmp_path: Path) -> Command:
     """Scores three rows, of which the second is in error, and returns the exit status."""
-    rows = [{"text": "An earned run."}, {"text": 5}, {"text": "A fielding error."}]
+    rows: list[dict[str, Any]] = [
+        {"text": "An earned run."},
+        {"text": 5},
+        {"text": "A fielding error."},
+    ]
     source = write_jsonl(tmp_path / "in.jsonl", rows)
     options = ["--task", "text-classification", "--bundle", str(bundle_dir), "--threads", "1"]
 
