@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help setup serve serve-gpu test test-fast test-slow fuzz fuzz-waiting bench-pretrain bench-engine bench-sizes bench-serve bench-score bench-reliability image-cpu image-gpu default-model docs check format clean
+.PHONY: help setup serve serve-gpu test test-fast test-slow fuzz fuzz-waiting bench-pretrain bench-engine bench-sizes bench-serve bench-score bench-score-memory bench-reliability image-cpu image-gpu default-model docs check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -76,6 +76,9 @@ bench-serve: $(VENV)/.dev  ## serve with this package and with BentoML over pipe
 
 bench-score: $(VENV)/.dev  ## score TEXTS=FILE in batch, and compare with the engine and transformers
 	$(BIN)/python -m benchmarks.score --texts $(TEXTS)
+
+bench-score-memory: $(VENV)/.dev  ## score files of 5 GB in batch, and watch the memory
+	$(BIN)/python -m benchmarks.score_memory
 
 bench-reliability: $(VENV)/.dev  ## ten times too much, signals, kills, slow clients, and an hour of load
 	$(BIN)/python -m benchmarks.reliability

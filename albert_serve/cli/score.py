@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -21,10 +21,11 @@ from albert_serve.scoring.answering import PART_ROWS
 from albert_serve.scoring.answers import SCORED_TASKS
 from albert_serve.scoring.distributed.model import WorkerModel
 from albert_serve.scoring.distributed.ray_workers import RayScorer
-from albert_serve.scoring.errors import StoppedError
+from albert_serve.scoring.errors import LockedOutputError, StoppedError
 from albert_serve.scoring.formats import STDOUT, Format, is_stdout
 from albert_serve.scoring.job import ScoreOptions, ScoreSummary, score_files
 from albert_serve.scoring.local import LocalScorer, Scorer
+from albert_serve.scoring.parts import writing
 from albert_serve.scoring.remote import NUM_CONCURRENT, WAIT_S, RemoteScorer
 from albert_serve.settings import Settings
 
@@ -164,14 +165,29 @@ def _score(options: argparse.Namespace) -> int:
     score_options = read_score_options(options)
     if options.summary is None:
         return _finish(options, _run(options, score_options))
+    _check_summary(options)
     try:
         summary = _run(options, score_options)
+    except LockedOutputError:
+        raise  # the summary is the other job's
     except (AlbertServeError, OSError) as error:
         status = "stopped" if isinstance(error, StoppedError) else "failed"
-        _write_summary(options, {"status": status, "error": str(error)})
+        with suppress(OSError):
+            _write_summary(options, {"status": status, "error": str(error)})
         raise
-    _write_summary(options, {"status": "complete", **summary.as_json()})
+    with writing(options.summary):
+        _write_summary(options, {"status": "complete", **summary.as_json()})
     return _finish(options, summary)
+
+
+def _check_summary(options: argparse.Namespace) -> None:
+    file: Path = options.summary
+    if file.is_dir():
+        raise ConfigError(f"--summary {file} is a folder; it must be a file")
+    if file.resolve() in {Path(name).resolve() for name in (*options.inputs, options.output)}:
+        raise ConfigError(f"--summary {file} is also an input or the output; name another file")
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _run(options: argparse.Namespace, score_options: ScoreOptions) -> ScoreSummary:
@@ -331,4 +347,7 @@ def _read_shard(text: str) -> tuple[int, int]:
 
 
 def _read_key(file: Path | None) -> str | None:
-    return None if file is None else file.read_text(encoding="utf-8").strip()
+    try:
+        return None if file is None else file.read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--api-key-file {file} is not UTF-8; it must hold the key") from error

@@ -15,9 +15,9 @@ from albert_serve.errors import InvalidInputError
 from albert_serve.scoring.answering import Answering, Counts, Part
 from albert_serve.scoring.errors import TooManyErrorsError
 from albert_serve.scoring.formats import FileType, optional_module
-from albert_serve.scoring.job import ScoreOptions
 from albert_serve.scoring.local import Scorer
 from albert_serve.scoring.memo import Memo
+from albert_serve.scoring.options import ScoreOptions
 from albert_serve.scoring.rows import RowReader
 from albert_serve.scoring.sinks import Layout, json_values, to_table
 from albert_serve.scoring.sources import Record, records_of

@@ -34,6 +34,7 @@ _COMPRESSIONS: Final = (".gz", ".bz2", ".xz", ".zst")
 # Tables that are not read, by their files' suffixes or first bytes.
 _REFUSED_SUFFIXES: Final = {".xlsx": "Excel", ".xls": "Excel"}
 _REFUSED_MAGIC: Final = {b"PK\x03\x04": "Zip or Excel"}
+_UTF_16_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
 _PARQUET_MAGIC: Final = b"PAR1"
 _MAGIC: Final = {
     b"\x1f\x8b": ".gz",
@@ -91,7 +92,7 @@ def detect_type(path: Path, chosen: Format | None = None) -> FileType:
     """Return the type of an input file, by its name and its first bytes.
 
     Raises:
-        InvalidInputError: it is of a format that is not read.
+        InvalidInputError: it is of a format or an encoding that is not read.
         OSError: the file cannot be read.
     """
     named = type_by_name(path.name, chosen)
@@ -105,6 +106,8 @@ def detect_type(path: Path, chosen: Format | None = None) -> FileType:
         raise InvalidInputError(
             f"{path} is {refused[0]}; the input must be {', '.join(get_args(Format))}"
         )
+    if beginning.startswith(_UTF_16_MARKS):
+        raise InvalidInputError(f"{path} is UTF-16; convert it to UTF-8")
     if beginning.startswith(_PARQUET_MAGIC):
         return FileType(format="parquet")
     compression = [suffix for magic, suffix in _MAGIC.items() if beginning.startswith(magic)]

@@ -96,7 +96,9 @@ class Request:
 
     def _notes(self) -> dict[str, Any]:
         notes = {
-            "warnings": [warning for item in self.items for warning in item.warnings],
+            "warnings": list(
+                dict.fromkeys(warning for item in self.items for warning in item.warnings)
+            ),
             "truncated_tokens": sum(item.num_truncated for item in self.items),
             "truncated_at": self.cuts,
         }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -20,8 +21,8 @@ from albert_serve.api.schemas import (
     TaskRequest,
     TextClassificationRequest,
 )
-from albert_serve.client.requests import Call
-from albert_serve.client.sync_client import AlbertClient
+from albert_serve.client.async_client import AsyncAlbertClient
+from albert_serve.client.requests import Call, renumbered_places
 from albert_serve.client.transport import Outcome, Received, Send
 from albert_serve.errors import (
     AlbertServeError,
@@ -50,23 +51,25 @@ _PASSING: Final = (DeadlineExceededError, NotReadyError, QueueFullError)
 _OF_ROW: Final = (InvalidInputError, MalformedRequestError, BodyTooLargeError)
 _ANY: Final = TypeAdapter[Any](Any)
 
+_ResultT = TypeVar("_ResultT")
+# The replies to the call of the current task, a list in several parts.
+_replies: ContextVar[list[tuple[Call[Any], Received]]] = ContextVar("replies")
 
-class _Client(AlbertClient):
-    """A client without retries that also returns the headers of a reply."""
 
-    def __init__(self, base_url: str, *, model: str | None, api_key: str | None) -> None:
-        super().__init__(base_url, model=model, api_key=api_key, timeout_s=_CALL_S, num_retries=0)
-        self._replies = threading.local()
+class _Client(AsyncAlbertClient):
+    """A client without retries that also returns the notes of a reply."""
 
-    def answer(self, call: Call[Any]) -> tuple[Any, Mapping[str, str]]:
-        """Return the answer to a call, and the reply's headers."""
-        answer = self._send(call)
-        return answer, self._replies.headers
+    async def answer(self, call: Call[Any]) -> tuple[Any, dict[str, Any]]:
+        """Return the answer to a call, and the notes of its replies."""
+        replies: list[tuple[Call[Any], Received]] = []
+        _replies.set(replies)
+        answer = await self._send(call)
+        return answer, _notes(replies)
 
-    def _perform(self, step: Send) -> Outcome:
-        outcome = super()._perform(step)
-        if isinstance(outcome, Received):
-            self._replies.headers = outcome.headers
+    async def _perform(self, step: Send) -> Outcome:
+        outcome = await super()._perform(step)
+        if isinstance(outcome, Received) and 200 <= outcome.status < 300:
+            _replies.get([]).append((step.call, outcome))
         return outcome
 
 
@@ -75,6 +78,9 @@ class RemoteScorer:
 
     A service that is overloaded is asked again after the delay that it names, and one that is out
     of reach until it answers, or has not answered anything for so long.
+
+    Requests are sent by an event loop in a thread of its own, so that an interrupted job cancels
+    those under way.
 
     Args:
         url: its address, such as "http://127.0.0.1:3000".
@@ -104,13 +110,15 @@ class RemoteScorer:
             raise ConfigError(f"concurrency is {num_concurrent}; it must be 1 or more")
         self.task = task
         self._url = url
+        self._num_concurrent = num_concurrent
         self._wait_s = wait_s
         self._answered_s = time.monotonic()
-        self._closed = threading.Event()
-        self._client = _Client(url, model=model, api_key=api_key)
-        self._pool = ThreadPoolExecutor(num_concurrent)
+        self._client = _Client(url, model=model, api_key=api_key, timeout_s=_CALL_S, num_retries=0)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
         try:
-            self.identity = self._find_task()
+            self.identity = self._wait(self._find_task())
         except BaseException:
             self.close()
             raise
@@ -127,13 +135,26 @@ class RemoteScorer:
         self.close()
 
     def close(self) -> None:
-        """End the waits and the threads, and close the connections."""
-        self._closed.set()
-        self._pool.shutdown(cancel_futures=True)
-        self._client.close()
+        """Cancel the requests, and close the connections."""
+        if self._loop.is_closed():
+            return
+        self._wait(self._cancel())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
-    def _find_task(self) -> dict[str, str]:
-        info = self._info()
+    async def _cancel(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._client.aclose()
+
+    def _wait(self, work: Coroutine[Any, Any, _ResultT]) -> _ResultT:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _find_task(self) -> dict[str, str]:
+        info = await self._info()
         tasks = [entry.name for entry in info.tasks]
         if self.task not in tasks:
             raise ConfigError(f"{self._url} has no {self.task}; it has {', '.join(tasks)}")
@@ -155,24 +176,35 @@ class RemoteScorer:
             ChangedJobError: it has another model than at the start.
             RequestError: it refuses all requests.
         """
+        return self._wait(self._run(works))
+
+    async def _run(self, works: Sequence[TaskRequest]) -> list[Result]:
         self._answered_s = time.monotonic()
-        results = list(self._pool.map(self._answer, works))
-        if works and _identity(self._info()) != self.identity:
+        slots = asyncio.Semaphore(self._num_concurrent)
+
+        async def answer(request: TaskRequest) -> Result:
+            async with slots:
+                return await self._answer(request)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(answer(request)) for request in works]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        if works and _identity(await self._info()) != self.identity:
             raise ChangedJobError(f"the model of {self._url} was replaced during the job")
-        return results
+        return [task.result() for task in tasks]
 
-    def _info(self) -> InfoReply:
-        info = self._until_answered(self._client.info)
-        assert isinstance(info, InfoReply)
-        return info
+    async def _info(self) -> InfoReply:
+        return await self._until_answered(self._client.info)
 
-    def _answer(self, request: TaskRequest) -> Result:
+    async def _answer(self, request: TaskRequest) -> Result:
         body = request.model_dump(exclude_unset=True)
         call: Call[Any] = Call(
             method="POST", path=f"/{self.task}", body=body, read=_ANY.validate_json
         )
         try:
-            answer, headers = self._until_answered(lambda: self._client.answer(call))
+            answer, notes = await self._until_answered(lambda: self._client.answer(call))
         except (*_OF_ROW, DeadlineExceededError) as error:
             return error_result(error)
         except RequestError as error:
@@ -183,15 +215,15 @@ class RemoteScorer:
         is_list = isinstance(request.inputs, list)
         if isinstance(request, TextClassificationRequest) and not is_list:
             answer = answer[0]
-        return Result(values={OUTPUT: answer, **_notes(headers)})
+        return Result(values={OUTPUT: answer, **notes})
 
-    def _until_answered(self, ask: Any) -> Any:
+    async def _until_answered(self, ask: Callable[[], Awaitable[_ResultT]]) -> _ResultT:
         delay_s = 0.5
         began_s = time.monotonic()
         num_deadlines = 0
         while True:
             try:
-                answer = ask()
+                answer = await ask()
             except _PASSING as error:
                 num_deadlines += isinstance(error, DeadlineExceededError)
                 if num_deadlines >= _MAX_DEADLINES and self._answered_s > began_s:
@@ -202,8 +234,7 @@ class RemoteScorer:
                         f"{self._url} has not answered for {waited_s:.0f} s: {error}"
                     ) from error
                 asked_s = error.retry_after_s if isinstance(error, QueueFullError) else 0.0
-                if self._closed.wait(max(delay_s, asked_s)):
-                    raise
+                await asyncio.sleep(max(delay_s, asked_s))
                 delay_s = min(2 * delay_s, _MAX_DELAY_S)
             except AlbertServeError:
                 self._answered_s = time.monotonic()
@@ -217,10 +248,19 @@ def _identity(info: InfoReply) -> dict[str, str]:
     return {"revision": info.revision or f"{info.model_id} {info.version}"}
 
 
-def _notes(headers: Mapping[str, str]) -> dict[str, Any]:
+def _notes(replies: Iterable[tuple[Call[Any], Received]]) -> dict[str, Any]:
+    """Return the notes of a call's replies, each of a part of its list."""
+    warnings: list[str] = []
+    num_truncated = 0
+    cuts: dict[str, int] = {}
+    for call, reply in sorted(replies, key=lambda reply: reply[0].start):
+        warnings += json.loads(reply.headers.get(WARNINGS_HEADER, "[]"))
+        num_truncated += int(reply.headers.get(TRUNCATED_HEADER, "0"))
+        places = reply.headers.get(TRUNCATED_AT_HEADER, "{}")
+        cuts |= json.loads(renumbered_places(places, call.start))
     notes = {
-        "warnings": json.loads(headers.get(WARNINGS_HEADER, "[]")),
-        "truncated_tokens": int(headers.get(TRUNCATED_HEADER, "0")),
-        "truncated_at": json.loads(headers.get(TRUNCATED_AT_HEADER, "{}")),
+        "warnings": list(dict.fromkeys(warnings)),
+        "truncated_tokens": num_truncated,
+        "truncated_at": cuts,
     }
     return {name: value for name, value in notes.items() if value}

@@ -168,6 +168,8 @@ class RowReader:
         }
         if record.batch is not None:
             item = {field: value for field, value in item.items() if value is not None}
+        if record.is_text or record.batch is not None:
+            self._check_encoding(item)
         if record.is_text:
             item = self._from_text(item)
         if not item:
@@ -175,6 +177,15 @@ class RowReader:
             expected = f"{', '.join(names)} or {last}" if names else last
             raise InvalidInputError(f"the row has neither inputs nor {expected}")
         return item["text"] if self._scored.fields == ("text",) else item
+
+    def _check_encoding(self, item: Mapping[str, Any]) -> None:
+        """Check that no bytes were read that are not UTF-8, which became lone surrogates."""
+        for field, value in item.items():
+            try:
+                _ = isinstance(value, str) and value.encode()
+            except UnicodeEncodeError as error:
+                column = self._columns[field]
+                raise InvalidInputError(f"the column {column!r} is not UTF-8") from error
 
     def _from_text(self, item: dict[str, str]) -> dict[str, Any]:
         """Return the cells of an item: optional ones that are empty left out, lists from JSON."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import csv
-import glob
 import json
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -18,14 +16,13 @@ from albert_serve.errors import (
     InvalidInputError,
     MalformedRequestError,
 )
+from albert_serve.scoring.errors import ChangedJobError
 from albert_serve.scoring.formats import (
     MAX_LINE_BYTES,
-    STDIN,
     FileType,
     Format,
     bounded_lines,
     detect_type,
-    has_known_suffix,
     is_stream,
     opened,
     optional_module,
@@ -33,7 +30,9 @@ from albert_serve.scoring.formats import (
 
 _DELIMITERS: Final = {"csv": ",", "tsv": "\t"}
 _ROWS_A_BATCH: Final = 1024
-_GLOB_CHARACTERS: Final = frozenset("*?[")
+_BYTES_A_BATCH: Final = 4 << 20
+# Of a column, so that row groups may have any size.
+_PARQUET_READ_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +42,7 @@ class Record:
     Attributes:
         place: file and line, or row; for messages.
         values: by column; of Parquet, those that the task reads.
-        num_bytes: the approximate size of what the task reads.
+        num_bytes: the approximate size of what the task reads, or of what is kept if it is larger.
         is_text: whether all values are text, as those of CSV are.
         error: why the row cannot be read.
         batch: of Parquet, the columns that are kept, of this row and its neighbours.
@@ -66,12 +65,14 @@ class Source:
     Attributes:
         columns: the names and types of its columns; types are Arrow's, None for text. None for
             JSONL, whose rows have columns of their own.
+        version: of the content when it was opened; None of a stream.
     """
 
     path: Path
     type: FileType
     columns: Mapping[str, Any] | None
     has_quotes: bool = True
+    version: tuple[int, ...] | None = None
 
     @classmethod
     def open(cls, path: Path, chosen: Format | None = None, *, has_quotes: bool = True) -> Source:
@@ -82,6 +83,7 @@ class Source:
             ConfigError: a package that reads it is not installed.
             OSError: it cannot be read.
         """
+        version = _version(path)
         kind = detect_type(path, chosen)
         columns: dict[str, Any] | None = None
         if kind.format == "parquet":
@@ -89,62 +91,31 @@ class Source:
         elif kind.is_table and not is_stream(path):
             with opened(path, kind.compression) as (_, stream):
                 columns = dict.fromkeys(_header(path, _rows(path, kind, stream, has_quotes)))
-        return cls(path=path, type=kind, columns=columns, has_quotes=has_quotes)
+        return cls(path=path, type=kind, columns=columns, has_quotes=has_quotes, version=version)
 
     @property
     def num_bytes(self) -> int:
         """The size on disk; 0 of a stream."""
         return 0 if is_stream(self.path) else self.path.stat().st_size
 
+    def check_unchanged(self) -> None:
+        """Check that the file is the one that was opened.
 
-def find_inputs(patterns: Sequence[str | Path], output: Path | None = None) -> list[Path]:
-    """Return the files that paths, globs and folders name, in order, each once; `-` is stdin.
-
-    Globs and folders are in alphabetical order; a folder's files are those whose names tell a
-    format. What wildcards and folders find is without names that begin with a dot or `_`, the
-    parts of jobs (`*.parts/`), and what lies in the output.
-
-    Raises:
-        InvalidInputError: a folder or a glob has no file.
-        FileNotFoundError: a path does not exist.
-    """
-    files: list[Path] = []
-    for pattern in map(str, patterns):
-        path = Path(STDIN if pattern == "-" else pattern)
-        if path.is_dir():
-            matches = [file for file in sorted(path.rglob("*")) if _is_data(file, path, output)]
-            if not matches:
-                raise InvalidInputError(
-                    f"{path} has no file that ends in .jsonl, .csv, .tsv or .parquet"
-                )
-        elif not path.exists() and _GLOB_CHARACTERS & set(pattern):
-            matches = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]
-            fixed = _fixed_folder(path)
-            matches = [file for file in matches if _is_input(file, fixed, output)]
-            if not matches:
-                raise InvalidInputError(f"no file matches {pattern}")
-        else:
-            path.stat()
-            matches = [path]
-        files += matches
-    return list(dict.fromkeys(files))
+        Raises:
+            ChangedJobError: it was written to, is another one, or is gone.
+        """
+        if self.version is not None and _version(self.path) != self.version:
+            raise ChangedJobError(
+                f"{self.path} changed while it was read; score a file that nothing writes to, with "
+                "--restart"
+            )
 
 
-def _fixed_folder(pattern: Path) -> Path:
-    """Return the folder above a pattern's first wildcard."""
-    return next(folder for folder in pattern.parents if not _GLOB_CHARACTERS & set(str(folder)))
-
-
-def _is_data(file: Path, folder: Path, output: Path | None) -> bool:
-    return file.is_file() and _is_input(file, folder, output) and has_known_suffix(file)
-
-
-def _is_input(file: Path, folder: Path, output: Path | None) -> bool:
-    parts = file.relative_to(folder).parts
-    # Nor what another job has not finished.
-    is_hidden = any(part.startswith((".", "_")) or part.endswith(".parts") for part in parts)
-    is_output = output is not None and output.resolve() in file.resolve().parents
-    return not file.is_dir() and not is_hidden and not is_output
+def _version(path: Path) -> tuple[int, ...] | None:
+    if is_stream(path) or not path.exists():
+        return None
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class Reader:
@@ -177,14 +148,18 @@ class Reader:
 
         Raises:
             InvalidInputError: a file is damaged or incomplete, or CSV that cannot be read.
+            ChangedJobError: a file is not the one that was opened.
             OSError: a file cannot be read.
         """
         for source in self._sources:
             prefix = f"{source.path}, " if len(self._sources) > 1 else ""
-            if source.type.format == "parquet":
-                num_rows = yield from self._parquet(source, prefix, num_skipped)
-            else:
-                num_rows = yield from self._text(source, prefix, num_skipped)
+            read = self._parquet if source.type.format == "parquet" else self._text
+            try:
+                num_rows = yield from read(source, prefix, num_skipped)
+            except InvalidInputError:
+                source.check_unchanged()
+                raise
+            source.check_unchanged()
             num_skipped = max(0, num_skipped - num_rows)
             self._file, self._share = None, 0.0
             self._num_bytes_before += source.num_bytes
@@ -220,16 +195,23 @@ class Reader:
         fields = [name for name in names if name in self._fields]
         wanted = [name for name in names if name in {*keep, *fields}]
         try:
-            with pq.ParquetFile(source.path, pre_buffer=False) as file:
+            with pq.ParquetFile(
+                source.path,
+                pre_buffer=False,
+                buffer_size=_PARQUET_READ_BYTES,
+                page_checksum_verification=True,  # of files that have checksums
+            ) as file:
                 num_rows: int = file.metadata.num_rows
                 number = 0
                 for group in range(file.num_row_groups):
-                    num_in_group = file.metadata.row_group(group).num_rows
+                    about = file.metadata.row_group(group)
+                    num_in_group = about.num_rows
                     if number + num_in_group <= num_skipped:
                         number += num_in_group
                         continue
+                    num_fitting = _BYTES_A_BATCH * num_in_group // max(1, about.total_byte_size)
                     for batch in file.iter_batches(
-                        _ROWS_A_BATCH, row_groups=[group], columns=wanted
+                        min(max(1, num_fitting), _ROWS_A_BATCH), row_groups=[group], columns=wanted
                     ):
                         start = max(0, num_skipped - number)
                         place = f"{prefix}row {{}}"
@@ -246,16 +228,27 @@ class Reader:
 
 
 def plain_values(batch: Any, index: int) -> dict[str, Any]:
-    """Return a row of Arrow as values of Python; times finer than microseconds as text."""
+    """Return a row of Arrow as values of Python; times finer than microseconds as text.
+
+    Raises:
+        InvalidInputError: a list or structure holds text that is not UTF-8.
+    """
     return {
-        name: _as_python(column[index])
+        name: _as_python(name, column[index])
         for name, column in zip(batch.schema.names, batch.columns, strict=True)
     }
 
 
-def _as_python(scalar: Any) -> Any:
+def _as_python(name: str, scalar: Any) -> Any:
     try:
         return scalar.as_py()
+    except UnicodeDecodeError as error:
+        if not hasattr(scalar, "as_buffer"):
+            raise InvalidInputError(
+                f"the column {name!r} holds text that is not UTF-8; is the file damaged?"
+            ) from error
+        # As in CSV: lone surrogates, which no task takes.
+        return scalar.as_buffer().to_pybytes().decode("utf-8", errors="surrogateescape")
     except ValueError:  # nanoseconds, which Python's types do not have
         return scalar.cast(optional_module("pyarrow", "Parquet").string()).as_py()
 
@@ -272,9 +265,10 @@ def records_of(
     """
     kept = batch.select(keep)
     read = batch.select(fields)
+    kept_bytes = kept.nbytes // max(1, batch.num_rows)
     for index in range(start, batch.num_rows):
         values = plain_values(read, index)
-        num_bytes = sum(_size(value) for value in values.values())
+        num_bytes = max(kept_bytes, sum(_size(value) for value in values.values()))
         yield Record(
             place=place.format(number + index + 1),
             values=values,
@@ -399,8 +393,3 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{text[:20]} is out of the range of numbers")
     return number
-
-
-def first_records(reader: Reader, count: int) -> list[Record]:
-    """Return the first records of an input."""
-    return list(islice(reader.read(), count))

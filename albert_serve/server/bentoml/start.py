@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from typing import Final
 
@@ -42,17 +43,26 @@ def parse_port(text: str) -> int:
 def check_address(host: str, port: int) -> None:
     """See that the service can listen there.
 
+    Args:
+        host: an IP address; BentoML takes no name.
+
     Raises:
         ConfigError: it cannot.
     """
     parse_port(str(port))
     try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
+        ipaddress.ip_address(host)
+    except ValueError as error:
+        raise ConfigError(
+            f"the host is {host!r}; BentoML listens on an IP address, such as 127.0.0.1 or 0.0.0.0"
+        ) from error
+    try:
+        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
     except OSError as error:
         raise ConfigError(
             f"cannot listen on port {port} of {host}: {error.strerror}; choose others with --port "

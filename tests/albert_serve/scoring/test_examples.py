@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import ast
+import gzip
+import json
+import os
 import re
 import shlex
+import subprocess
+import sys
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +21,8 @@ import yaml  # type: ignore[import-untyped]
 from albert_serve.cli import command_parser
 from albert_serve.cli.score import read_score_options
 from albert_serve.scoring.errors import JobError
+from albert_serve.scoring.job import score_files
+from tests.albert_serve.scoring.jobs import HashScorer, read_table, texts, write_csv
 from tests.albert_serve.support import ROOT
 
 EXAMPLES = ROOT / "examples/scoring"
@@ -39,13 +47,41 @@ def test_each_pod_has_its_shard_and_its_output() -> None:
     count = JOB["spec"]["completions"]
     shards, outputs = set(), set()
     for index in range(count):
-        arguments = [
-            text.replace("$(JOB_COMPLETION_INDEX)", str(index)) for text in CONTAINER["args"]
-        ]
+        arguments = arguments_of(index)
         shards.add(parsed(["albert-serve", "score", *arguments]).shard)
         outputs.add(arguments[-1])
     assert shards == {(index, count) for index in range(count)}
     assert len(outputs) == count
+
+
+def arguments_of(index: int) -> list[str]:
+    """The arguments in the pod of an index, as Kubernetes fills them in."""
+    return [text.replace("$(JOB_COMPLETION_INDEX)", str(index)) for text in CONTAINER["args"]]
+
+
+def test_the_pods_score_each_row_once(tmp_path: Path) -> None:
+    rows = [{"id": row["id"], "review": row["text"]} for row in texts(60)]
+    count = JOB["spec"]["completions"]
+    num_files = count + 3
+    (tmp_path / "reviews").mkdir()
+    for number in range(num_files):
+        write_csv(tmp_path / f"reviews/{number:02}.csv", rows[number::num_files])
+    outputs = []
+    for index in range(count):
+        arguments = [text.replace("/data", str(tmp_path)) for text in arguments_of(index)]
+        *_, source, output = arguments
+        options = parsed(["albert-serve", "score", *arguments])
+        score_files(HashScorer(), [source], output, options)
+        outputs.append(Path(output))
+    assert len(set(outputs)) == count
+    scored = [row for output in outputs for row in read_table(unpacked(output))]
+    assert sorted(int(row["id"]) for row in scored) == list(range(60))
+
+
+def unpacked(file: Path) -> Path:
+    target = file.with_suffix("")
+    target.write_bytes(gzip.decompress(file.read_bytes()))
+    return target
 
 
 def statuses() -> set[int]:
@@ -67,13 +103,41 @@ def test_schedules_repeat_what_a_repetition_mends() -> None:
     assert {int(one) for text in documented for one in text.split(",")} == statuses() | {0, 130}
 
 
-def test_the_commands_of_cron_and_airflow_are_parsed() -> None:
+@pytest.mark.process
+def test_the_line_of_cron_runs_as_printed(bundle_dir: Path, tmp_path: Path) -> None:
     lines = (EXAMPLES / "crontab").read_text().splitlines()
     (line,) = [line for line in lines if not line.startswith("#")]
-    minute, hour, *_ = line.split(maxsplit=5)
+    minute, hour, *_, command = line.split(maxsplit=5)
     assert (minute, hour) == ("15", "2-4")
-    command = line.partition("; ")[2].partition(" >>")[0].replace("\\%", "%")
-    assert parsed(shlex.split(command)).columns == {"text": "review"}
+    # Cron's own escape, and the folders of a machine.
+    command = command.replace("\\%", "%").replace("/data/", f"{tmp_path}/")
+    command = command.replace("/var/log/", f"{tmp_path}/")
+    for days in (0, 1):  # the day may end before the command begins
+        folder = tmp_path / f"reviews/{date.today() - timedelta(days=days)}"
+        folder.mkdir(parents=True)
+        write_csv(folder / "a.csv", [{"review": "A fine film."}, {"review": "A long one."}])
+    program = tmp_path / "bin/albert-serve"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m albert_serve "$@"\n')
+    program.chmod(0o755)
+    environment = {
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "PYTHONPATH": str(ROOT),
+        "ALBERT_SERVE_BUNDLE": str(bundle_dir),
+        "ALBERT_SERVE_THREADS": "1",
+    }
+    for _ in range(2):
+        subprocess.run(["/bin/sh", "-c", command], env=environment, cwd=tmp_path, check=True)
+    first, second = (tmp_path / "albert-score.log").read_text().splitlines()
+    assert "2 rows, 0 with errors, in " in first
+    assert "2 rows, 0 with errors, 2 from an earlier run, in " in second
+    (done,) = tmp_path.glob("scored/*/_SUCCESS")
+    assert len(read_table(done.with_name("part-000000.parquet"))) == 2
+    assert json.loads(done.parent.with_suffix(".json").read_text())["status"] == "complete"
+
+
+def test_the_command_of_airflow_is_parsed() -> None:
     source = (EXAMPLES / "airflow_dag.py").read_text()
     (call,) = [
         node.value

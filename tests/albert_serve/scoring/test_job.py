@@ -221,6 +221,73 @@ def test_a_changed_input_or_model_is_refused(tmp_path: Path) -> None:
         score(source, output, part_rows=10)
 
 
+def replace_with_more(source: Path) -> None:
+    other = write_csv(source.with_name("other.csv"), texts(50))
+    os.replace(other, source)
+
+
+def append_a_row(source: Path) -> None:
+    with source.open("ab") as stream:
+        stream.write(b"50,more\n")
+
+
+@pytest.mark.parametrize("change", [replace_with_more, append_a_row, Path.unlink])
+def test_an_input_that_changes_during_the_job_ends_it(
+    change: Callable[[Path], None], tmp_path: Path
+) -> None:
+    source, output = write_csv(tmp_path / "in.csv", texts(40)), tmp_path / "out.csv"
+    changes = iter([change])
+
+    def changing() -> bool:
+        for one in changes:
+            one(source)
+        return False
+
+    options = ScoreOptions(part_rows=10)
+    with pytest.raises(ChangedJobError, match=r"in\.csv changed while it was read"):
+        score_files(HashScorer(), [source], output, options, is_stopped=changing)
+    assert not output.exists()
+    write_csv(source, texts(41))
+    with pytest.raises(ChangedJobError, match="the input is not what the parts in"):
+        score(source, output, part_rows=10)
+    assert score(source, output, part_rows=10, restart=True).num_rows == 41
+
+
+def test_a_parquet_file_that_is_written_again_has_changed(tmp_path: Path) -> None:
+    words = [random.Random(number).randbytes(500).hex() for number in range(3_000)]
+    source, table = tmp_path / "in.parquet", pyarrow.table({"text": words})
+    parquet.write_table(table, source, row_group_size=1000)
+
+    def written_again() -> bool:
+        source.write_bytes(b"PAR1" + bytes(3_000_000))
+        return False
+
+    with pytest.raises(ChangedJobError, match=r"in\.parquet changed while it was read"):
+        score_files(HashScorer(), [source], tmp_path / "out.csv", is_stopped=written_again)
+
+
+def test_parts_of_parquet_are_bounded_by_what_is_kept(tmp_path: Path) -> None:
+    """In one row group, so that neither the group nor 1,024 rows are held at once."""
+    bodies = [random.Random(number).randbytes(100_000) for number in range(300)]
+    table = pyarrow.table({"text": [f"{i}" for i in range(300)], "body": bodies})
+    source, output = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    # Pages are read as a whole, and end at multiples of so many rows.
+    parquet.write_table(table, source, use_dictionary=False, write_batch_size=10)
+    assert parquet.ParquetFile(source).num_row_groups == 1
+    before = pyarrow.total_allocated_bytes()
+    most = 0
+
+    def held() -> bool:
+        nonlocal most
+        most = max(most, pyarrow.total_allocated_bytes() - before)
+        return False
+
+    summary = score_files(HashScorer(), [source], output, is_stopped=held)
+    assert summary.num_parts == 8
+    assert most < 15_000_000
+    assert parquet.read_table(output).column("body").to_pylist() == bodies
+
+
 def test_a_restart_leaves_a_job_that_fits_alone_to_begin_again(tmp_path: Path) -> None:
     source, output = write_jsonl(tmp_path / "in.jsonl", texts(40)), tmp_path / "out.csv"
     stop(source, output, 2, part_rows=10)
@@ -331,6 +398,7 @@ def test_files_with_different_columns_are_refused_in_tables(tmp_path: Path) -> N
         (b"id,text\n1,a\n", {"columns": {"txt": "text"}}, "has no field 'txt'; it has text"),
         (b"text,score\na,1\n", {}, r"the column 'score' has a name that the output has"),
         (b"text,text\na,1\n", {}, "has several columns 'text'"),
+        ("text\na\n".encode("utf-16"), {}, "in.csv is UTF-16; convert it to UTF-8"),
         (b"", {}, "is empty; its first line must name the columns"),
         (b'text\n"a"b\n', {}, r"line 2: .*--no-quotes"),
         (b'text\n"a\nb\n', {}, r"line 2: unexpected end of data"),
@@ -358,6 +426,7 @@ def test_rows_of_a_csv_with_other_fields_are_errors(tmp_path: Path) -> None:
         "line 4 has 3 fields; the header has 2",
     ]
     assert rows[4][1] == b"\xff"
+    assert errors[2:] == ["the column 'text' is not UTF-8"]
 
 
 def to_jsonl(source: Path, folder: Path) -> Path:
@@ -380,6 +449,26 @@ def test_a_truncated_parquet_file_is_refused(cut: int, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"in.parquet is damaged or incomplete: \w"):
         score(source, tmp_path / "out.csv")
     assert not (tmp_path / "out.csv.parts").exists()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_text_of_parquet_that_is_not_utf8_is_a_rows_error(suffix: str, tmp_path: Path) -> None:
+    table = pyarrow.table({"text": ["a", "bbbb", "c"]})
+    source, output = tmp_path / "in.parquet", tmp_path / f"out{suffix}"
+    parquet.write_table(table, source, compression="none", use_dictionary=False)
+    source.write_bytes(source.read_bytes().replace(b"bbbb", b"b\xffbb"))
+    summary = score(source, output)
+    assert (summary.num_rows, summary.num_errors) == (3, 1)
+    assert summary.first_error == "the column 'text' is not UTF-8"
+
+
+def test_a_page_whose_checksum_is_wrong_is_damaged(tmp_path: Path) -> None:
+    table, source = pyarrow.table({"text": ["a", "bbbb"]}), tmp_path / "in.parquet"
+    options: dict[str, Any] = {"compression": "none", "use_dictionary": False}
+    parquet.write_table(table, source, write_page_checksum=True, **options)
+    source.write_bytes(source.read_bytes().replace(b"bbbb", b"bbbc"))
+    with pytest.raises(InvalidInputError, match=r"in\.parquet is damaged or incomplete: .*CRC"):
+        score(source, tmp_path / "out.csv")
 
 
 def test_damage_in_the_middle_keeps_the_parts_before(tmp_path: Path) -> None:

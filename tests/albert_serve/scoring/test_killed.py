@@ -61,7 +61,7 @@ def source(tmp_path: Path, sentences: list[str]) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".tsv.gz", ".parquet"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_killed_at_random_moments(
     suffix: str, source: Path, bundle_dir: Path, tmp_path: Path
 ) -> None:

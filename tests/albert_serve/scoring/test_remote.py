@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +20,6 @@ import pytest
 from albert_serve.errors import (
     ConfigError,
     InvalidInputError,
-    QueueFullError,
     RequestError,
     UnauthorizedError,
 )
@@ -25,7 +28,7 @@ from albert_serve.scoring.job import ScoreOptions, score_files
 from albert_serve.scoring.local import LocalScorer
 from albert_serve.scoring.remote import RemoteScorer
 from tests.albert_serve.scoring.jobs import labels_of, read_jsonl, write_jsonl
-from tests.albert_serve.support import Running, free_port
+from tests.albert_serve.support import ROOT, Running, free_port, workers_of
 
 INFO = {
     "model_id": "m",
@@ -194,18 +197,20 @@ def test_a_row_that_is_always_late_is_an_error(service_double: Service, tmp_path
     assert read_jsonl(output)[0] == {"text": "slow", "error": "late", "error_type": "deadline"}
 
 
-def test_to_close_ends_the_waits(service_double: Service, tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_waits(service_double: Service, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", rows_of(4))
     busy = {"error": "full", "error_type": "overloaded"}
-    service_double.refusals = [(429, {"Retry-After": "60"}, busy)] * 4
-    scorer = RemoteScorer(service_double.url, "text-classification")
-    closing = threading.Timer(0.5, scorer.close)
-    began_s = time.monotonic()
-    closing.start()
-    with pytest.raises(QueueFullError):
-        score_files(scorer, [source], tmp_path / "out.jsonl")
-    closing.join()
-    assert time.monotonic() - began_s < 30.0
+    service_double.refusals = [(429, {"Retry-After": "600"}, busy)] * 4
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupt = threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT])
+    try:
+        with scorer_of(service_double) as scorer:
+            interrupt.start()
+            with pytest.raises(KeyboardInterrupt):
+                score_files(scorer, [source], tmp_path / "out.jsonl")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert [file.name for file in tmp_path.iterdir()] == ["in.jsonl"]
 
 
 def test_a_service_that_goes_away_comes_back(tmp_path: Path) -> None:
@@ -309,6 +314,58 @@ def test_a_service_answers_as_its_bundle_does(
     local, remote = read_jsonl(tmp_path / "local.jsonl"), read_jsonl(tmp_path / "remote.jsonl")
     assert local[1] == remote[1]
     assert local[0] == rounded(remote[0])
+
+
+@pytest.mark.process
+def test_the_notes_of_a_long_list_are_those_of_all_its_parts(
+    service: Running, bundle_dir: Path, tmp_path: Path
+) -> None:
+    cut = (3, 35, 36, 69)
+    inputs = ["[MASK] " + "run " * (200 if index in cut else 1) for index in range(70)]
+    parameters = {"truncation": True, "targets": "supervolcanoes"}
+    source = write_jsonl(tmp_path / "in.jsonl", [{"inputs": inputs, "parameters": parameters}])
+    score_files(LocalScorer.open(bundle_dir, "fill-mask"), [source], tmp_path / "local.jsonl")
+    with RemoteScorer(service.url, "fill-mask") as scorer:
+        score_files(scorer, [source], tmp_path / "remote.jsonl")
+    [local], [remote] = read_jsonl(tmp_path / "local.jsonl"), read_jsonl(tmp_path / "remote.jsonl")
+    assert list(remote["truncated_at"]) == [f"inputs[{index}]" for index in cut]
+    assert len(remote["warnings"]) == 1
+    assert local == rounded(remote)
+
+
+@pytest.mark.process
+def test_an_interrupt_ends_the_job_while_the_service_is_silent(
+    service: Running, tmp_path: Path
+) -> None:
+    source, output = write_jsonl(tmp_path / "in.jsonl", rows_of(2000)), tmp_path / "out.jsonl"
+    options = ["--task", "text-classification", "--part-rows", "16", "--server", service.url]
+    command = [sys.executable, "-m", "albert_serve", "score", *options, str(source), str(output)]
+    log = tmp_path / "out.jsonl.parts/_parts.jsonl"
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell that runs the tests in the background lets them ignore the signal.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
+        while process.poll() is None and not (log.exists() and log.read_bytes().count(b"\n") > 2):
+            time.sleep(0.01)
+        for worker in workers_of(service):
+            os.kill(worker, signal.SIGSTOP)
+        try:
+            time.sleep(0.5)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)  # less than that of a request
+        finally:
+            for worker in workers_of(service):
+                os.kill(worker, signal.SIGCONT)
+    assert (process.returncode, errors) == (130, "interrupted\n")
+    num_parts = log.read_bytes().count(b"\n")
+    assert num_parts > 2
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert f"2000 rows, 0 with errors, {16 * num_parts} from an earlier run" in done.stdout
+    assert [row["text"] for row in read_jsonl(output)] == [row["text"] for row in rows_of(2000)]
 
 
 def rounded(value: Any) -> Any:

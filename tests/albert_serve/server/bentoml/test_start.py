@@ -25,6 +25,9 @@ def test_the_port_of_bentomls_command_line_is_checked() -> None:
             context.params["port"] = 99_999
             with pytest.raises(ConfigError, match="99999 is no port; it must be"):
                 check_command_line()
+            context.params = {"host": "localhost", "port": port}
+            with pytest.raises(ConfigError, match="the host is 'localhost'; BentoML listens on an"):
+                check_command_line()
     with click.Context(click.Command("serve")) as context:
         context.params = {"host": "127.0.0.1", "port": 0}  # any free one
         check_command_line()

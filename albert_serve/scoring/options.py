@@ -1,0 +1,120 @@
+"""The options of a job, and its summary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from albert_serve.errors import ConfigError
+from albert_serve.scoring.answering import PART_ROWS, Counts
+from albert_serve.scoring.formats import Format
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreOptions:
+    """The options of a job.
+
+    Attributes:
+        parameters: the task's, for all rows; a row's own take precedence.
+        columns: the columns that hold the task's fields, where they have other names.
+        keep: the columns of the input that the output keeps; None for all.
+        errors: whether rows that cannot be answered are kept, with the error, or end the job.
+        max_errors: the limit of rows that are kept with an error; None for none.
+        part_rows: the limit of a part's rows.
+        dedupe: whether identical rows are computed once.
+        restart: whether the job begins again, whatever parts there are.
+        input_format: of all inputs, whatever their names.
+        output_format: of the output, whatever its name.
+        has_quotes: whether fields of CSV and TSV are quoted, as in RFC 4180.
+        shard: (i, n) scores the files i, i + n, ... of the input only.
+    """
+
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)
+    keep: Sequence[str] | None = None
+    errors: Literal["keep", "fail"] = "keep"
+    max_errors: int | None = None
+    part_rows: int = PART_ROWS
+    dedupe: bool = True
+    restart: bool = False
+    input_format: Format | None = None
+    output_format: Format | None = None
+    has_quotes: bool = True
+    shard: tuple[int, int] = (0, 1)
+
+    def __post_init__(self) -> None:
+        if self.part_rows < 1:
+            raise ConfigError(f"part_rows is {self.part_rows}; it must be 1 or more")
+        if self.max_errors is not None and self.max_errors < 0:
+            raise ConfigError(f"max_errors is {self.max_errors}; it must be 0 or more")
+        index, count = self.shard
+        if not 0 <= index < count:
+            raise ConfigError(f"the shard is {index} of {count}; it must be 0 to {count - 1}")
+
+    @property
+    def error_limit(self) -> int | None:
+        """The rows with errors that do not end the job; None for any number."""
+        return 0 if self.errors == "fail" else self.max_errors
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreSummary:
+    """The result of a job.
+
+    Attributes:
+        counts: of all rows.
+        num_resumed_rows: rows that an earlier run of the job had answered.
+        num_run_tokens: tokens that this run computed.
+        num_parts: the parts of the output.
+        duration_s: the time of this run.
+    """
+
+    counts: Counts
+    num_resumed_rows: int
+    num_run_tokens: int
+    num_parts: int
+    duration_s: float
+
+    @property
+    def num_rows(self) -> int:
+        """All rows."""
+        return self.counts.num_rows
+
+    @property
+    def num_errors(self) -> int:
+        """All rows with an error."""
+        return self.counts.num_errors
+
+    @property
+    def first_error(self) -> str | None:
+        """The message of the first row with an error."""
+        return self.counts.first_error
+
+    def __str__(self) -> str:
+        notes = f"{self.num_rows} rows, {self.num_errors} with errors"
+        if self.counts.num_duplicates:
+            notes += f", {self.counts.num_duplicates} like an earlier one"
+        if self.num_resumed_rows:
+            notes += f", {self.num_resumed_rows} from an earlier run"
+        return f"{notes}, in {self.duration_s:.1f} s ({self._per_s(self._num_run_rows):.1f} rows/s)"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the summary as JSON."""
+        num_rows = self.counts.num_rows
+        return {
+            **asdict(self.counts),
+            "duplicate_share": self.counts.num_duplicates / num_rows if num_rows else 0.0,
+            "num_resumed_rows": self.num_resumed_rows,
+            "num_parts": self.num_parts,
+            "duration_s": round(self.duration_s, 3),
+            "rows_per_s": round(self._per_s(self._num_run_rows), 3),
+            "tokens_per_s": round(self._per_s(self.num_run_tokens), 1),
+        }
+
+    @property
+    def _num_run_rows(self) -> int:
+        return self.num_rows - self.num_resumed_rows
+
+    def _per_s(self, count: int) -> float:
+        return count / self.duration_s if self.duration_s else 0.0

@@ -1,0 +1,142 @@
+"""Speeds of a batch job, of the engine alone, and of `transformers`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from albert_serve.api.schemas import TextClassificationParameters
+from albert_serve.bundle.manifest import Bundle
+from albert_serve.errors import InvalidInputError
+from albert_serve.runtime.engine import Engine
+from albert_serve.scoring.job import ScoreOptions, score_files
+from albert_serve.scoring.local import LocalScorer
+from albert_serve.settings import RuntimeOptions
+from albert_serve.tasks.load import load_tasks
+from benchmarks.engines import models
+from benchmarks.engines.jobs import CONTESTANTS, Job, TaskName
+from training.data.corpus import read_documents
+
+TASK: Final[TaskName] = "text-classification"
+MAX_TOKENS: Final = 512
+_BATCH_SIZES: Final = (1, 2, 4, 8, 16, 32)
+_ENGINE_WINDOW: Final = 1024
+_PARAMETERS: Final = {"truncation": True}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """What one process measures.
+
+    Attributes:
+        model: the folder of a bundle, or of a checkpoint for `transformers`.
+        texts: JSONL, one `{"text"}` a line.
+    """
+
+    name: str
+    model: Path
+    texts: Path
+    num_threads: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speed:
+    """The speed of a process; `note` has what else there is to know."""
+
+    name: str
+    num_texts: int
+    num_tokens: int
+    duration_s: float
+    note: str = ""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens a second."""
+        return self.num_tokens / self.duration_s
+
+
+def _options(subject: Subject) -> RuntimeOptions:
+    return RuntimeOptions(device="cpu", num_threads=subject.num_threads)
+
+
+def read_texts(file: Path) -> list[str]:
+    """Return the texts of a file."""
+    return list(read_documents([file]))
+
+
+def measure_job(subject: Subject) -> Speed:
+    """Measure a job, from its file to its file."""
+    scorer = LocalScorer.open(subject.model, TASK, _options(subject))
+    output = subject.texts.with_name(f"{subject.name}.jsonl")
+    began_s = time.perf_counter()
+    options = ScoreOptions(parameters=_PARAMETERS, keep=[], restart=True)
+    summary = score_files(scorer, [subject.texts], output, options)
+    duration_s = time.perf_counter() - began_s
+    if summary.num_errors:
+        raise InvalidInputError(f"{summary.num_errors} errors; the first: {summary.first_error}")
+    return Speed(
+        name=subject.name,
+        num_texts=summary.num_rows,
+        num_tokens=summary.counts.num_tokens,
+        duration_s=duration_s,
+        note=f"{summary.counts.num_duplicates} like an earlier one",
+    )
+
+
+def measure_engine(subject: Subject) -> Speed:
+    """Measure the engine on inputs that are tokenised before."""
+    bundle = Bundle.open(subject.model)
+    engine = Engine.open(bundle, _options(subject))
+    task = load_tasks(bundle)[TASK]
+    parameters = TextClassificationParameters(truncation="truncate")
+    texts = read_texts(subject.texts)
+    num_tokens, duration_s = 0, 0.0
+    for start in range(0, len(texts), _ENGINE_WINDOW):
+        window = texts[start : start + _ENGINE_WINDOW]
+        inputs = [one for text in window for one in task.prepare(text, parameters).inputs]
+        began_s = time.perf_counter()
+        engine.run(inputs)
+        duration_s += time.perf_counter() - began_s
+        num_tokens += sum(len(one.ids) for one in inputs)
+    return Speed(
+        name=subject.name, num_texts=len(texts), num_tokens=num_tokens, duration_s=duration_s
+    )
+
+
+def measure_peer(subject: Subject) -> Speed:
+    """Measure `transformers` on texts in the order of length; return its best batch size."""
+    from benchmarks.engines.hf import open_player
+
+    is_pipeline = subject.name.startswith("pipeline")
+    key = "pipeline-1" if is_pipeline else "transformers-bf16"
+    variants = {variant.name: variant for variant in CONTESTANTS[key].variants}
+    job = Job(
+        contestant=subject.name,
+        variant=variants["" if is_pipeline else "autocast"],
+        task=TASK,
+        model=subject.model,
+        tokenizer=subject.model / models.TOKENIZER_FILE,
+        inputs=subject.texts,
+        num_threads=subject.num_threads,
+        max_tokens=MAX_TOKENS,
+    )
+    player = open_player(job)
+    texts = sorted(read_texts(subject.texts), key=len)
+    player.process(texts[:4], 1)
+    speeds = []
+    for batch_size in _BATCH_SIZES:
+        began_s = time.perf_counter()
+        result = player.process(texts, batch_size)
+        duration_s = time.perf_counter() - began_s
+        speeds.append(
+            Speed(
+                name=subject.name,
+                num_texts=len(texts),
+                num_tokens=result.count().num_real,
+                duration_s=duration_s,
+                note=f"batch {batch_size}",
+            )
+        )
+    return max(speeds, key=lambda speed: speed.tokens_per_s)
