@@ -17,7 +17,12 @@ _ONE_CLASSIFIER: Final[tuple[Task, Task]] = ("text-classification", "multiple-ch
 
 
 def load_start(
-    folder: Path, config: AlbertConfig, tasks: tuple[Task, ...], labels: Mapping[str, Any]
+    folder: Path,
+    config: AlbertConfig,
+    tasks: tuple[Task, ...],
+    labels: Mapping[str, Any],
+    *,
+    has_exits: bool = False,
 ) -> AlbertForTasks:
     """Load a checkpoint with the heads of the tasks beside its own, and report a new classifier.
 
@@ -26,9 +31,10 @@ def load_start(
     Args:
         config: its sizes, perhaps with fewer positions and other dropout.
         labels: keys of `config.json` that name the labels of text classification, if it is trained.
+        has_exits: whether it is trained with classifiers after each layer.
 
     Raises:
-        CheckpointError: as `load_checkpoint`.
+        ConfigError, CheckpointError: as `load_checkpoint`.
     """
     heads = _without_replaced(read_tasks(folder), tasks)
     sizes = {**heads, **head_sizes(config, tasks, len(labels.get("id2label", ())))}
@@ -36,7 +42,9 @@ def load_start(
         notice = _describe_change(folder, heads["text-classification"], labels)
         if notice:
             print(notice)
-    model = load_checkpoint(folder, sizes)
+    model = load_checkpoint(
+        folder, sizes, has_exits=has_exits if "text-classification" in tasks else None
+    )
     if config.max_positions != model.config.max_positions:
         model = cut_positions(model, config.max_positions)
     return model if config == model.config else _with_config(model, config)
@@ -71,7 +79,7 @@ def changed_config(
 
 def _with_config(model: AlbertForTasks, config: AlbertConfig) -> AlbertForTasks:
     """Return the model with another config of the same sizes."""
-    changed = AlbertForTasks(config, model.tasks)
+    changed = AlbertForTasks(config, model.tasks, has_exits=model.exits is not None)
     changed.load_state_dict(model.state_dict())
     return changed
 
