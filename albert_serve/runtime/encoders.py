@@ -36,8 +36,8 @@ MAX_LAYERS: Final = "max_layers"
 PATIENCE: Final = "patience"
 EXIT_LOGITS: Final = "exit_logits"
 EXIT_LAYERS: Final = "exit_layers"
-# Over any number of layers.
-_NO_LIMIT: Final = 1 << 31
+# Over any number of layers; the runtime's ReduceMin of int64 is wrong from 1 << 31 (1.31.1).
+_NO_LIMIT: Final = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -107,8 +107,8 @@ def resolve_depth(
 ) -> Depth | None:
     """Return when a text is answered; None: after all layers."""
     max_layers = max_layers or defaults.max_layers or num_layers
-    patience = patience or defaults.patience or num_layers
-    if max_layers == num_layers and patience >= num_layers:
+    patience = min(patience or defaults.patience or num_layers, num_layers)
+    if max_layers == patience == num_layers:
         return None
     return Depth(max_layers=max_layers, patience=patience)
 
