@@ -190,8 +190,11 @@ def test_from_training_to_figures_of_each_depth(
     assert len(model.exits) == NUM_LAYERS - 1
     data = ("--text-classification", str(moods))
 
-    assert evaluate.main([str(folder / "best"), *data]) == 0
+    report = tmp_path / "report"
+    assert evaluate.main([str(folder / "best"), *data, "--report", str(report)]) == 0
 
+    assert "(data-depths.png)" in (report / "report.md").read_text()
+    assert (report / "data-depths.png").read_bytes().startswith(b"\x89PNG")
     figures = json.loads((folder / "best/evaluation.json").read_text())
     by_layer = figures["text_classification_by_layer"]
     assert [row["layers"] for row in by_layer] == [1, 2, 3, 4]
