@@ -246,7 +246,7 @@ class Bundle:
             config = AlbertConfig.from_hf(manifest.config)
         except ConfigError as error:
             raise BundleCorruptError(f"{folder / MANIFEST_FILE}, config: {error}") from error
-        check_shapes(read_header(folder / WEIGHTS_FILE), _shapes(config, manifest))
+        check_shapes(read_header(folder / WEIGHTS_FILE), needed_shapes(config, manifest))
         return cls(folder=folder, manifest=manifest, config=config)
 
     @property
@@ -279,7 +279,7 @@ class Bundle:
         return file if file.name in self.manifest.files else self.head_file(task)
 
 
-def _shapes(config: AlbertConfig, manifest: Manifest) -> dict[str, Shape]:
+def needed_shapes(config: AlbertConfig, manifest: Manifest) -> dict[str, Shape]:
     """Return the shapes of the weights that the graphs of a bundle read.
 
     Raises:
