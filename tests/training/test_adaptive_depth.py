@@ -234,7 +234,7 @@ def test_a_stopped_run_goes_on_to_the_same_classifiers(start: list[str], tmp_pat
 
 
 def test_classifiers_of_another_run_are_left_out_or_trained_on(
-    start: list[str], tmp_path: Path
+    start: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
     assert run([*start, "--steps", "5"], tmp_path / "first") == 0
     first = str(tmp_path / "first/checkpoint")
@@ -244,9 +244,12 @@ def test_classifiers_of_another_run_are_left_out_or_trained_on(
     assert before.exits is not None
     assert after.exits is not None
     torch.testing.assert_close(after.exits.state_dict(), before.exits.state_dict())
+    notice = "the checkpoint's classifiers after each layer are left out"
+    assert notice not in capsys.readouterr().out
     without = [each for each in start if each != "--adaptive-depth"]
     assert run([*without, *options], tmp_path / "without") == 0
     assert load_checkpoint(tmp_path / "without/checkpoint").exits is None
+    assert notice in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

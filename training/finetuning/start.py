@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from albert_serve.config import AlbertConfig
-from training.model.checkpoint import load_checkpoint, read_config, read_tasks
+from training.model.checkpoint import (
+    has_stored_exits,
+    load_checkpoint,
+    read_config,
+    read_shapes,
+    read_tasks,
+)
 from training.model.heads import AlbertForTasks, Task, head_sizes
 from training.model.resizing import cut_positions
 
@@ -42,9 +48,10 @@ def load_start(
         notice = _describe_change(folder, heads["text-classification"], labels)
         if notice:
             print(notice)
-    model = load_checkpoint(
-        folder, sizes, has_exits=has_exits if "text-classification" in tasks else None
-    )
+    is_trained = "text-classification" in tasks
+    if is_trained and not has_exits and has_stored_exits(read_shapes(folder), heads):
+        print("the checkpoint's classifiers after each layer are left out (--adaptive-depth)")
+    model = load_checkpoint(folder, sizes, has_exits=has_exits if is_trained else None)
     if config.max_positions != model.config.max_positions:
         model = cut_positions(model, config.max_positions)
     return model if config == model.config else _with_config(model, config)

@@ -309,14 +309,22 @@ def read_tasks(folder: Path) -> dict[Task, int]:
     Raises:
         CheckpointError: as `read_weights` and `find_tasks`.
     """
+    return find_tasks(read_shapes(folder), read_config(folder).get("architectures") or ())
+
+
+def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Read the shapes of a checkpoint's weights by name.
+
+    Raises:
+        CheckpointError: as `read_weights`.
+    """
     file = folder / "model.safetensors"
     try:
         with safetensors.safe_open(file, "pt") as stored:
             names = list(stored.keys())
-            shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in names}
+            return {name: tuple(stored.get_slice(name).get_shape()) for name in names}
     except (OSError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}; is it complete?") from error
-    return find_tasks(shapes, read_config(folder).get("architectures") or ())
 
 
 def load_checkpoint(

@@ -24,6 +24,7 @@ from training.model.checkpoint import (
     load_weights,
     parameters,
     read_config,
+    read_shapes,
     read_tasks,
     read_weights,
     save_checkpoint,
@@ -108,9 +109,9 @@ def cut_to_depth(folder: Path, num_layers: int | None) -> Iterator[Path]:
         for file in (folder / name for name in _DEPTHLESS):
             if file.is_file():
                 shutil.copyfile(file, cut / file.name)
-        weights = read_weights(folder)
-        if num_layers < config.num_layers and has_stored_exits(weights, read_tasks(folder)):
-            write_weights(_cut_exits(weights, num_layers), cut / WEIGHTS_FILE)
+        has_exits = has_stored_exits(read_shapes(folder), read_tasks(folder))
+        if num_layers < config.num_layers and has_exits:
+            write_weights(_cut_exits(read_weights(folder), num_layers), cut / WEIGHTS_FILE)
         else:
             _link(folder / WEIGHTS_FILE, cut / WEIGHTS_FILE)
         yield cut
