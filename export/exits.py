@@ -131,12 +131,13 @@ class Exits:
         Returns:
             Whether to go on, the hidden states and `Texts.names`, all after this layer.
         """
-        branches = {
-            "then_branch": self._early(nodes, texts, out_RH, shape, turn),
-            "else_branch": _whole(nodes, texts, out_RH, self._config.hidden_size),
-        }
+        early = self._early(nodes, texts, out_RH, shape, turn)
+        whole = _whole(nodes, texts, out_RH, self._config.hidden_size)
         outputs = [f"{nodes.scope}after/{name}" for name in ("go_on", "x", *Texts.__slots__)]
-        nodes.protos.append(helper.make_node("If", [self._is_early], outputs, **branches))
+        choice = helper.make_node(
+            "If", [self._is_early], outputs, then_branch=early, else_branch=whole
+        )
+        nodes.protos.append(choice)
         return outputs
 
     def _early(self, outer: Nodes, texts: Texts, out_RH: str, shape: str, turn: str) -> GraphProto:

@@ -273,7 +273,7 @@ def _fitting(
 ) -> Iterator[tuple[EncoderInput, Label]]:
     """Yield texts, shuffled, with their labels."""
     adaptive = drawing.tasks["text-classification"].adaptive_depth
-    depth = adaptive and resolve_depth(adaptive, drawing.config.num_layers)
+    depth = None if adaptive is None else resolve_depth(adaptive, drawing.config.num_layers)
     for text in shuffled(texts):
         try:
             given = _fit(drawing, "text-classification", (text.text, text.pair), truncation)

@@ -28,6 +28,7 @@ from training.glue.tasks import TASKS, Metric
 from training.loop.progress import RunError
 from training.loop.selection import Selection
 from training.losses import (
+    LogitsFunction,
     LossFunction,
     adaptive_scores,
     classification_scores,
@@ -130,7 +131,7 @@ def build_classification(
     """
     problem = problem_of(options)
     _check_adaptive_depth(options, problem)
-    logits = exit_logits if options.adaptive_depth else cls_logits
+    logits: LogitsFunction = exit_logits if options.adaptive_depth else cls_logits
     logits = compile_logits(logits) if compiles else logits
     if options.teacher is not None:
         return _taught(options, tokenizer, precision, logits)

@@ -171,7 +171,9 @@ def _describe(task: str, manifest: Manifest, num_layers: int) -> TaskInfo:
             labels=entry.labels,
             problem_type=entry.problem_type,
             null_score_diff_threshold=entry.null_score_diff_threshold,
-            adaptive_depth=depth and DepthInfo(num_layers=num_layers, **depth.model_dump()),
+            adaptive_depth=None
+            if depth is None
+            else DepthInfo(num_layers=num_layers, **depth.model_dump()),
             quality=None if figure is None else TaskQuality(**asdict(figure)),
             examples=[InputExample(**example.model_dump()) for example in examples] or None,
         )
