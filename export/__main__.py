@@ -15,7 +15,7 @@ from albert_serve.errors import AlbertServeError
 from export.errors import ExportError
 from export.examples import read_examples
 from export.source import read_json_object
-from export.write import Exported, Limits, export_bundle
+from export.write import Depth, Exported, Limits, export_bundle
 from training.conversion.source import REFERENCE_HELP
 from training.data.labelled.folders import labelled_files
 from training.data.labelled.race import RACE, race_files
@@ -28,6 +28,7 @@ from training.run.options import (
     add_columns,
     add_task,
     columns_of,
+    parse_count,
     parse_duration,
     parse_finite,
     with_task_data,
@@ -75,6 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ),
             evaluation=evaluation,
             null_score_diff_threshold=options.null_score_diff_threshold,
+            depth=Depth(
+                num_layers=options.layers,
+                max_layers=options.max_layers,
+                patience=options.patience,
+            ),
             examples=read_examples(options.examples) if options.examples else None,
             overwrite=options.overwrite,
         )
@@ -176,6 +182,28 @@ def _parser() -> argparse.ArgumentParser:
         default="fp16",
         help="the type that the encoder computes in on a GPU; fp16 and bf16 are as fast, bf16 has "
         "the range of fp32 and an eighth of fp16's exactness (%(default)s)",
+    )
+    depth = parser.add_argument_group("depth")
+    depth.add_argument(
+        "--layers",
+        type=parse_count,
+        metavar="NUMBER",
+        help="apply only so many layers of a model whose layers share all weights; what that costs "
+        "is measured against all of them",
+    )
+    depth.add_argument(
+        "--max-layers",
+        type=parse_count,
+        metavar="NUMBER",
+        help="the service's default for a classifier that was trained with --adaptive-depth: "
+        "answer a text after so many layers at the latest (all)",
+    )
+    depth.add_argument(
+        "--patience",
+        type=parse_count,
+        metavar="NUMBER",
+        help="the same: answer it as soon as so many layers in a row give the label of the layer "
+        "before them (never)",
     )
     data = parser.add_argument_group("real data")
     add_data = functools.partial(data.add_argument, nargs="+", type=Path, metavar="FILE")

@@ -15,12 +15,14 @@ from albert_serve.bundle.manifest import (
     MANIFEST_FILE,
     TOKENIZER_FILE,
     WEIGHTS_FILE,
+    AdaptiveDepth,
     TaskEntry,
 )
 from albert_serve.bundle.weights import (
     StoredTensor,
     TaskName,
     check_shapes,
+    exit_shapes,
     expected_shapes,
     read_header,
     stored_name,
@@ -28,7 +30,13 @@ from albert_serve.bundle.weights import (
 from albert_serve.config import AlbertConfig
 from export.errors import ExportError
 from training.evaluation.questions import BEST_F1_THRESHOLD
-from training.model.checkpoint import CheckpointError, check_config, find_tasks, read_config
+from training.model.checkpoint import (
+    CheckpointError,
+    check_config,
+    find_tasks,
+    has_stored_exits,
+    read_config,
+)
 from training.model.labels import read_labels
 
 # What transformers and training read beside the weights and `tokenizer.json`.
@@ -84,8 +92,7 @@ def read_source(folder: Path) -> Source:
     _check_files(folder)
     stored = read_header(folder / WEIGHTS_FILE)
     tasks = _read_tasks(hf, stored)
-    sizes = {task: entry.num_outputs for task, entry in tasks.items()}
-    names = _check_weights(folder / WEIGHTS_FILE, stored, config, sizes)
+    names = _check_weights(folder / WEIGHTS_FILE, stored, config, tasks)
     _check_finite(folder / WEIGHTS_FILE, {name: stored[name] for name in names})
     manifest = read_json_object(folder / MANIFEST_FILE)
     return Source(
@@ -135,6 +142,29 @@ def with_threshold(source: Source, threshold: float | None) -> Source:
     return replace(source, tasks={**source.tasks, "question-answering": entry})
 
 
+def with_depth(source: Source, max_layers: int | None, patience: int | None) -> Source:
+    """Return the source with the service's defaults of adaptive depth.
+
+    Raises:
+        ExportError: there is one, and texts cannot be classified after each layer.
+    """
+    if max_layers is None and patience is None:
+        return source
+    entry = source.tasks.get("text-classification")
+    if entry is None or entry.adaptive_depth is None:
+        raise ExportError(
+            "--max-layers and --patience are of a classifier that was trained with "
+            "--adaptive-depth; --layers cuts any model whose layers share all weights"
+        )
+    if (max_layers or 1) > source.config.num_layers:
+        raise ExportError(
+            f"--max-layers {max_layers}: the checkpoint has {source.config.num_layers} layers"
+        )
+    depth = AdaptiveDepth(max_layers=max_layers, patience=patience)
+    entry = entry.model_copy(update={"adaptive_depth": depth})
+    return replace(source, tasks={**source.tasks, "text-classification": entry})
+
+
 def read_json_object(file: Path) -> dict[str, Any]:
     """Read the object in a JSON file; an empty one if there is no file.
 
@@ -178,7 +208,9 @@ def _read_tasks(
         if found == "sentence-order" and hf.get("albert_sentence_task") == "nsp":
             continue  # the head tells whether a text follows, not in what order two stand
         if found == "text-classification":
-            tasks[found] = _classification(hf, num_outputs)
+            depth = AdaptiveDepth() if has_stored_exits(stored, [found]) else None
+            entry = _classification(hf, num_outputs)
+            tasks[found] = entry.model_copy(update={"adaptive_depth": depth})
         else:
             tasks[found] = TaskEntry(graph=f"{found}.onnx", num_outputs=num_outputs)
     return tasks
@@ -201,10 +233,18 @@ def _check_weights(
     file: Path,
     stored: Mapping[str, StoredTensor],
     config: AlbertConfig,
-    num_outputs: Mapping[TaskName, int],
+    tasks: Mapping[TaskName, TaskEntry],
 ) -> list[str]:
     """Check that all weights are there, fp32 and of the right shape; return their stored names."""
-    expected = expected_shapes(config, num_outputs)
+    expected = expected_shapes(config, {task: each.num_outputs for task, each in tasks.items()})
+    classifier = tasks.get("text-classification")
+    if classifier is not None and classifier.adaptive_depth is not None:
+        if not config.is_fully_shared:
+            raise ExportError(
+                f"{file} has classifiers after each layer, which only a model can use whose layers "
+                "share all weights"
+            )
+        expected |= exit_shapes(config, classifier.num_outputs)
     names = [stored_name(name, stored) for name in expected]
     others = sorted({stored[name].dtype for name in names if name in stored} - {"F32"})
     if others:

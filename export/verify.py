@@ -33,6 +33,7 @@ from albert_serve.progress import progress
 from albert_serve.runtime.encoders import CpuEncoder, PaddedBatch
 from albert_serve.runtime.ort import encoder_options, head_options, open_session
 from albert_serve.settings import RuntimeOptions
+from albert_serve.tasks.base import Depth
 from albert_serve.tokenizer import SPECIAL_TOKENS
 from export.errors import ExportError
 from export.graph import Compute, Form
@@ -44,6 +45,7 @@ from training.model.heads import AlbertForTasks
 _BATCHES: Final = ((1, 2, 3, 8, 21), (33, 33))
 _NUM_ROWS: Final = 32  # of a batch are given to a head, first and last ones
 _SMALL_BYTES: Final = 4096
+_EXITS: Final = "exits"
 # Of the largest value: fp16 rounds to 0.05 %, bf16 to 0.4 %, and roundings add up over the layers.
 # A distilled model of four layers had 0.002 and 0.02 at most, random weights, which amplify what
 # trained ones do not, 0.034 and 0.071; a wrong graph has about 1.
@@ -57,6 +59,7 @@ def measure_parity(
 ) -> dict[str, float]:
     """Return the largest absolute difference from torch, of "encoder" and of each task's logits.
 
+    Of a graph that can end a text's pass early, "exits" is that of the logits after all layers.
     Batches are random and ragged, with lengths from 1 to all positions; padding is left out of
     the comparison. A head is given its runtime's own hidden states, so its figure is end to end.
 
@@ -129,6 +132,10 @@ def _measure(
             hidden_BSH = encoder.run(batch).numpy()
             for name, found in _differences(model, heads, batch, hidden_BSH):
                 worst[name] = worst[name].and_(found)
+            if encoder.has_exits:
+                worst[_EXITS] = worst.get(_EXITS, _Found()).and_(
+                    _exit_difference(model, encoder, batch)
+                )
     except AlbertServeError as error:
         raise ExportError(str(error)) from error
     except Exception as error:  # the runtime's exceptions share no base but this
@@ -253,12 +260,7 @@ def _differences(
     hidden_BSH: Floats,
 ) -> Iterator[tuple[str, _Found]]:
     """Return the largest difference from torch on this batch, of the encoder and each head."""
-    given = Batch(
-        ids=torch.from_numpy(batch.ids),
-        types=torch.from_numpy(batch.types),
-        lengths=torch.from_numpy(batch.lengths),
-    )
-    expected_RH = model(given).flatten(0, 1)
+    expected_RH = model(_torch_batch(batch)).flatten(0, 1)
     real = _real_rows(batch)
     got_RH = hidden_BSH.reshape(expected_RH.shape)
     yield "encoder", _compare(expected_RH[real], got_RH[real])
@@ -266,6 +268,33 @@ def _differences(
     for task, head in heads.items():
         (got_RK,) = head.run(None, {"hidden_states": hidden_BSH, "rows": rows})
         yield task, _compare(model.logits(task, expected_RH[rows]), got_RK)
+
+
+@torch.inference_mode()
+def _exit_difference(model: AlbertForTasks, encoder: CpuEncoder, batch: PaddedBatch) -> _Found:
+    """Return the same of the classifier after each layer, each of texts that end there."""
+    given = _torch_batch(batch)
+    count, num_positions = batch.ids.shape
+    firsts_B = torch.arange(count) * num_positions
+    logits_LBK = model.exit_logits(model.albert.rows_by_layer(given, firsts_B))
+    found = _Found()
+    for shift in range(len(logits_LBK)):
+        layers_B = (np.arange(count) + shift) % len(logits_LBK)
+        # After the first layer, so many can agree at the last one only.
+        patience = len(logits_LBK) - 1
+        depths = [Depth(max_layers=layer + 1, patience=patience) for layer in layers_B.tolist()]
+        exits = encoder.run_with_exits(batch, depths)
+        expected_BK = logits_LBK[torch.from_numpy(layers_B), torch.arange(count)]
+        found = found.and_(_compare(expected_BK, exits.logits))
+    return found
+
+
+def _torch_batch(batch: PaddedBatch) -> Batch:
+    return Batch(
+        ids=torch.from_numpy(batch.ids),
+        types=torch.from_numpy(batch.types),
+        lengths=torch.from_numpy(batch.lengths),
+    )
 
 
 def _compare(expected: torch.Tensor, got: Floats) -> _Found:

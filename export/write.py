@@ -45,7 +45,13 @@ from export.graph import CUDA_FORM, Compute, Form
 from export.heads import build_head
 from export.precision import restore_weights, write_weights
 from export.quality import check_quality, measure_quality
-from export.source import HUGGING_FACE_FILES, Source, read_source, with_threshold
+from export.source import (
+    HUGGING_FACE_FILES,
+    Source,
+    read_source,
+    with_depth,
+    with_threshold,
+)
 from export.verify import (
     MAX_CUDA_SHARE,
     check_cuda_parity,
@@ -59,6 +65,7 @@ from training.evaluation.real_text import RealData
 from training.evaluation.torch_engine import TorchEngine
 from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks
+from training.model.resizing import cut_to_depth
 from training.system.partial_folder import partial_folder, put_folder_in_place, remove_leftovers
 
 _TORCH_BATCH_TOKENS: Final = 1024
@@ -77,6 +84,20 @@ class Exported:
     bundle: Bundle
     unused: list[str]
     fp32_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Depth:
+    """The layers of a bundle.
+
+    Attributes:
+        num_layers: those that it applies; None for all of the checkpoint's.
+        max_layers, patience: the service's defaults, of a classifier after each layer.
+    """
+
+    num_layers: int | None = None
+    max_layers: int | None = None
+    patience: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +130,7 @@ def export_bundle(
     limits: Limits | None = None,
     evaluation: Mapping[str, Any] | None = None,
     null_score_diff_threshold: float | None = None,
+    depth: Depth | None = None,
     examples: Mapping[str, Sequence[TaskExample]] | None = None,
     overwrite: bool = False,
 ) -> Exported:
@@ -127,6 +149,7 @@ def export_bundle(
             `evaluation.json`.
         null_score_diff_threshold: of question answering, for the manifest; by default the best F1
             threshold of the results.
+        depth: fewer layers, and the defaults of adaptive depth.
         examples: inputs that the service's page shows, by task.
         overwrite: whether a bundle that is at the target is replaced.
 
@@ -138,11 +161,15 @@ def export_bundle(
         VocabError: there is only a `spiece.model`, and it is not ALBERT's.
     """
     target = target.resolve()
-    limits = limits or Limits()
+    limits, depth = limits or Limits(), depth or Depth()
     remove_leftovers(target)
     _check_target(Path(checkpoint), target, overwrite)
-    with open_checkpoint(checkpoint) as opened, _new_folder(target) as folder:
-        source = read_source(opened.folder)
+    with (
+        open_checkpoint(checkpoint) as opened,
+        cut_to_depth(opened.folder, depth.num_layers) as cut,
+        _new_folder(target) as folder,
+    ):
+        source = with_depth(read_source(cut), depth.max_layers, depth.patience)
         source = replace(source, evaluation={**source.evaluation, **(evaluation or {})})
         source = with_threshold(source, null_score_diff_threshold)
         shown = examples or {}
@@ -179,6 +206,8 @@ def export_bundle(
         )
         _write_manifest(manifest, folder)
         if data is not None:
+            if depth.num_layers is not None:  # the cost of the missing layers counts, too
+                model = load_checkpoint(opened.folder, source.num_outputs)
             quality = _measure_quality(source, folder, model, data, quality_budget_s)
             if not limits.forced:
                 check_quality(quality, limits.max_cost)
@@ -221,8 +250,14 @@ def _new_folder(target: Path) -> Iterator[Path]:
 
 def _write_graphs(source: Source, folder: Path, cuda_form: Form) -> list[Path]:
     stored = read_header(folder / WEIGHTS_FILE)
+    classifier = source.tasks.get("text-classification")
+    has_exits = classifier is not None and classifier.adaptive_depth is not None
     graphs = {
-        ENCODER_FILE: build_encoder(source.config, stored),
+        ENCODER_FILE: build_encoder(
+            source.config,
+            stored,
+            num_exit_labels=classifier.num_outputs if classifier and has_exits else None,
+        ),
         CUDA_ENCODER_FILE: build_encoder(source.config, stored, cuda_form),
     }
     for task, entry in source.tasks.items():

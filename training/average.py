@@ -97,7 +97,9 @@ def _mean(folders: Sequence[Path], weights: Sequence[float]) -> AlbertForTasks:
 
 
 def _check_fit(model: AlbertForTasks, other: AlbertForTasks, first: Path, second: Path) -> None:
-    if model.config != other.config or not other.tasks.items() <= model.tasks.items():
+    has_more_exits = other.exits is not None and model.exits is None
+    has_more = has_more_exits or not other.tasks.items() <= model.tasks.items()
+    if model.config != other.config or has_more:
         raise CheckpointError(f"{second} has other sizes than {first}, or heads that it lacks")
     labels = [read_config(folder).get("id2label") for folder in (first, second)]
     if "text-classification" in other.tasks and labels[0] != labels[1]:

@@ -50,6 +50,7 @@ from training.losses import Objective
 from training.model.checkpoint import load_checkpoint, read_config
 from training.model.heads import AlbertForTasks, Task
 from training.model.labels import read_labels
+from training.model.resizing import cut_to_depth
 from training.prepare import prepare
 from training.run.options import (
     add_choices,
@@ -136,15 +137,16 @@ def evaluate(options: argparse.Namespace) -> Results:
         )
     with (
         open_checkpoint(options.checkpoint) as checkpoint,
+        cut_to_depth(checkpoint.folder, options.layers) as folder,
         precision(options.device, options.precision),
     ):
-        return _evaluate(options, checkpoint.folder)
+        return _evaluate(options, folder)
 
 
 def _evaluate(options: argparse.Namespace, folder: Path) -> Results:
     model = load_checkpoint(folder).to(options.device).eval()
     tokenizer = AlbertTokenizer.from_file(folder / "tokenizer.json")
-    figures: dict[str, Any] = {}
+    figures: dict[str, Any] = {} if options.layers is None else {"layers": options.layers}
     classified: dict[str, Classified] = {}
     chosen: Chosen | None = None
     answered: list[AnsweredQuestion] = []
@@ -291,8 +293,12 @@ def _run(options: argparse.Namespace) -> int:
             print(f"{name:{width}} {value:12,}")
     if len(classes) > 2:
         _print_classes(classes)
+    for name, rows in figures.items():
+        if name.endswith(("_by_layer", "_by_patience")):
+            _print_depths(rows)
     folder = Path(options.checkpoint)
-    file = options.output or (folder / "evaluation.json" if folder.is_dir() else None)
+    is_whole = folder.is_dir() and options.layers is None
+    file = options.output or (folder / "evaluation.json" if is_whole else None)
     if file is not None:
         content = json.dumps(dict(figures), indent=2, allow_nan=False) + "\n"
         write_atomically(file, content.encode())
@@ -302,7 +308,7 @@ def _run(options: argparse.Namespace) -> int:
     if file is not None:
         print(f"written to {file}")
     else:
-        print("not written to a file, which --output names for a model of the Hub")
+        print("not written to a file, which --output names for a model of the Hub or --layers")
     return 0
 
 
@@ -312,6 +318,13 @@ def _print_classes(classes: Mapping[str, Mapping[str, float]]) -> None:
     for name, figures in classes.items():
         shown = " ".join(f"{figures[key]:8.4f}" for key in ("precision", "recall", "f1"))
         print(f"{name:{width}}  {shown} {figures['texts']:7,}")
+    print()
+
+
+def _print_depths(rows: Sequence[Mapping[str, float]]) -> None:
+    print("\n" + "  ".join(f"{name:>11}" for name in rows[0]))
+    for row in rows:
+        print("  ".join(f"{v:11.4f}" if isinstance(v, float) else f"{v:11}" for v in row.values()))
     print()
 
 
@@ -365,6 +378,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="write report.md with charts of confusion and calibration and the worst examples, and "
         "report.json",
+    )
+    add(
+        "--layers",
+        type=parse_count,
+        metavar="NUMBER",
+        help="apply only so many layers of a model whose layers share all weights",
     )
     add("--length", type=parse_count, default=128, help="tokens per row of held-out text (128)")
     add("--output", type=Path, help="output file (evaluation.json in the checkpoint's folder)")

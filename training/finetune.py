@@ -122,7 +122,9 @@ def _build(
         selection = texts.selection(options)
     torch.manual_seed(options.seed)
     tasks = tuple(task for feed in feeds for task in feed.tasks)
-    model = load_start(options.initialize_from, config, tasks, labels)
+    model = load_start(
+        options.initialize_from, config, tasks, labels, has_exits=options.adaptive_depth
+    )
     model.to(options.device)
     run = Run(
         model=model,
@@ -174,6 +176,8 @@ def _feeds(
     texts: Classification | Choices | None = None
     if options.teacher is not None and not options.text_classification:
         raise RunError("--teacher labels texts; give them with --text-classification")
+    if options.adaptive_depth and not options.text_classification:
+        raise RunError("--adaptive-depth is of text classification; give --text-classification")
     if options.text_classification:
         texts = build_classification(options, tokenizer, precision, compiles=compiles)
         feeds.append(

@@ -1,6 +1,6 @@
 """Loss functions: loss and accuracy of a model on a micro-batch of each task.
 
-Shape legend: B rows, S positions, H hidden size, R rows gathered, C sequences, K outputs,
+Shape legend: B rows, S positions, H hidden size, L layers, R rows gathered, C sequences, K outputs,
 Q questions of multiple choice, whose choices are sequences.
 """
 
@@ -201,6 +201,11 @@ def span_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
     return logits_T2[rows_CS].masked_fill(is_outside_CS[..., None], -torch.inf)
 
 
+def exit_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
+    """Return the logits (L, C, K) of text classification after each layer."""
+    return model.exit_logits(model.albert.rows_by_layer(batch.tokens, batch.firsts))
+
+
 LogitsFunction: TypeAlias = Callable[[AlbertForTasks, ExampleBatch], Tensor]
 
 
@@ -225,6 +230,32 @@ def classification_scores(
         )
         result = replace(result, loss=loss)
     return {"text-classification": replace(result, logits=logits_CK, targets=batch.targets)}
+
+
+def adaptive_scores(
+    model: AlbertForTasks,
+    batch: ExampleBatch,
+    logits: LogitsFunction = exit_logits,
+    class_weights: Tensor | None = None,
+) -> dict[LossName, Score]:
+    """Return the score of text classification after every layer.
+
+    The loss is the mean of the layers' losses, each weighted by its number from 1 (PABEE, arXiv
+    2006.04152, equation 6); right answers and logits are those of the last layer.
+
+    Args:
+        logits: `exit_logits`, optionally compiled.
+        class_weights: as for `classification_scores`.
+    """
+    logits_LCK = logits(model, batch)
+    scores = [
+        classification_scores(model, batch, lambda *_, each=each: each, class_weights)
+        for each in logits_LCK
+    ]
+    losses_L = torch.stack([each["text-classification"].loss for each in scores])
+    depths_L = torch.arange(1, len(scores) + 1, device=losses_L.device)
+    loss = (losses_L * depths_L).sum() / depths_L.sum()
+    return {"text-classification": replace(scores[-1]["text-classification"], loss=loss)}
 
 
 def regression_scores(

@@ -186,6 +186,18 @@ class TextClassificationParameters(Parameters):
     top_k: int | None = Field(
         None, ge=1, le=MAX_TOP_K, description="The best so many labels; left out, all."
     )
+    max_layers: int | None = Field(
+        None,
+        ge=1,
+        description="Answer after so many layers at the latest, of a model that can answer after "
+        "each. Left out, the model's own.",
+    )
+    patience: int | None = Field(
+        None,
+        ge=1,
+        description="Answer as soon as so many layers in a row give the label of the layer before "
+        "them; as many as the model has layers is never. Left out, the model's own.",
+    )
 
 
 class QuestionAnsweringParameters(Parameters):
@@ -399,6 +411,14 @@ class InputExample(Reply):
     label: str | None = Field(None, description="A few words for it.")
 
 
+class DepthInfo(Reply):
+    """The layers of a model that can answer after each, and its defaults of the parameters."""
+
+    num_layers: int
+    max_layers: int | None = Field(None, description="Left out: all layers.")
+    patience: int | None = Field(None, description="Left out: never before max_layers.")
+
+
 class TaskInfo(Reply):
     """One task that the service answers."""
 
@@ -407,6 +427,9 @@ class TaskInfo(Reply):
     problem_type: ProblemType | None = None
     null_score_diff_threshold: float | None = Field(
         None, description="Of question answering: the default of the parameter."
+    )
+    adaptive_depth: DepthInfo | None = Field(
+        None, description="Of text classification by a model that can answer after each layer."
     )
     quality: TaskQuality | None = Field(None, description="Left out, it is not known.")
     examples: list[InputExample] | None = Field(None, description="Of the model's manifest.")

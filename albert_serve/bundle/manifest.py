@@ -23,7 +23,14 @@ from pydantic import (
     model_validator,
 )
 
-from albert_serve.bundle.weights import TaskName, check_shapes, expected_shapes, read_header
+from albert_serve.bundle.weights import (
+    Shape,
+    TaskName,
+    check_shapes,
+    exit_shapes,
+    expected_shapes,
+    read_header,
+)
 from albert_serve.config import AlbertConfig
 from albert_serve.config import Precision as Precision
 from albert_serve.errors import BundleCorruptError, BundleError, BundleMissingError, ConfigError
@@ -72,6 +79,21 @@ class FileEntry(BaseModel):
     size: int = Field(ge=0)
 
 
+class AdaptiveDepth(BaseModel):
+    """A classifier of texts after each layer, which the encoder reads; defaults of a request.
+
+    Attributes:
+        max_layers: a text is answered after so many layers at the latest; None: after all.
+        patience: it is answered as soon as so many layers in a row give the label of the layer
+            before them; None: after its last layer only.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    max_layers: int | None = Field(None, ge=1)
+    patience: int | None = Field(None, ge=1)
+
+
 class TaskEntry(BaseModel):
     """One task of a bundle.
 
@@ -81,6 +103,7 @@ class TaskEntry(BaseModel):
         problem_type: Hugging Face's, of text classification.
         null_score_diff_threshold: of question answering: how much the logit of "no answer" must be
             over that of the best answer to win; tuned on questions of which some have no answer.
+        adaptive_depth: of text classification by a model that can answer after each layer.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -90,6 +113,7 @@ class TaskEntry(BaseModel):
     labels: list[str] | None = None
     problem_type: ProblemType | None = None
     null_score_diff_threshold: float | None = Field(None, allow_inf_nan=False)
+    adaptive_depth: AdaptiveDepth | None = None
 
     @model_validator(mode="after")
     def _check_labels(self) -> Self:
@@ -222,8 +246,7 @@ class Bundle:
             config = AlbertConfig.from_hf(manifest.config)
         except ConfigError as error:
             raise BundleCorruptError(f"{folder / MANIFEST_FILE}, config: {error}") from error
-        tasks = {task: entry.num_outputs for task, entry in manifest.tasks.items()}
-        check_shapes(read_header(folder / WEIGHTS_FILE), expected_shapes(config, tasks))
+        check_shapes(read_header(folder / WEIGHTS_FILE), needed_shapes(config, manifest))
         return cls(folder=folder, manifest=manifest, config=config)
 
     @property
@@ -254,6 +277,25 @@ class Bundle:
         """Return the same graph for CUDA, where it is not the one for CPUs."""
         file = self.head_file(task).with_suffix(CUDA_SUFFIX)
         return file if file.name in self.manifest.files else self.head_file(task)
+
+
+def needed_shapes(config: AlbertConfig, manifest: Manifest) -> dict[str, Shape]:
+    """Return the shapes of the weights that the graphs of a bundle read.
+
+    Raises:
+        BundleCorruptError: a text's limit of layers is over their number.
+    """
+    tasks = {task: entry.num_outputs for task, entry in manifest.tasks.items()}
+    shapes = expected_shapes(config, tasks)
+    entry = manifest.tasks.get("text-classification")
+    if entry is not None and entry.adaptive_depth is not None:
+        if (entry.adaptive_depth.max_layers or 1) > config.num_layers:
+            raise BundleCorruptError(
+                f"{MANIFEST_FILE}: max_layers is {entry.adaptive_depth.max_layers}; the model has "
+                f"{config.num_layers} layers"
+            )
+        shapes |= exit_shapes(config, entry.num_outputs)
+    return shapes
 
 
 def read_manifest(folder: Path) -> Manifest:

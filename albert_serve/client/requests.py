@@ -81,6 +81,8 @@ class TextClassificationOptions(TypedDict, total=False):
 
     function_to_apply: ScoreFunction
     top_k: int
+    max_layers: int
+    patience: int
     truncation: AnyTruncation
 
 

@@ -12,12 +12,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from albert_serve.bundle.manifest import MANIFEST_FILE, TOKENIZER_FILE, WEIGHTS_FILE, Bundle
+from albert_serve.bundle.manifest import (
+    MANIFEST_FILE,
+    TOKENIZER_FILE,
+    WEIGHTS_FILE,
+    Bundle,
+    needed_shapes,
+)
 from albert_serve.bundle.weights import (
     SCALE_SUFFIX,
     Shape,
     StoredTensor,
-    expected_shapes,
     read_header,
     stored_name,
 )
@@ -149,8 +154,7 @@ def _measure_sizes(bundle: Bundle) -> Sizes:
 
 def _count_sharing(bundle: Bundle, stored: Mapping[str, StoredTensor]) -> Sharing:
     config = bundle.config
-    tasks = {task: entry.num_outputs for task, entry in bundle.manifest.tasks.items()}
-    expected = expected_shapes(config, tasks)
+    expected = needed_shapes(config, bundle.manifest)
     weights = {stored_name(name, stored) for name in expected}
     scales = {name + SCALE_SUFFIX for name in weights} & stored.keys()
     unused = stored.keys() - weights - scales
@@ -160,7 +164,7 @@ def _count_sharing(bundle: Bundle, stored: Mapping[str, StoredTensor]) -> Sharin
         num_ffns_stored=config.num_ffns,
         num_params=_count(expected.values()),
         num_params_unshared=_count(
-            expected_shapes(replace(config, sharing="none"), tasks).values()
+            needed_shapes(replace(config, sharing="none"), bundle.manifest).values()
         ),
         num_params_unused=_count(stored[name].shape for name in unused),
         num_graphs=sum(name.endswith(".onnx") for name in bundle.manifest.files),

@@ -15,7 +15,7 @@ import re
 import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeGuard
 
 import numpy as np
 import onnxruntime as ort
@@ -36,7 +36,7 @@ from albert_serve.runtime.cuda import (
     on_cuda_thread,
 )
 from albert_serve.runtime.encoder_pool import EncoderPool, OpenEncoder, best_batch_tokens
-from albert_serve.runtime.encoders import Encoder, PaddedBatch
+from albert_serve.runtime.encoders import CpuEncoder, Encoder, Exits, PaddedBatch
 from albert_serve.runtime.ort import (
     check_runtime,
     cuda_options,
@@ -254,21 +254,32 @@ class Engine:
         if not inputs:
             return []
         batch = _pad(inputs, self.config.pad_id)
-        hidden_BSH = _encode(encoder, batch)
+        logits: dict[int, Logits] = {}
+        places: Sequence[int] = range(len(inputs))
+        if _stops_early(encoder, inputs):
+            exits = _encode_with_exits(encoder, batch, inputs)
+            hidden_BSH = exits.hidden
+            # Of the texts that had all layers, whose hidden states these are.
+            places = (np.cumsum(exits.layers == self.config.num_layers) - 1).tolist()
+            for i, item in enumerate(inputs):
+                if item.depth is not None:
+                    logits[i] = _finite(exits.logits[i : i + 1], item.task)
+        else:
+            hidden_BSH = _encode(encoder, batch)
         num_positions = int(hidden_BSH.shape()[1])
-        rows = [
-            np.arange(len(item.ids)) if item.rows is None else np.array(item.rows, np.int64)
-            for item in inputs
-        ]
-        logits: list[Logits] = [np.empty((0, 0), np.float32)] * len(inputs)
-        for task in dict.fromkeys(item.task for item in inputs):
-            members = [i for i, item in enumerate(inputs) if item.task == task]
-            rows_R = np.concatenate([rows[i] + i * num_positions for i in members])
+        rows = {
+            i: np.arange(len(item.ids)) if item.rows is None else np.array(item.rows, np.int64)
+            for i, item in enumerate(inputs)
+            if i not in logits
+        }
+        for task in dict.fromkeys(inputs[i].task for i in rows):
+            members = [i for i in rows if inputs[i].task == task]
+            rows_R = np.concatenate([rows[i] + places[i] * num_positions for i in members])
             logits_RK = _finite(self._read(task, hidden_BSH, rows_R), task)
             ends = np.cumsum([len(rows[i]) for i in members])
             for i, part in zip(members, np.split(logits_RK, ends[:-1]), strict=True):
                 logits[i] = _reduce(part, inputs[i])
-        return logits
+        return [logits[i] for i in range(len(inputs))]
 
     def _read(
         self, task: str, hidden_BSH: ort.OrtValue, rows_R: NDArray[np.int64]
@@ -326,6 +337,21 @@ def _log_reason(reason: str) -> None:
 def _encode(encoder: Encoder, batch: PaddedBatch) -> ort.OrtValue:
     try:
         return encoder.run(batch)
+    except Exception as error:
+        raise EngineError(f"the runtime failed on ids {batch.ids.shape}: {error}") from error
+
+
+def _stops_early(encoder: Encoder, inputs: Sequence[EncoderInput]) -> TypeGuard[CpuEncoder]:
+    """Whether the pass of an input may end before the last layer."""
+    can_stop = isinstance(encoder, CpuEncoder) and encoder.has_exits
+    return can_stop and any(item.depth is not None for item in inputs)
+
+
+def _encode_with_exits(
+    encoder: CpuEncoder, batch: PaddedBatch, inputs: Sequence[EncoderInput]
+) -> Exits:
+    try:
+        return encoder.run_with_exits(batch, [item.depth for item in inputs])
     except Exception as error:
         raise EngineError(f"the runtime failed on ids {batch.ids.shape}: {error}") from error
 

@@ -27,6 +27,7 @@ from albert_serve.api.schemas import (
     TextClassificationRequest,
 )
 from albert_serve.api.wire import Parameters
+from albert_serve.bundle.manifest import AdaptiveDepth
 from albert_serve.errors import InvalidInputError, NotFoundError, TooMuchAtOnceError
 from albert_serve.tasks.base import EncoderInput, Logits, Prepared, Round, Task
 from albert_serve.tasks.feature_extraction import FeatureExtraction
@@ -77,14 +78,17 @@ class TaskSetup:
         labels: names of the head's outputs, in order; for text classification.
         problem_type: Hugging Face's, for text classification; None decides by the labels.
         null_score_diff_threshold: of question answering.
+        adaptive_depth: of text classification by a model that can answer after each layer.
     """
 
     tokenizer: AlbertTokenizer
     max_positions: int
     hidden_size: int
+    num_layers: int
     labels: Sequence[str] = ()
     problem_type: ProblemType | None = None
     null_score_diff_threshold: float = 0.0
+    adaptive_depth: AdaptiveDepth | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +116,8 @@ def _open_text_classification(setup: TaskSetup) -> TextClassification:
         max_positions=setup.max_positions,
         labels=setup.labels,
         problem_type=setup.problem_type,
+        num_layers=setup.num_layers,
+        adaptive_depth=setup.adaptive_depth,
     )
 
 

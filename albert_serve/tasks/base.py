@@ -22,6 +22,20 @@ ParametersT_contra = TypeVar("ParametersT_contra", contravariant=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Depth:
+    """When a text is answered before the last layer.
+
+    Attributes:
+        max_layers: after so many layers at the latest; at least 1.
+        patience: as soon as so many layers in a row give the label of the layer before them; at
+            least 1.
+    """
+
+    max_layers: int
+    patience: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderInput:
     """One unpadded sequence for the encoder, and its gathered positions.
 
@@ -33,6 +47,8 @@ class EncoderInput:
         rows: gathered positions, in the order of the logits; None for all.
         reduction: "mean" replaces the logits of all rows by one row, their mean. The engine takes
             it, so that the rows of a whole request need not be held.
+        depth: of text classification by a model with a classifier after each layer, where not all
+            layers are needed; an engine that cannot stop early gives the last layer's logits.
     """
 
     ids: list[int]
@@ -40,6 +56,7 @@ class EncoderInput:
     task: str
     rows: list[int] | None
     reduction: Literal["none", "mean"] = "none"
+    depth: Depth | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,6 +33,7 @@ def load_setups(bundle: Bundle, tokenizer: AlbertTokenizer | None = None) -> dic
         tokenizer=tokenizer,
         max_positions=bundle.config.max_positions,
         hidden_size=bundle.config.hidden_size,
+        num_layers=bundle.config.num_layers,
     )
     setups = dict.fromkeys(task_names(bundle.manifest), common)
     for name, entry in bundle.manifest.tasks.items():
@@ -42,6 +43,7 @@ def load_setups(bundle: Bundle, tokenizer: AlbertTokenizer | None = None) -> dic
                 labels=_labels(entry),
                 problem_type=entry.problem_type,
                 null_score_diff_threshold=entry.null_score_diff_threshold or 0.0,
+                adaptive_depth=entry.adaptive_depth,
             )
     return setups
 

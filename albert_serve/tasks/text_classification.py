@@ -7,7 +7,7 @@ Hugging Face's inference API; the pipeline itself answers the best one only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,9 @@ from albert_serve.api.schemas import (
     TextClassificationParameters,
     TextInput,
 )
-from albert_serve.tasks.base import Logits, Prepared
+from albert_serve.bundle.manifest import AdaptiveDepth
+from albert_serve.errors import InvalidInputError
+from albert_serve.tasks.base import Depth, Logits, Prepared
 from albert_serve.tasks.fitting import fit
 from albert_serve.tasks.probability import finite, sigmoid, softmax
 from albert_serve.tokenizer import AlbertTokenizer
@@ -32,12 +34,16 @@ class TextClassification:
     Attributes:
         labels: names, in the order of the head's outputs.
         problem_type: selects the score function; None selects it by the number of labels.
+        num_layers: of the model.
+        adaptive_depth: the defaults of a model that can answer after each; None: it cannot.
     """
 
     tokenizer: AlbertTokenizer
     max_positions: int
     labels: Sequence[str]
     problem_type: ProblemType | None = None
+    num_layers: int = 0
+    adaptive_depth: AdaptiveDepth | None = None
 
     def prepare(
         self, item: str | TextInput, parameters: TextClassificationParameters
@@ -46,6 +52,7 @@ class TextClassification:
 
         Raises:
             TextTooLongError: it does not fit and may not be truncated.
+            InvalidInputError: parameters ask for another depth than the model can have.
         """
         texts = TextInput(text=item) if isinstance(item, str) else item
         fitted = fit(
@@ -55,8 +62,9 @@ class TextClassification:
             max_positions=self.max_positions,
             truncation=parameters.truncation,
         )
+        depth = self._depth(parameters)
         return Prepared(
-            inputs=[fitted.at_cls("text-classification")],
+            inputs=[replace(fitted.at_cls("text-classification"), depth=depth)],
             finish=lambda logits: self._finish(logits[0], parameters),
             num_truncated=fitted.num_truncated,
             cuts=fitted.cuts("" if isinstance(item, str) else ".text", ".text_pair"),
@@ -68,12 +76,41 @@ class TextClassification:
         order = np.argsort(-scores, kind="stable")[: parameters.top_k]
         return [LabelScore(label=self.labels[i], score=float(scores[i])) for i in order]
 
+    def _depth(self, parameters: TextClassificationParameters) -> Depth | None:
+        max_layers, patience = parameters.max_layers, parameters.patience
+        if self.adaptive_depth is None:
+            if max_layers is None and patience is None:
+                return None
+            raise InvalidInputError(
+                "max_layers and patience are of models that were trained with --adaptive-depth; "
+                f"this one answers after all of its {self.num_layers} layers"
+            )
+        if max_layers is not None and max_layers > self.num_layers:
+            raise InvalidInputError(
+                f"max_layers is {max_layers}; the model has {self.num_layers} layers"
+            )
+        return resolve_depth(self.adaptive_depth, self.num_layers, max_layers, patience)
+
     def _default_function(self) -> ScoreFunction:
         if self.problem_type == "regression":
             return "none"
         if self.problem_type == "multi_label_classification" or len(self.labels) == 1:
             return "sigmoid"
         return "softmax"
+
+
+def resolve_depth(
+    defaults: AdaptiveDepth,
+    num_layers: int,
+    max_layers: int | None = None,
+    patience: int | None = None,
+) -> Depth | None:
+    """Return when a text is answered; None: after all layers."""
+    max_layers = max_layers or defaults.max_layers or num_layers
+    patience = min(patience or defaults.patience or num_layers, num_layers)
+    if max_layers == patience == num_layers:
+        return None
+    return Depth(max_layers=max_layers, patience=patience)
 
 
 def _apply(function: ScoreFunction, logits: Logits) -> NDArray[np.float64]:

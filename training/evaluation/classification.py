@@ -24,6 +24,7 @@ from albert_serve.tokenizer import AlbertTokenizer
 from training.data.feeds import LabelledExample, labelled_examples
 from training.data.labelled.texts import LabelledText
 from training.evaluation.calibration import Bin, expected_calibration_error, reliability
+from training.evaluation.depth import depth_figures, logits_by_layer
 from training.evaluation.metrics import metric_figures, predictions_of
 from training.evaluation.predictions import Item
 from training.evaluation.torch_engine import predict_in_torch
@@ -48,6 +49,7 @@ class Classified:
     Attributes:
         names: of the labels; of a regression that of the score.
         logits: (N, K) fp32.
+        layer_logits: (N, L, K), after each layer, of a model that can answer after each.
         num_truncated: texts that were cut.
     """
 
@@ -56,6 +58,7 @@ class Classified:
     problem: ProblemType
     logits: NDArray[np.float32]
     num_truncated: int = 0
+    layer_logits: NDArray[np.float32] | None = None
 
     @cached_property
     def targets(self) -> NDArray[Any]:
@@ -149,6 +152,8 @@ class Classified:
             figures["calibration"] = [each._asdict() for each in self.bins]
         if self.confusion:
             figures["confusion"] = self.confusion
+        if self.layer_logits is not None:
+            figures |= depth_figures(tuple(wanted), self.layer_logits, self.targets)
         return {f"{PREFIX}_{name}": value for name, value in figures.items()}
 
     def classes(self) -> dict[str, dict[str, float]]:
@@ -193,13 +198,22 @@ def classify(
     """
     length = model.config.max_positions
     examples, num_cut = labelled_examples(texts, tokenizer, length=length, truncation=truncation)
-    logits_NK = _logits(model, examples)
+    logits_NLK = None
+    if model.exits is None:
+        logits_NK = _logits(model, examples)
+    else:
+        logits_NLK = logits_by_layer(model, examples)
+        logits_NK = logits_NLK[:, -1]
+    if outputs is not None:
+        logits_NK = logits_NK[:, list(outputs)]
+        logits_NLK = None if logits_NLK is None else logits_NLK[..., list(outputs)]
     return Classified(
         texts=texts,
         names=names,
         problem=problem,
-        logits=logits_NK if outputs is None else logits_NK[:, list(outputs)],
+        logits=logits_NK,
         num_truncated=num_cut,
+        layer_logits=logits_NLK,
     )
 
 

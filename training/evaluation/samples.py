@@ -25,6 +25,7 @@ from albert_serve.errors import TextTooLongError
 from albert_serve.tasks.base import EncoderInput, Logits
 from albert_serve.tasks.fitting import fit
 from albert_serve.tasks.question_answering.task import QuestionAnswering
+from albert_serve.tasks.text_classification import resolve_depth
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.choices import tokenise_choices
 from training.data.examples import IGNORED, MIN_LENGTH, Example, ExampleSettings, build_examples
@@ -272,9 +273,12 @@ def _fitting(
     drawing: Drawing, texts: Sequence[LabelledText], truncation: Truncation
 ) -> Iterator[tuple[EncoderInput, Label]]:
     """Yield texts, shuffled, with their labels."""
+    adaptive = drawing.tasks["text-classification"].adaptive_depth
+    depth = None if adaptive is None else resolve_depth(adaptive, drawing.config.num_layers)
     for text in shuffled(texts):
         try:
             given = _fit(drawing, "text-classification", (text.text, text.pair), truncation)
+            given = replace(given, depth=depth)
         except TextTooLongError:
             drawing.left_out["text-classification"] += 1
         else:

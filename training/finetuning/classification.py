@@ -29,10 +29,13 @@ from training.glue.tasks import TASKS, Metric
 from training.loop.progress import RunError
 from training.loop.selection import Selection
 from training.losses import (
+    LogitsFunction,
     LossFunction,
+    adaptive_scores,
     classification_scores,
     cls_logits,
     compile_logits,
+    exit_logits,
     multi_label_scores,
     regression_scores,
 )
@@ -127,11 +130,13 @@ def build_classification(
         CorpusError: files cannot be read, or hold what cannot be trained; all of it is listed.
         RunError: options do not fit the data.
     """
-    logits = compile_logits(cls_logits) if compiles else cls_logits
+    problem = problem_of(options)
+    _check_adaptive_depth(options, problem)
+    logits: LogitsFunction = exit_logits if options.adaptive_depth else cls_logits
+    logits = compile_logits(logits) if compiles else logits
     if options.teacher is not None:
         return _taught(options, tokenizer, precision, logits)
     splits = _read(options)
-    problem = problem_of(options)
     if len(splits.names) < 2 and problem != "regression":
         shown = ", ".join(splits.names) or "none"
         raise RunError(f"all texts have the label {shown}; a classifier needs two or more")
@@ -142,7 +147,9 @@ def build_classification(
     weights = _class_weights(options.class_weights, texts, splits.names, problem)
     losses: dict[ProblemType, LossFunction] = {
         "single_label_classification": partial(
-            classification_scores, logits=logits, class_weights=weights
+            adaptive_scores if options.adaptive_depth else classification_scores,
+            logits=logits,
+            class_weights=weights,
         ),
         "multi_label_classification": partial(multi_label_scores, logits=logits),
         "regression": partial(regression_scores, logits=logits),
@@ -168,6 +175,20 @@ def problem_of(options: argparse.Namespace) -> ProblemType:
     if asked is None and columns_of(options).has_several_labels:
         return "multi_label_classification"
     return asked or "single_label_classification"
+
+
+def _check_adaptive_depth(options: argparse.Namespace, problem: ProblemType) -> None:
+    """Check that `--adaptive-depth` goes with the data.
+
+    Raises:
+        RunError: it does not.
+    """
+    if not options.adaptive_depth:
+        return
+    if options.teacher is not None:
+        raise RunError("--adaptive-depth goes with labelled texts, not with --teacher")
+    if problem != "single_label_classification":
+        raise RunError(f"--adaptive-depth goes with one label a text; this is {problem}")
 
 
 def _read(options: argparse.Namespace) -> LabelledSplits:

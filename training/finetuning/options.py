@@ -53,6 +53,12 @@ def add_classification(group: argparse._ArgumentGroup) -> None:
         "inverse of its frequency",
     )
     add(
+        "--adaptive-depth",
+        action="store_true",
+        help="train a classifier after each layer, so that a text can be answered as soon as so "
+        "many layers in a row agree",
+    )
+    add(
         "--teacher",
         help="a finetuned encoder of transformers, a folder or a name on the hub, whose logits "
         "replace the labels; --text-classification may then be .txt files, one text per line",

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from albert_serve.config import AlbertConfig
-from training.model.checkpoint import load_checkpoint, read_config, read_tasks
+from training.model.checkpoint import (
+    has_stored_exits,
+    load_checkpoint,
+    read_config,
+    read_shapes,
+    read_tasks,
+)
 from training.model.heads import AlbertForTasks, Task, head_sizes
 from training.model.resizing import cut_positions
 
@@ -17,7 +23,12 @@ _ONE_CLASSIFIER: Final[tuple[Task, Task]] = ("text-classification", "multiple-ch
 
 
 def load_start(
-    folder: Path, config: AlbertConfig, tasks: tuple[Task, ...], labels: Mapping[str, Any]
+    folder: Path,
+    config: AlbertConfig,
+    tasks: tuple[Task, ...],
+    labels: Mapping[str, Any],
+    *,
+    has_exits: bool = False,
 ) -> AlbertForTasks:
     """Load a checkpoint with the heads of the tasks beside its own, and report a new classifier.
 
@@ -26,9 +37,10 @@ def load_start(
     Args:
         config: its sizes, perhaps with fewer positions and other dropout.
         labels: keys of `config.json` that name the labels of text classification, if it is trained.
+        has_exits: whether it is trained with classifiers after each layer.
 
     Raises:
-        CheckpointError: as `load_checkpoint`.
+        ConfigError, CheckpointError: as `load_checkpoint`.
     """
     heads = _without_replaced(read_tasks(folder), tasks)
     sizes = {**heads, **head_sizes(config, tasks, len(labels.get("id2label", ())))}
@@ -36,7 +48,10 @@ def load_start(
         notice = _describe_change(folder, heads["text-classification"], labels)
         if notice:
             print(notice)
-    model = load_checkpoint(folder, sizes)
+    is_trained = "text-classification" in tasks
+    if is_trained and not has_exits and has_stored_exits(read_shapes(folder), heads):
+        print("the checkpoint's classifiers after each layer are left out (--adaptive-depth)")
+    model = load_checkpoint(folder, sizes, has_exits=has_exits if is_trained else None)
     if config.max_positions != model.config.max_positions:
         model = cut_positions(model, config.max_positions)
     return model if config == model.config else _with_config(model, config)
@@ -71,7 +86,7 @@ def changed_config(
 
 def _with_config(model: AlbertForTasks, config: AlbertConfig) -> AlbertForTasks:
     """Return the model with another config of the same sizes."""
-    changed = AlbertForTasks(config, model.tasks)
+    changed = AlbertForTasks(config, model.tasks, has_exits=model.exits is not None)
     changed.load_state_dict(model.state_dict())
     return changed
 

@@ -251,6 +251,18 @@ class Albert(nn.Module):
         """
         return self.encoder.states(self._embed(batch), self._attention_mask(batch))
 
+    def rows_by_layer(self, batch: Batch, read: Tensor) -> Tensor:
+        """Return the hidden states (L, R, H) after each of the L layers, at gathered positions.
+
+        A layer is a group's inner layers together.
+
+        Raises:
+            ValueError: the rows are longer than the model has positions.
+        """
+        step = self.config.num_inner_layers
+        states = self.states(batch)[step::step]
+        return torch.stack([state_BSH.flatten(0, 1)[read] for state_BSH in states])
+
     def _embed(self, batch: Batch) -> Tensor:
         length = batch.ids.shape[1]
         if length > self.config.max_positions:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from albert_serve.bundle.manifest import MANIFEST_FILE, read_manifest
-from albert_serve.bundle.weights import UNPOOLED_TASKS, expected_shapes
+from albert_serve.bundle.weights import UNPOOLED_TASKS, exit_name, exit_shapes, expected_shapes
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import BundleError, ConfigError
 from albert_serve.files import (
@@ -30,7 +30,7 @@ from training.errors import TrainingError
 from training.model.heads import AlbertForTasks, Task
 
 # Our name <-> Hugging Face's, without `.weight` or `.bias`. {g} and {i} are the group and the layer
-# within it; {n} counts the distinct blocks: group * num_inner_layers + inner.
+# within it; {n} counts the distinct blocks, group * num_inner_layers + inner, or layers.
 HF_NAMES: Final[dict[str, str]] = {
     "albert.embeddings.word": "albert.embeddings.word_embeddings",
     "albert.embeddings.position": "albert.embeddings.position_embeddings",
@@ -46,6 +46,7 @@ HF_NAMES: Final[dict[str, str]] = {
     "albert.encoder.ffns.{n}.down": "{layer}.ffn_output",
     "albert.encoder.ffns.{n}.norm": "{layer}.full_layer_layer_norm",
     "pooler.dense": "albert.pooler",
+    "exits.{n}": "classifiers.{n}",  # ours: HF has no name for them
     "heads.fill-mask.dense": "predictions.dense",
     "heads.fill-mask.norm": "predictions.LayerNorm",
     "heads.fill-mask.decoder": "predictions",  # its weight is the word embeddings: only .bias
@@ -82,12 +83,13 @@ def hf_name(ours: str, config: AlbertConfig) -> str:
         KeyError: there is no parameter of that name.
     """
     stem, _, kind = ours.rpartition(".")
-    number = re.search(r"\.(\d+)\.", stem)
+    number = re.search(r"\.(\d+)(?=\.|$)", stem)
     if number is None:
         return f"{HF_NAMES[stem]}.{kind}"
     group, inner = divmod(int(number[1]), config.num_inner_layers)
     layer = _HF_LAYER.format(g=group, i=inner)
-    return f"{HF_NAMES[stem.replace(number[0], '.{n}.')]}.{kind}".format(layer=layer)
+    known = f"{stem[: number.start(1)]}{{n}}{stem[number.end(1) :]}"
+    return f"{HF_NAMES[known]}.{kind}".format(layer=layer, n=number[1])
 
 
 def parameters(model: AlbertForTasks) -> dict[str, nn.Parameter]:
@@ -307,24 +309,37 @@ def read_tasks(folder: Path) -> dict[Task, int]:
     Raises:
         CheckpointError: as `read_weights` and `find_tasks`.
     """
+    return find_tasks(read_shapes(folder), read_config(folder).get("architectures") or ())
+
+
+def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Read the shapes of a checkpoint's weights by name.
+
+    Raises:
+        CheckpointError: as `read_weights`.
+    """
     file = folder / "model.safetensors"
     try:
         with safetensors.safe_open(file, "pt") as stored:
             names = list(stored.keys())
-            shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in names}
+            return {name: tuple(stored.get_slice(name).get_shape()) for name in names}
     except (OSError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}; is it complete?") from error
-    return find_tasks(shapes, read_config(folder).get("architectures") or ())
 
 
-def load_checkpoint(folder: Path, tasks: Mapping[Task, int] | None = None) -> AlbertForTasks:
+def load_checkpoint(
+    folder: Path, tasks: Mapping[Task, int] | None = None, *, has_exits: bool | None = None
+) -> AlbertForTasks:
     """Load the model of a checkpoint, ours or one that `transformers` wrote.
 
     Args:
         tasks: heads of the model; those that the file lacks, or has with another number of
             outputs, are newly initialised. By default the file's heads.
+        has_exits: whether the model has classifiers after each layer, newly initialised where the
+            file has none of these labels; None: if the file has them.
 
     Raises:
+        ConfigError: the model can have no such classifiers.
         CheckpointError: a file cannot be read, a weight of the backbone or of one of the file's
             heads is missing, or a shape contradicts the config.
     """
@@ -337,18 +352,32 @@ def load_checkpoint(folder: Path, tasks: Mapping[Task, int] | None = None) -> Al
     kept = {task: known[task] for task in tasks if known.get(task) == tasks[task]}
     # Before the model is made, whose sizes could be over any memory.
     _check_shapes(shapes, _required_shapes(config, kept, shapes), source=str(folder))
-    model = AlbertForTasks(config, tasks)
+    if has_exits is None:
+        has_exits = has_stored_exits(shapes, kept)
+    model = AlbertForTasks(config, tasks, has_exits=has_exits)
     load_weights(model, weights, kept.keys())
     return model
+
+
+def has_stored_exits(stored: Collection[str], heads: Collection[Task]) -> bool:
+    """Whether weights of these names classify texts after each layer, and the head is among these.
+
+    Args:
+        stored: names of weights.
+    """
+    return "text-classification" in heads and f"{exit_name(0)}.weight" in stored
 
 
 def _required_shapes(
     config: AlbertConfig, heads: Mapping[Task, int], stored: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the backbone, of these heads, and of the pooler if it is stored."""
+    """Return the shapes of the backbone, these heads, and the pooler and exits that are stored."""
     size = config.hidden_size
     pooler = {"albert.pooler.weight": (size, size), "albert.pooler.bias": (size,)}
-    return expected_shapes(config, heads) | (pooler if pooler.keys() & stored.keys() else {})
+    shapes = expected_shapes(config, heads) | (pooler if pooler.keys() & stored.keys() else {})
+    if has_stored_exits(stored, heads):
+        shapes |= exit_shapes(config, heads["text-classification"])
+    return shapes
 
 
 def _check_shapes(
@@ -364,8 +393,9 @@ def _check_shapes(
 
 
 def load_weights(model: AlbertForTasks, weights: Mapping[str, Tensor], heads: Set[Task]) -> None:
-    """Copy the weights of the backbone, of these heads, and of the pooler if there is one."""
-    stems = tuple(f"heads.{task}." for task in heads)
+    """Copy the weights of the backbone, these heads, and the pooler and exits that there are."""
+    stems = [f"heads.{task}." for task in heads]
+    stems += ["exits."] if has_stored_exits(weights, heads) else []
     has_pooler = bool(heads - set(UNPOOLED_TASKS)) or "albert.pooler.weight" in weights
     for ours, parameter in model.named_parameters():
         if not ours.startswith(("albert.", *stems, *(["pooler."] if has_pooler else []))):

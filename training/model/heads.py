@@ -4,7 +4,7 @@ A head maps rows of hidden states to rows of logits, so that a task computes onl
 masked positions for fill-mask, the [CLS] row for classification, all real rows for spans.
 
 Shape legend: B sequences, S positions, H hidden size, E embedding size, V vocabulary,
-R rows gathered from hidden states, K outputs.
+R rows gathered from hidden states, K outputs, L layers.
 """
 
 from __future__ import annotations
@@ -93,22 +93,29 @@ class AlbertForTasks(nn.Module):
 
     Args:
         tasks: the number of outputs of each task's head; see `head_sizes`.
+        has_exits: whether texts can be classified after each layer (`exits`).
 
     Raises:
-        ConfigError: a task is unknown, or its number of outputs is invalid.
+        ConfigError: a task is unknown, its number of outputs is invalid, or the model can have no
+            exits.
     """
 
-    def __init__(self, config: AlbertConfig, tasks: Mapping[Task, int]) -> None:
+    def __init__(
+        self, config: AlbertConfig, tasks: Mapping[Task, int], *, has_exits: bool = False
+    ) -> None:
         super().__init__()
         _check_tasks(config, tasks)
+        if has_exits:
+            _check_exits(config, tasks)
         self.config = config
         self.tasks = dict(tasks)
         self.albert = Albert(config)
         pooled = [task for task in tasks if task not in UNPOOLED_TASKS]
         self.pooler = Pooler(config) if pooled else None
         self.heads = nn.ModuleDict({task: self._head(task, tasks[task]) for task in tasks})
+        self.exits = self._exits() if has_exits else None
         initialize = Initializer(config.initializer_range)
-        for head in self.heads.values():
+        for head in (*self.heads.values(), *(self.exits or ())):
             head.apply(initialize)
 
     def _head(self, task: Task, num_outputs: int) -> nn.Module:
@@ -118,6 +125,14 @@ class AlbertForTasks(nn.Module):
             return SpanHead(self.config)
         assert self.pooler is not None
         return PooledHead(self.config, self.pooler, num_outputs)
+
+    def _exits(self) -> nn.ModuleList:
+        """Return a linear classifier after each layer but the last, whose own is the head's.
+
+        The internal classifiers of PABEE (Zhou et al. 2020, arXiv 2006.04152, section 3.1).
+        """
+        sizes = (self.config.hidden_size, self.tasks["text-classification"])
+        return nn.ModuleList(nn.Linear(*sizes) for _ in range(self.config.num_layers - 1))
 
     def forward(self, batch: Batch, read: Tensor | None = None) -> Tensor:
         """Return hidden states (B, S, H), or (R, H) at the gathered positions; see `Albert`."""
@@ -129,6 +144,15 @@ class AlbertForTasks(nn.Module):
         logits_RK: Tensor = self.heads[task](rows_RH)
         return logits_RK
 
+    def exit_logits(self, rows_LRH: Tensor) -> Tensor:
+        """Return the logits (L, R, K) of text classification from [CLS] rows after each layer."""
+        head = self.heads["text-classification"]
+        assert isinstance(head, PooledHead)
+        assert self.exits is not None
+        pooled_LRH = head.dropout(head.pooler(rows_LRH))
+        outputs = (*self.exits, head.output)
+        return torch.stack([output(p_RH) for output, p_RH in zip(outputs, pooled_LRH, strict=True)])
+
 
 def head_sizes(
     config: AlbertConfig, tasks: tuple[Task, ...], num_labels: int = 2
@@ -136,6 +160,17 @@ def head_sizes(
     """Return the outputs of each task's head; `num_labels` is for text classification."""
     sizes = {**NUM_OUTPUTS, "fill-mask": config.vocab_size, "text-classification": num_labels}
     return {task: sizes[task] or 0 for task in tasks}
+
+
+def _check_exits(config: AlbertConfig, tasks: Mapping[Task, int]) -> None:
+    if "text-classification" not in tasks:
+        raise ConfigError("only text-classification has classifiers after each layer")
+    if not config.is_fully_shared or config.num_layers == 1:
+        raise ConfigError(
+            "classifiers after each layer need a model of two or more layers that share all "
+            f"weights; this one has {config.num_layers} in {config.num_groups} groups that share "
+            f"{config.sharing}"
+        )
 
 
 def _check_tasks(config: AlbertConfig, tasks: Mapping[Task, int]) -> None:

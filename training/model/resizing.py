@@ -1,21 +1,39 @@
-"""Models with fewer positions, more layers, or shared weights repeated."""
+"""Models with fewer positions, fewer or more layers, or shared weights repeated."""
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from torch import Tensor
 
+from albert_serve.bundle.manifest import WEIGHTS_FILE
+from albert_serve.bundle.weights import OUTPUT_LAYERS, exit_name
 from training.model.checkpoint import (
     CheckpointError,
+    check_config,
+    has_stored_exits,
     load_checkpoint,
     load_weights,
     parameters,
     read_config,
+    read_shapes,
+    read_tasks,
+    read_weights,
     save_checkpoint,
+    write_weights,
 )
 from training.model.heads import AlbertForTasks
+
+# Files of a checkpoint that do not depend on its depth; `evaluation.json` does.
+_DEPTHLESS: Final = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "training.json")
 
 
 def cut_positions(model: AlbertForTasks, num_positions: int) -> AlbertForTasks:
@@ -31,7 +49,8 @@ def cut_positions(model: AlbertForTasks, num_positions: int) -> AlbertForTasks:
     weights: dict[str, Tensor] = dict(parameters(model))
     table = "albert.embeddings.position_embeddings.weight"
     weights[table] = weights[table][:num_positions]
-    cut = AlbertForTasks(replace(model.config, max_positions=num_positions), model.tasks)
+    config = replace(model.config, max_positions=num_positions)
+    cut = AlbertForTasks(config, model.tasks, has_exits=model.exits is not None)
     load_weights(cut, weights, set(model.tasks))
     return cut
 
@@ -59,6 +78,62 @@ def grow_depth(model: AlbertForTasks, num_layers: int) -> AlbertForTasks:
             source = layer * len(shallower) // len(blocks) * model.config.num_inner_layers + inner
             block.load_state_dict(shallower[source].state_dict())
     return grown
+
+
+@contextmanager
+def cut_to_depth(folder: Path, num_layers: int | None) -> Iterator[Path]:
+    """Give a checkpoint with only its first layers, for `with`; None: the checkpoint itself.
+
+    Its weights are the same file. Only where texts can be classified after each layer, it is
+    another: their classifier is then the one that was trained after the last layer that is left.
+
+    Raises:
+        CheckpointError: it has fewer layers, or layers with weights of their own.
+    """
+    if num_layers is None:
+        yield folder
+        return
+    hf = read_config(folder)
+    config = check_config(hf, folder)
+    if not config.is_fully_shared:
+        raise CheckpointError(
+            f"{folder} has layers with weights of their own; only a model whose layers share all "
+            "weights can do with fewer"
+        )
+    if not 1 <= num_layers <= config.num_layers:
+        raise CheckpointError(f"{num_layers} layers: {folder} has 1 to {config.num_layers}")
+    with tempfile.TemporaryDirectory(prefix="albert-") as scratch:
+        cut = Path(scratch)
+        content = json.dumps({**hf, "num_hidden_layers": num_layers}, indent=2)
+        (cut / "config.json").write_text(content + "\n", encoding="utf-8")
+        for file in (folder / name for name in _DEPTHLESS):
+            if file.is_file():
+                shutil.copyfile(file, cut / file.name)
+        has_exits = has_stored_exits(read_shapes(folder), read_tasks(folder))
+        if num_layers < config.num_layers and has_exits:
+            write_weights(_cut_exits(read_weights(folder), num_layers), cut / WEIGHTS_FILE)
+        else:
+            _link(folder / WEIGHTS_FILE, cut / WEIGHTS_FILE)
+        yield cut
+
+
+def _cut_exits(weights: Mapping[str, Tensor], num_layers: int) -> dict[str, Tensor]:
+    """Return the weights with the classifier after that layer as the last one."""
+    is_exit = re.compile(rf"{exit_name(0).removesuffix('0')}(\d+)\.").match
+    numbers = {name: int(found[1]) for name in weights if (found := is_exit(name))}
+    kept = {name: each for name, each in weights.items() if numbers.get(name, -1) < num_layers - 1}
+    for kind in ("weight", "bias"):
+        last = weights[f"{exit_name(num_layers - 1)}.{kind}"]
+        kept[f"{OUTPUT_LAYERS['text-classification']}.{kind}"] = last
+    return kept
+
+
+def _link(source: Path, target: Path) -> None:
+    """Make a symbolic link where the system can, else a copy."""
+    try:
+        target.symlink_to(source.resolve())
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def expand_for_hf(source: Path, folder: Path) -> None:

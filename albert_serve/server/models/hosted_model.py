@@ -15,6 +15,7 @@ from albert_serve import __version__
 from albert_serve.api.model_card import ModelCard, ModelSizes, TrainingStage
 from albert_serve.api.schemas import (
     ChoiceQuestion,
+    DepthInfo,
     InfoReply,
     InputExample,
     SentenceOrderRequest,
@@ -132,7 +133,7 @@ class HostedModel:
             version=__version__,
             precision=manifest.precision,
             revision=manifest.revision,
-            tasks=[_describe(name, manifest) for name in self.tasks],
+            tasks=[_describe(name, manifest, self.bundle.config.num_layers) for name in self.tasks],
             max_positions=self.bundle.config.max_positions,
             mask_token="[MASK]",  # noqa: S106  # not that kind of token
             max_items=self.settings.max_items,
@@ -182,11 +183,12 @@ def _model_card(bundle: Bundle) -> ModelCard:
     )
 
 
-def _describe(task: str, manifest: Manifest) -> TaskInfo:
+def _describe(task: str, manifest: Manifest, num_layers: int) -> TaskInfo:
     """Return the description of a task, which may have no head and so no entry."""
     for name, entry in manifest.tasks.items():
         if name != task:
             continue
+        depth = entry.adaptive_depth
         figure = read_figure(manifest, name)
         examples = manifest.examples.get(name, [])
         return TaskInfo(
@@ -194,6 +196,9 @@ def _describe(task: str, manifest: Manifest) -> TaskInfo:
             labels=entry.labels,
             problem_type=entry.problem_type,
             null_score_diff_threshold=entry.null_score_diff_threshold,
+            adaptive_depth=None
+            if depth is None
+            else DepthInfo(num_layers=num_layers, **depth.model_dump()),
             quality=None if figure is None else TaskQuality(**asdict(figure)),
             examples=[InputExample(**example.model_dump()) for example in examples] or None,
         )

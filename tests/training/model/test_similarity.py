@@ -36,7 +36,7 @@ def hf_twin(model: AlbertForTasks) -> Any:
             group, place = divmod(n, inner)
             prefix = f"albert.encoder.albert_layer_groups.{group}.albert_layers.{place}"
             for kind in ("weight", "bias"):
-                name = f"{theirs_stem.format(layer=prefix)}.{kind}"
+                name = f"{theirs_stem.format(layer=prefix, n=n)}.{kind}"
                 if name in state and f"{stem.format(n=n)}.{kind}" in ours:
                     state[name] = ours[f"{stem.format(n=n)}.{kind}"]
     theirs.load_state_dict(state)

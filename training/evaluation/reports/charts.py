@@ -1,4 +1,4 @@
-"""Charts of an evaluation: confusion matrix, reliability diagram, and scores against predictions.
+"""Charts of an evaluation: confusion, reliability, figures by depth, scores against predictions.
 
 Shape legend: K labels.
 """
@@ -6,7 +6,7 @@ Shape legend: K labels.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -63,6 +63,26 @@ def draw_reliability(bins: Sequence[Bin], file: Path) -> None:
     ax.plot(confidences, accuracies, color=_BLUE, marker="o", markersize=4, label="accuracy")
     ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
     ax.legend(loc="upper left", frameon=False)
+    _save(figure, file)
+
+
+def draw_depths(
+    by_layer: Sequence[Mapping[str, float]],
+    by_patience: Sequence[Mapping[str, float]],
+    metric: str,
+    file: Path,
+) -> None:
+    """Draw a metric over the layers that texts had: as many for all, and by patience."""
+    figure, ax = _new(_INCHES)
+    curves = ((by_layer, "layers", "after each layer"), (by_patience, "mean_layers", "by patience"))
+    for (rows, key, label), colour in zip(curves, (_GREY, _BLUE), strict=True):
+        layers, values = [row[key] for row in rows], [row[metric] for row in rows]
+        ax.plot(layers, values, color=colour, marker="o", markersize=4, label=label)
+    for row in by_patience:
+        place = (row["mean_layers"], row[metric])
+        ax.annotate(str(row["patience"]), place, (0, 5), textcoords="offset points", fontsize=8)
+    ax.set(xlabel="mean number of layers", ylabel=metric.replace("_", " "))
+    ax.legend(loc="lower right", frameon=False)
     _save(figure, file)
 
 

@@ -19,11 +19,18 @@ from training.evaluation.calibration import (
 )
 from training.evaluation.choices import Chosen
 from training.evaluation.classification import Classified
+from training.evaluation.depth import depth_figures
 from training.evaluation.questions import AnsweredQuestion, predicted
-from training.evaluation.reports.charts import draw_confusion, draw_reliability, draw_scores
+from training.evaluation.reports.charts import (
+    draw_confusion,
+    draw_depths,
+    draw_reliability,
+    draw_scores,
+)
 from training.evaluation.reports.tables import table
 from training.evaluation.results import Results
 from training.evaluation.squad import score_answer, version_of
+from training.glue.tasks import Metric
 
 _NUM_WORST: Final = 20
 # A confusion matrix of more labels is not drawn; its pairs are listed.
@@ -73,6 +80,7 @@ def _classification_part(
         lines += ["### Classes", "", *table(["class", "precision", "recall", "F1", "texts"], rows)]
         lines += _confusion_part(split, classified, folder)
         lines += _calibration_part(split, classified.bins, folder)
+        lines += _depth_part(split, classified, folder)
     return [*lines, *_worst_part(worst)]
 
 
@@ -107,6 +115,19 @@ def _calibration_part(part: str, bins: Sequence[Bin], folder: Path) -> list[str]
         "",
         *table(["confidence", "accuracy", "predictions"], bins),
     ]
+
+
+def _depth_part(split: str, classified: Classified, folder: Path) -> list[str]:
+    if classified.layer_logits is None:
+        return []
+    metric: Metric = "accuracy"
+    figures = depth_figures((metric,), classified.layer_logits, classified.targets)
+    image = f"{split}-depths.png"
+    draw_depths(figures["by_layer"], figures["by_patience"], metric, folder / image)
+    lines = ["### Depth", "", f"![Accuracy over the number of layers]({image})", ""]
+    for rows in figures.values():
+        lines += table(list(rows[0]), [list(row.values()) for row in rows]) if rows else []
+    return lines
 
 
 def _worst_part(worst: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -97,6 +97,8 @@ NAMES: Final = [
     "multi_token_targets",
     "truncation",
     "function_to_apply",
+    "max_layers",
+    "patience",
     "doc_stride",
     "max_answer_len",
     "max_question_len",

@@ -1,0 +1,133 @@
+"""`max_layers` and `patience` of `/text-classification`, over HTTP and from the clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from albert_serve.api.schemas import DepthInfo, InfoReply, LabelScore
+from albert_serve.bundle.manifest import Bundle
+from albert_serve.client import AlbertClient, AsyncAlbertClient
+from albert_serve.errors import InvalidInputError
+from albert_serve.tokenizer import AlbertTokenizer
+from export.write import Depth, export_bundle
+from tests.albert_serve.support import Running, running_service, service_environment
+from training.evaluation.depth import layers_used
+from training.model.albert import Batch
+from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
+from training.model.heads import AlbertForTasks
+
+NUM_LAYERS = 3
+LABELS = ("negative", "positive")
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint_dir: Path) -> AlbertForTasks:
+    torch.manual_seed(3)
+    return load_checkpoint(checkpoint_dir, has_exits=True).eval()
+
+
+@pytest.fixture(scope="module")
+def bundle(
+    model: AlbertForTasks, checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Bundle:
+    """It answers after two layers unless a request asks for more."""
+    folder = tmp_path_factory.mktemp("adaptive")
+    labels = {"id2label": read_config(checkpoint_dir)["id2label"]}
+    save_checkpoint(
+        model, folder / "checkpoint", tokenizer_from=checkpoint_dir, extra_config=labels
+    )
+    return export_bundle(folder / "checkpoint", folder / "bundle", depth=Depth(max_layers=2)).bundle
+
+
+@pytest.fixture(scope="module")
+def adaptive(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    environment = service_environment(bundle.folder, tmp_path_factory.mktemp("home"))
+    with running_service(environment, tmp_path_factory.mktemp("service")) as started:
+        yield started
+
+
+def expected(model: AlbertForTasks, bundle: Bundle, text: str, **limits: int) -> dict[str, float]:
+    """The scores of torch after the layers that the text has."""
+    ids = AlbertTokenizer.from_file(bundle.tokenizer_file).encode(text).ids
+    batch = Batch(ids=torch.tensor([ids]), types=torch.zeros(1, len(ids), dtype=torch.long))
+    with torch.inference_mode():
+        rows = model.albert.rows_by_layer(batch, torch.tensor([0]))
+        logits_LK = model.exit_logits(rows)[:, 0]
+    used = int(layers_used(logits_LK.numpy()[None], limits.get("patience", NUM_LAYERS))[0])
+    layer = min(used, limits.get("max_layers", 2))
+    return dict(zip(LABELS, logits_LK[layer - 1].softmax(-1).tolist(), strict=True))
+
+
+def by_label(scores: list[Any]) -> dict[str, float]:
+    pairs = (each if isinstance(each, dict) else each.model_dump() for each in scores)
+    return {each["label"]: each["score"] for each in pairs}
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{}, {"max_layers": 1}, {"max_layers": 3}, {"max_layers": 3, "patience": 1}, {"patience": 3}],
+)
+def test_texts_are_answered_after_the_layers_that_a_request_allows(
+    adaptive: Running,
+    model: AlbertForTasks,
+    bundle: Bundle,
+    sentences: list[str],
+    limits: dict[str, int],
+) -> None:
+    body = {"inputs": sentences, "parameters": limits}
+    reply = httpx.post(f"{adaptive.url}/text-classification", json=body, timeout=30)
+    assert reply.status_code == 200
+    for text, scores in zip(sentences, reply.json(), strict=True):
+        wanted = expected(model, bundle, text, **limits)
+        assert by_label(scores) == pytest.approx(wanted, abs=1e-4)
+
+
+def test_info_has_the_layers_and_the_defaults(adaptive: Running) -> None:
+    info = InfoReply.model_validate(httpx.get(f"{adaptive.url}/info", timeout=30).json())
+    depths = {task.name: task.adaptive_depth for task in info.tasks}
+    assert depths.pop("text-classification") == DepthInfo(num_layers=NUM_LAYERS, max_layers=2)
+    assert set(depths.values()) == {None}
+
+
+def test_both_clients_ask_for_fewer_layers(
+    adaptive: Running, model: AlbertForTasks, bundle: Bundle, sentences: list[str]
+) -> None:
+    text = sentences[0]
+    wanted = expected(model, bundle, text, max_layers=1)
+
+    async def ask() -> list[LabelScore]:
+        async with AsyncAlbertClient(adaptive.url) as client:
+            return await client.text_classification(text, max_layers=1)
+
+    with AlbertClient(adaptive.url) as client:
+        assert by_label(client.text_classification(text, max_layers=1)) == pytest.approx(
+            wanted, abs=1e-4
+        )
+        with pytest.raises(InvalidInputError, match="max_layers is 4; the model has 3 layers"):
+            client.text_classification(text, max_layers=4)
+    assert by_label(asyncio.run(ask())) == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"max_layers": 0}, "parameters.max_layers must be greater than or equal to 1"),
+        ({"patience": 0}, "parameters.patience must be greater than or equal to 1"),
+        ({"patience": 1.5}, "parameters.patience must be a valid integer"),
+        ({"patience": 1}, "this one answers after all of its 3 layers"),
+        ({"max_layers": 3}, "this one answers after all of its 3 layers"),
+    ],
+)
+def test_a_model_without_such_classifiers_refuses(
+    client: httpx.Client, limits: dict[str, Any], message: str
+) -> None:
+    reply = client.post("/text-classification", json={"inputs": "a", "parameters": limits})
+    assert reply.status_code == 422
+    assert message in reply.json()["error"]

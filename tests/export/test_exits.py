@@ -1,0 +1,289 @@
+"""A bundle that answers texts after fewer layers gives torch's answers, whatever the batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from albert_serve.bundle.manifest import AdaptiveDepth, Bundle, Precision, read_manifest
+from albert_serve.bundle.weights import exit_shapes, read_header
+from albert_serve.errors import BundleCorruptError
+from albert_serve.runtime.encoders import CpuEncoder, PaddedBatch
+from albert_serve.runtime.engine import Engine
+from albert_serve.runtime.ort import encoder_options, open_session
+from albert_serve.settings import RuntimeOptions
+from albert_serve.tasks.base import Depth, EncoderInput, Logits
+from albert_serve.tokenizer import AlbertTokenizer
+from export.__main__ import main
+from export.errors import ExportError
+from export.precision import restore_weights
+from export.verify import external_tensors
+from export.write import Depth as ExportedDepth
+from export.write import export_bundle
+from tests.export.exporting import TINY, ragged, randomize, run_encoder, write_checkpoint
+from training.data.labelled.texts import LabelledText
+from training.evaluation.classification import classify
+from training.evaluation.depth import layers_used
+from training.model.albert import Batch
+from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
+from training.model.heads import AlbertForTasks
+
+Capture = pytest.CaptureFixture[str]
+CPU = RuntimeOptions(device="cpu", num_threads=1)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(real_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small checkpoint with a classifier after each of its four layers."""
+    config = load_checkpoint(real_checkpoint).config
+    sizes = load_checkpoint(real_checkpoint).tasks
+    model = AlbertForTasks(config, sizes, has_exits=True)
+    randomize(model)
+    folder = tmp_path_factory.mktemp("adaptive") / "checkpoint"
+    labels = {"id2label": {"0": "negative", "1": "positive"}}
+    save_checkpoint(model.eval(), folder, tokenizer_from=real_checkpoint, extra_config=labels)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return export_bundle(checkpoint, tmp_path_factory.mktemp("bundles") / "adaptive").bundle
+
+
+def inputs_of(seed: int = 0, count: int = 24) -> list[EncoderInput]:
+    """Texts of other tasks and texts to classify, some of them with limits of depth."""
+    rng = np.random.default_rng(seed)
+    tasks = ("text-classification", "fill-mask", "question-answering", "text-classification")
+    inputs = []
+    for number in range(count):
+        size = int(rng.integers(3, 60))
+        task = tasks[number % 4]
+        depth = None
+        if task == "text-classification" and number % 3:
+            depth = Depth(max_layers=int(rng.integers(1, 5)), patience=int(rng.integers(1, 4)))
+        ids = rng.integers(5, 600, size).tolist()
+        inputs.append(
+            EncoderInput(ids=ids, types=[0] * size, task=task, rows=[0, 2], depth=None)
+            if task != "text-classification"
+            else EncoderInput(ids=ids, types=[0] * size, task=task, rows=[0], depth=depth)
+        )
+    return inputs
+
+
+@torch.inference_mode()
+def expected(model: AlbertForTasks, item: EncoderInput) -> Logits:
+    """The logits of torch, after the layers that a text has by the rule of patience."""
+    batch = Batch(ids=torch.tensor([item.ids]), types=torch.tensor([item.types]))
+    states = model.albert.states(batch)[1:]
+    rows = item.rows
+    assert rows is not None
+    if item.depth is None:
+        task = item.task
+        last: Logits = model.logits(task, states[-1][0, rows]).numpy()  # type: ignore[arg-type]
+        return last
+    logits_LK = model.exit_logits(torch.stack([state[0, :1] for state in states]))[:, 0].numpy()
+    used = layers_used(logits_LK[None], item.depth.patience)[0]
+    return logits_LK[[min(used, item.depth.max_layers) - 1]]
+
+
+def assert_all_close(got: Sequence[Logits], wanted: Sequence[Logits], atol: float) -> None:
+    for one, other in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(one, other, atol=atol)
+
+
+def test_answers_are_torchs_alone_and_in_any_batch(checkpoint: Path, bundle: Bundle) -> None:
+    engine = Engine.open(bundle, CPU)
+    inputs = inputs_of()
+    assert {item.depth is None for item in inputs} == {True, False}
+    wanted = [expected(load_checkpoint(checkpoint).eval(), item) for item in inputs]
+
+    assert_all_close(engine.run_batch(inputs), wanted, 1e-4)
+    assert_all_close(engine.run(inputs), wanted, 1e-4)
+    assert_all_close([engine.run_batch([item])[0] for item in inputs], wanted, 1e-4)
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp16"])
+def test_lower_precisions_settle_as_their_own_weights_do(
+    checkpoint: Path, tmp_path: Path, precision: Precision
+) -> None:
+    """The same text alone and among others; in fp16, as torch with the bundle's weights."""
+    bundle = export_bundle(checkpoint, tmp_path / "bundle", precision=precision).bundle
+    stored = read_header(bundle.weights_file)
+    assert all(stored[name].dtype == "F32" for name in exit_shapes(bundle.config, 2))
+    engine = Engine.open(bundle, CPU)
+    inputs = inputs_of(seed=1)
+
+    together = engine.run_batch(inputs)
+
+    assert_all_close([engine.run_batch([item])[0] for item in inputs], together, 1e-5)
+    if precision == "fp16":
+        restore_weights(bundle.weights_file, tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+        own = load_checkpoint(tmp_path).eval()
+        assert_all_close(together, [expected(own, item) for item in inputs], 1e-4)
+
+
+def test_packed_weights_on_disk_serve_it_too(
+    checkpoint: Path, bundle: Bundle, tmp_path: Path
+) -> None:
+    options = RuntimeOptions(
+        device="cpu", num_threads=2, prepack="cache", cache_folder=tmp_path / "cache"
+    )
+    inputs = inputs_of(seed=2)
+    wanted = [expected(load_checkpoint(checkpoint).eval(), item) for item in inputs]
+    assert_all_close(Engine.open(bundle, options).run(inputs), wanted, 1e-4)
+
+
+def test_settled_texts_leave_the_batch(bundle: Bundle) -> None:
+    """Hidden states are those of the others; with none left the Loop ends."""
+    encoder = CpuEncoder(session=open_session(bundle.encoder_file, encoder_options(CPU)))
+    ids = np.random.default_rng(0).integers(5, 600, (3, 9))
+    batch = PaddedBatch(ids=ids, types=np.zeros_like(ids), lengths=np.array([9, 4, 7]))
+    whole = encoder.run(batch).numpy()
+
+    some = encoder.run_with_exits(batch, [None, Depth(max_layers=2, patience=4), None])
+    none = encoder.run_with_exits(batch, [Depth(max_layers=n, patience=4) for n in (1, 3, 2)])
+
+    assert whole.shape == (3, 9, TINY.hidden_size)
+    assert some.layers.tolist() == [4, 2, 4]
+    got = some.hidden.numpy()
+    np.testing.assert_allclose(got[0], whole[0], atol=1e-5)
+    np.testing.assert_allclose(got[1, :7], whole[2, :7], atol=1e-5)
+    assert none.layers.tolist() == [1, 3, 2]
+    assert none.hidden.shape() == [0, 9, TINY.hidden_size]
+
+
+def test_limits_of_any_size_are_taken(bundle: Bundle) -> None:
+    """A text without a limit stands beside one that has one, at any place of the batch."""
+    encoder = CpuEncoder(session=open_session(bundle.encoder_file, encoder_options(CPU)))
+    ids = np.random.default_rng(0).integers(5, 600, (33, 6))
+    batch = PaddedBatch(ids=ids, types=np.zeros_like(ids), lengths=np.full(33, 6))
+    for place in range(33):
+        depths: list[Depth | None] = [None] * 33
+        depths[place] = Depth(max_layers=1, patience=4)
+        layers = encoder.run_with_exits(batch, depths).layers
+        assert layers.tolist() == [1 if row == place else 4 for row in range(33)]
+
+
+def test_every_weight_is_referred_to_once(checkpoint: Path, bundle: Bundle) -> None:
+    references = external_tensors(bundle.encoder_file)
+    assert len(set(references.values())) == len(references)
+    assert exit_shapes(bundle.config, 2).keys() <= references.keys()
+    assert bundle.encoder_file.stat().st_size < 30_000
+    assert bundle.manifest.parity["exits"] < 1e-4
+    assert bundle.weights_file.read_bytes() == (checkpoint / "model.safetensors").read_bytes()
+
+
+def labelled(folder: Path) -> Path:
+    rows = [f"{'the river was long ' * (1 + n % 3)}{n},{n % 2}" for n in range(40)]
+    file = folder / "dev.csv"
+    file.write_text("\n".join(["text,label", *rows, ""]))
+    return file
+
+
+def test_the_cost_of_the_services_default_is_measured(checkpoint: Path, tmp_path: Path) -> None:
+    """Torch has all layers, the bundle those of its default."""
+    data = labelled(tmp_path)
+    text = Path(__file__).parents[1] / "data/wiki.jsonl"
+    target = tmp_path / "bundle"
+    options = ["--max-layers", "1", "--patience", "2", "--text", str(text), "--force"]
+
+    status = main([str(checkpoint), str(target), "--text-classification", str(data), *options])
+
+    assert status == 0
+    manifest = read_manifest(target)
+    depth = manifest.tasks["text-classification"].adaptive_depth
+    assert depth == AdaptiveDepth(max_layers=1, patience=2)
+    model = load_checkpoint(checkpoint).eval()
+    bundle = Bundle.open(target)
+    texts = [
+        LabelledText(text=row.rsplit(",", 1)[0], pair=None, label=int(row[-1]))
+        for row in data.read_text().splitlines()[1:]
+    ]
+    tokenizer = AlbertTokenizer.from_file(bundle.tokenizer_file)
+    by_layer = classify(model, tokenizer, texts, ["0", "1"]).figures()
+    rows = by_layer["text_classification_by_layer"]
+    quality = manifest.quality["text-classification"]
+    assert quality.torch == pytest.approx(100 * rows[-1]["accuracy"])
+    assert quality.bundle == pytest.approx(100 * rows[0]["accuracy"])
+
+
+def test_fewer_layers_of_a_plain_checkpoint(tmp_path: Path, capsys: Capture) -> None:
+    """The weights stay the checkpoint's own file, and figures of all layers are left out."""
+    model = write_checkpoint(tmp_path / "checkpoint", TINY, ("fill-mask", "text-classification"))
+    (tmp_path / "checkpoint/evaluation.json").write_text('{"masked_accuracy": 0.5}')
+    target = tmp_path / "bundle"
+
+    assert main([str(tmp_path / "checkpoint"), str(target), "--layers", "2", "--no-quality"]) == 0
+
+    manifest = read_manifest(target)
+    assert manifest.config["num_hidden_layers"] == 2
+    assert read_config(target)["num_hidden_layers"] == 2
+    assert manifest.evaluation == {}
+    assert manifest.tasks["text-classification"].adaptive_depth is None
+    weights = (tmp_path / "checkpoint/model.safetensors").read_bytes()
+    assert (target / "model.safetensors").read_bytes() == weights
+    sample = ragged(TINY)
+    batch = Batch(
+        ids=torch.from_numpy(sample.ids),
+        types=torch.from_numpy(sample.types),
+        lengths=torch.from_numpy(sample.lengths),
+    )
+    with torch.inference_mode():
+        wanted = model.albert.states(batch)[2].numpy()
+    got = run_encoder(target, sample)
+    np.testing.assert_allclose(got[sample.is_real], wanted[sample.is_real], atol=1e-5)
+
+
+def test_fewer_layers_of_an_adaptive_one_have_its_classifier(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    cut = export_bundle(checkpoint, tmp_path / "two", depth=ExportedDepth(num_layers=2)).bundle
+    one = export_bundle(checkpoint, tmp_path / "one", depth=ExportedDepth(num_layers=1)).bundle
+    assert cut.manifest.tasks["text-classification"].adaptive_depth == AdaptiveDepth()
+    assert one.manifest.tasks["text-classification"].adaptive_depth is None
+    model = load_checkpoint(checkpoint).eval()
+    texts = [item for item in inputs_of() if item.task == "text-classification"]
+    for bundle, layers in ((cut, 2), (one, 1)):
+        deep = Depth(max_layers=layers, patience=4)
+        wanted = [expected(model, replace(item, depth=deep)) for item in texts]
+        plain = [replace(item, depth=None) for item in texts]
+        assert_all_close(Engine.open(bundle, CPU).run(plain), wanted, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--layers", "5"], "5 layers: "),
+        (["--patience", "2"], "--max-layers and --patience are of a classifier that was trained"),
+    ],
+)
+def test_depths_that_a_checkpoint_cannot_have(
+    tmp_path: Path, capsys: Capture, options: list[str], message: str
+) -> None:
+    write_checkpoint(tmp_path / "checkpoint")
+    assert main([str(tmp_path / "checkpoint"), str(tmp_path / "bundle"), *options]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_default_of_more_layers_than_there_are(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="--max-layers 5: the checkpoint has 4 layers"):
+        export_bundle(checkpoint, tmp_path / "bundle", depth=ExportedDepth(max_layers=5))
+
+
+def test_a_manifest_of_more_layers_than_there_are(checkpoint: Path, tmp_path: Path) -> None:
+    folder = export_bundle(checkpoint, tmp_path / "bundle").bundle.folder
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["tasks"]["text-classification"]["adaptive_depth"] = {"max_layers": 9}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleCorruptError, match="max_layers is 9; the model has 4 layers"):
+        Bundle.open(folder, verify="size")
