@@ -100,6 +100,7 @@ def find_cached(model: HubModel, patterns: Sequence[str]) -> Path | None:
             model.repo_id,
             repo_type=model.repo_type,
             revision=model.revision,
+            allow_patterns=list(patterns),
             local_files_only=True,
         )
     except LocalEntryNotFoundError:

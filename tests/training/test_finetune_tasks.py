@@ -29,7 +29,7 @@ from training.model.checkpoint import load_checkpoint, read_config
 Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)
 
-TASK = "text-classification"
+TASK: Final = "text-classification"
 PAIRS = ("the game was good", "a city was great", "his music died", "her work was lost")
 MNLI = (
     "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\t"

@@ -117,7 +117,7 @@ def test_a_task_that_the_cache_lacks_is_named(data: list[str], glue: Path, tmp_p
         assert run(["-c", _READ, "cola", *data], hub, tmp_path).returncode == 0
         ended = run(["-c", _READ, "rte", *data], hub, tmp_path, HF_HUB_OFFLINE="1")
     assert ended.returncode == 1
-    [error] = ended.stderr.splitlines()
+    error = ended.stderr.splitlines()[-1]
     assert error.startswith(f"error: {data[0] if data else GLUE} is ")
     assert error.endswith(
         "; HF_HUB_OFFLINE forbids a download; the cache has cola; "
