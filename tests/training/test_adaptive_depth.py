@@ -38,7 +38,7 @@ from training.model.checkpoint import (
     read_config,
     save_checkpoint,
 )
-from training.model.heads import AlbertForTasks
+from training.model.heads import AlbertForTasks, PooledHead
 from training.model.resizing import cut_to_depth
 
 Capture = pytest.CaptureFixture[str]
@@ -95,6 +95,7 @@ def start(pretrained: Path, moods: Path, tmp_path: Path) -> list[str]:
 def layer_logits(model: AlbertForTasks, batch: ExampleBatch) -> list[torch.Tensor]:
     """Each classifier on the pooled first row of each layer's states, by hand."""
     head = model.heads["text-classification"]
+    assert isinstance(head, PooledHead)
     assert model.exits is not None
     outputs = [*model.exits, head.output]
     states = model.albert.states(batch.tokens)[1:]

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import pytest
 
