@@ -204,7 +204,7 @@ def _aliases(page: str) -> str:
 def _shown(kind: Any) -> str:
     """Return a type as in an annotation."""
     is_class = isinstance(kind, type) and not get_args(kind)
-    return kind.__name__ if is_class else _MODULES.sub("", str(kind))
+    return kind.__name__ if is_class else _MODULES.sub("", str(kind)).replace("'", '"')
 
 
 def _models(methods: Iterable[Callable[..., Any]]) -> list[type[BaseModel]]:

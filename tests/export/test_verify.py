@@ -264,10 +264,12 @@ def test_a_wrong_graph_for_cuda_is_found(checkpoint: Path, monkeypatch: pytest.M
     add_norm = layers._add_norm
     export_bundle(checkpoint, checkpoint.parent / "right", cuda_precision="fp32")
 
-    def build(config: AlbertConfig, stored: Any, form: Form = CPU_FORM) -> onnx.ModelProto:
+    def build(
+        config: AlbertConfig, stored: Any, form: Form = CPU_FORM, **options: Any
+    ) -> onnx.ModelProto:
         if form.kernels == "cuda":
             monkeypatch.setattr(layers, "_add_norm", swapped)
-        return build_encoder(config, stored, form)
+        return build_encoder(config, stored, form, **options)
 
     monkeypatch.setattr(write, "build_encoder", build)
     with pytest.raises(ExportError, match="in fp32, the graphs for CUDA differ"):
