@@ -117,7 +117,7 @@ def example_batch(model: AlbertForTasks, tokens: Batch | None = None) -> Example
 
 
 def test_the_loss_is_the_mean_over_layers_weighted_by_their_numbers() -> None:
-    model = adaptive_model()
+    model = adaptive_model().train()
     batch = example_batch(model)
 
     score = adaptive_scores(model, batch)["text-classification"]
@@ -133,6 +133,17 @@ def test_the_loss_is_the_mean_over_layers_weighted_by_their_numbers() -> None:
     assert last.logits is not None
     torch.testing.assert_close(score.logits, last.logits)
     assert score.right == last.right
+
+
+def test_the_loss_of_held_out_texts_is_the_last_layers() -> None:
+    model = adaptive_model()
+    batch = example_batch(model)
+    weights = torch.tensor([1.0, 2.0, 5.0])
+
+    score = adaptive_scores(model, batch, class_weights=weights)["text-classification"]
+
+    last = layer_logits(model, batch)[-1]
+    torch.testing.assert_close(score.loss, F.cross_entropy(last, batch.targets, reduction="sum"))
 
 
 def test_class_weights_weigh_every_layer() -> None:
