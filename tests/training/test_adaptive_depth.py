@@ -245,6 +245,25 @@ def test_a_stopped_run_goes_on_to_the_same_classifiers(start: list[str], tmp_pat
     assert same_weights(tmp_path / "whole", tmp_path / "stopped")
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_run_keeps_its_classifiers(
+    start: list[str], tmp_path: Path, capsys: Capture, first: bool
+) -> None:
+    """It can neither gain nor lose them, even if its record does not say what it has."""
+    without = [each for each in start if each != "--adaptive-depth"]
+    commands = [start, without] if first else [without, start]
+    assert run([*commands[0], "--steps", "2"], tmp_path / "run") == 0
+    record = json.loads((tmp_path / "run/run.json").read_text())
+    del record["adaptive_depth"]
+    (tmp_path / "run/run.json").write_text(json.dumps(record))
+    capsys.readouterr()
+    assert run([*commands[1], "--steps", "3"], tmp_path / "run") == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    has = "has" if first else "has no"
+    assert f"the run was started with other options: its model {has} classifiers.0.bias" in error
+    assert "--adaptive-depth" in error
+
+
 def test_classifiers_of_another_run_are_left_out_or_trained_on(
     start: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
