@@ -228,7 +228,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=1.0,
         metavar="POINTS",
-        help="most points of a task's metric that the precision may cost (%(default)s)",
+        help="most points of a task's metric that precision and depth may cost (%(default)s)",
     )
     limits.add_argument(
         "--max-difference",

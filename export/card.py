@@ -27,7 +27,7 @@ _METRICS: Final = (
 
 
 def model_card(manifest: Manifest, name: str) -> str:
-    """Return the card: labels, figures on held-out data, and what the precision costs.
+    """Return the card: labels, figures on held-out data, and what precision and depth cost.
 
     The figures stand in the `model-index` too, by which the Hub shows and compares models.
 
@@ -55,8 +55,8 @@ def model_card(manifest: Manifest, name: str) -> str:
             (task, each.metric, each.torch, each.bundle, each.count)
             for task, each in manifest.quality.items()
         ]
-        header = ["task", "metric", "fp32, in percent", "this bundle", "answers"]
-        lines += ["## What the precision costs", "", *table(header, costs)]
+        header = ["task", "metric", "the checkpoint, in percent", "this bundle", "answers"]
+        lines += ["## What precision and depth cost", "", *table(header, costs)]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -28,7 +28,10 @@ from albert_serve.bundle.weights import (
     stored_name,
 )
 from albert_serve.config import AlbertConfig
+from albert_serve.tasks.base import Depth
+from albert_serve.tasks.text_classification import resolve_depth
 from export.errors import ExportError
+from training.evaluation.classification import PREFIX as CLASSIFICATION
 from training.evaluation.questions import BEST_F1_THRESHOLD
 from training.model.checkpoint import (
     CheckpointError,
@@ -41,6 +44,9 @@ from training.model.labels import read_labels
 
 # What transformers and training read beside the weights and `tokenizer.json`.
 HUGGING_FACE_FILES: Final = ("config.json", "tokenizer_config.json", "spiece.model")
+_DEPTHLESS_FIGURES: Final = frozenset(
+    f"{CLASSIFICATION}_{name}" for name in ("task", "texts", "truncated", "by_layer", "by_patience")
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,17 +100,56 @@ def read_source(folder: Path) -> Source:
     tasks = _read_tasks(hf, stored)
     names = _check_weights(folder / WEIGHTS_FILE, stored, config, tasks)
     _check_finite(folder / WEIGHTS_FILE, {name: stored[name] for name in names})
-    manifest = read_json_object(folder / MANIFEST_FILE)
     return Source(
         folder=folder,
         config=config,
-        tasks=tasks,
+        tasks=_with_stored_depth(tasks, folder, config),
         stored=stored,
         names=names,
-        evaluation=read_json_object(folder / "evaluation.json") or _section(manifest, "evaluation"),
-        training=read_json_object(folder / "training.json")
-        or _section(_section(manifest, "provenance"), "training"),
+        evaluation=_read_evaluation(folder),
+        training=_read_training(folder),
     )
+
+
+def with_records(source: Source, whole: Path) -> Source:
+    """Return a source with fewer layers with what holds of the records of the whole checkpoint.
+
+    That is its training and the threshold of "no answer".
+
+    Raises:
+        ExportError: a record cannot be read.
+    """
+    evaluation = _read_evaluation(whole)
+    tuned = with_threshold(replace(source, evaluation=evaluation), None)
+    return replace(source, tasks=tuned.tasks, training=_read_training(whole))
+
+
+def _read_evaluation(folder: Path) -> dict[str, Any]:
+    manifest = read_json_object(folder / MANIFEST_FILE)
+    return read_json_object(folder / "evaluation.json") or _section(manifest, "evaluation")
+
+
+def _read_training(folder: Path) -> dict[str, Any]:
+    provenance = _section(read_json_object(folder / MANIFEST_FILE), "provenance")
+    return read_json_object(folder / "training.json") or _section(provenance, "training")
+
+
+def _with_stored_depth(
+    tasks: dict[TaskName, TaskEntry], folder: Path, config: AlbertConfig
+) -> dict[TaskName, TaskEntry]:
+    """Return the tasks with the defaults of adaptive depth of a bundle's manifest."""
+    manifest = read_json_object(folder / MANIFEST_FILE)  # which `read_config` has checked
+    stored = _section(_section(manifest, "tasks"), "text-classification").get("adaptive_depth")
+    entry = tasks.get("text-classification")
+    if stored is None or entry is None or entry.adaptive_depth is None:
+        return tasks
+    depth = AdaptiveDepth.model_validate(stored)
+    if (depth.max_layers or 1) > config.num_layers:
+        raise ExportError(
+            f"{folder / MANIFEST_FILE}: max_layers is {depth.max_layers}; the model has "
+            f"{config.num_layers} layers"
+        )
+    return {**tasks, "text-classification": entry.model_copy(update={"adaptive_depth": depth})}
 
 
 def _section(record: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -143,7 +188,9 @@ def with_threshold(source: Source, threshold: float | None) -> Source:
 
 
 def with_depth(source: Source, max_layers: int | None, patience: int | None) -> Source:
-    """Return the source with the service's defaults of adaptive depth.
+    """Return the source with the service's defaults of adaptive depth, and its figures at them.
+
+    Without either, those of a bundle that is exported again are kept; one alone replaces both.
 
     Raises:
         ExportError: there is one, and texts cannot be classified after each layer.
@@ -161,8 +208,38 @@ def with_depth(source: Source, max_layers: int | None, patience: int | None) -> 
             f"--max-layers {max_layers}: the checkpoint has {source.config.num_layers} layers"
         )
     depth = AdaptiveDepth(max_layers=max_layers, patience=patience)
+    num_layers = source.config.num_layers
+    before, after = (resolve_depth(each, num_layers) for each in (entry.adaptive_depth, depth))
+    evaluation = source.evaluation
+    if before != after:
+        evaluation = _figures_at(evaluation, after, num_layers)
     entry = entry.model_copy(update={"adaptive_depth": depth})
-    return replace(source, tasks={**source.tasks, "text-classification": entry})
+    tasks: dict[TaskName, TaskEntry] = {**source.tasks, "text-classification": entry}
+    return replace(source, tasks=tasks, evaluation=evaluation)
+
+
+def _figures_at(
+    evaluation: Mapping[str, Any], depth: Depth | None, num_layers: int
+) -> dict[str, Any]:
+    """Return an evaluation with a classifier's figures at a depth, as far as it has them."""
+    depth = depth or Depth(max_layers=num_layers, patience=num_layers)
+    kept = {
+        name: value
+        for name, value in evaluation.items()
+        if not name.startswith(f"{CLASSIFICATION}_") or name in _DEPTHLESS_FIGURES
+    }
+    if depth.patience >= depth.max_layers:  # so many layers in a row agree after them at the least
+        name, key, number = "by_layer", "layers", depth.max_layers
+    elif depth.max_layers == num_layers:
+        name, key, number = "by_patience", "patience", depth.patience
+    else:
+        return kept
+    rows = evaluation.get(f"{CLASSIFICATION}_{name}")
+    for row in rows if isinstance(rows, list) else ():
+        if isinstance(row, dict) and row.get(key) == number:
+            found = {k: value for k, value in row.items() if k != key}
+            return kept | {f"{CLASSIFICATION}_{k}": value for k, value in found.items()}
+    return kept
 
 
 def read_json_object(file: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ from albert_serve.bundle.weights import TaskName, read_header
 from albert_serve.progress import progress
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
+from albert_serve.tasks.text_classification import resolve_depth
 from export.card import CARD_FILE, model_card
 from export.encoder import build_encoder
 from export.errors import ExportError
@@ -50,6 +52,7 @@ from export.source import (
     Source,
     read_source,
     with_depth,
+    with_records,
     with_threshold,
 )
 from export.verify import (
@@ -108,7 +111,7 @@ class Limits:
         max_difference: the largest absolute difference of an fp32 bundle from torch.
         max_cuda_difference: the same of the graphs for CUDA, over the largest value; by default
             `MAX_CUDA_SHARE` of their precision.
-        max_cost: the most points of a task's own metric that a precision may cost.
+        max_cost: the most points of a task's own metric that precision and depth may cost.
         forced: whether what costs more is let through.
     """
 
@@ -170,8 +173,13 @@ def export_bundle(
         _new_folder(target) as folder,
     ):
         source = with_depth(read_source(cut), depth.max_layers, depth.patience)
+        if depth.num_layers is not None:
+            source = with_records(source, opened.folder)
+        carried = source.tasks
         source = replace(source, evaluation={**source.evaluation, **(evaluation or {})})
         source = with_threshold(source, null_score_diff_threshold)
+        if source.tasks is carried:
+            _warn_of_threshold(source)
         shown = examples or {}
         check_tasks(shown, source.tasks)
         _write_tokenizer(source, folder)
@@ -210,7 +218,12 @@ def export_bundle(
                 model = load_checkpoint(opened.folder, source.num_outputs)
             quality = _measure_quality(source, folder, model, data, quality_budget_s)
             if not limits.forced:
-                check_quality(quality, limits.max_cost)
+                check_quality(
+                    quality,
+                    limits.max_cost,
+                    is_rounded=precision != "fp32",
+                    is_shallow=_is_shallow(source, depth),
+                )
             manifest = manifest.model_copy(update={"quality": quality})
             _write_manifest(manifest, folder)
         if manifest.evaluation:
@@ -223,6 +236,25 @@ def export_bundle(
             unused=unused,
             fp32_bytes=source.weights_file.stat().st_size,
         )
+
+
+def _warn_of_threshold(source: Source) -> None:
+    entry = source.tasks.get("question-answering")
+    if entry is not None and entry.null_score_diff_threshold is not None:
+        print(
+            f"warning: the threshold of no answer, {entry.null_score_diff_threshold:g}, was tuned "
+            "with all layers of the checkpoint; --null-score-diff-threshold sets another",
+            file=sys.stderr,
+        )
+
+
+def _is_shallow(source: Source, depth: Depth) -> bool:
+    """Whether the bundle answers after fewer layers than the checkpoint."""
+    entry = source.tasks.get("text-classification")
+    adaptive = None if entry is None else entry.adaptive_depth
+    return depth.num_layers is not None or (
+        adaptive is not None and resolve_depth(adaptive, source.config.num_layers) is not None
+    )
 
 
 def _check_target(checkpoint: Path, target: Path, overwrite: bool) -> None:

@@ -240,14 +240,17 @@ def adaptive_scores(
 ) -> dict[LossName, Score]:
     """Return the score of text classification after every layer.
 
-    The loss is the mean of the layers' losses, each weighted by its number from 1 (PABEE, arXiv
-    2006.04152, equation 6); right answers and logits are those of the last layer.
+    In training the loss is the mean of the layers' losses, each weighted by its number from 1
+    (PABEE, arXiv 2006.04152, equation 6). Right answers, logits, and the loss of held-out texts are
+    those of the last layer.
 
     Args:
         logits: `exit_logits`, optionally compiled.
         class_weights: as for `classification_scores`.
     """
     logits_LCK = logits(model, batch)
+    if not model.training:
+        return classification_scores(model, batch, lambda *_: logits_LCK[-1])
     scores = [
         classification_scores(model, batch, lambda *_, each=each: each, class_weights)
         for each in logits_LCK

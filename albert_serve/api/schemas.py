@@ -190,13 +190,14 @@ class TextClassificationParameters(Parameters):
         None,
         ge=1,
         description="Answer after so many layers at the latest, of a model that can answer after "
-        "each. Left out, the model's own.",
+        "each. With patience left out too, the model's own.",
     )
     patience: int | None = Field(
         None,
         ge=1,
         description="Answer as soon as so many layers in a row give the label of the layer before "
-        "them; as many as the model has layers is never. Left out, the model's own.",
+        "them; as many as the model has layers is never. With max_layers left out too, the "
+        "model's own.",
     )
 
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -18,8 +18,10 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
+    SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -120,6 +122,14 @@ class TaskEntry(BaseModel):
         if self.labels and len(self.labels) != self.num_outputs:
             raise ValueError(f"{len(self.labels)} labels for {self.num_outputs} outputs")
         return self
+
+    @model_serializer(mode="wrap")
+    def _leave_out_no_depth(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Dump no depth as nothing: bundles without it keep the revision that they had."""
+        content: dict[str, Any] = dump(self)
+        if self.adaptive_depth is None:
+            content.pop("adaptive_depth", None)
+        return content
 
 
 class Quality(BaseModel):

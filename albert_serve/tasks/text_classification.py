@@ -105,9 +105,14 @@ def resolve_depth(
     max_layers: int | None = None,
     patience: int | None = None,
 ) -> Depth | None:
-    """Return when a text is answered; None: after all layers."""
-    max_layers = max_layers or defaults.max_layers or num_layers
-    patience = min(patience or defaults.patience or num_layers, num_layers)
+    """Return when a text is answered; None: after all layers.
+
+    The defaults are of a request with neither limit: one alone does not go with the other's.
+    """
+    if max_layers is None and patience is None:
+        max_layers, patience = defaults.max_layers, defaults.patience
+    max_layers = max_layers or num_layers
+    patience = min(patience or num_layers, num_layers)
     if max_layers == patience == num_layers:
         return None
     return Depth(max_layers=max_layers, patience=patience)

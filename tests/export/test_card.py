@@ -57,4 +57,5 @@ def test_people_read_the_tables() -> None:
     assert yaml.safe_load(metadata)["tags"] == ["albert", "text-classification"]
     assert r"| text-classification | multi\_label\_classification | a\|b, c |" in text
     assert r"| text\_classification\_accuracy | 0.7123 |" in text
+    assert "## What precision and depth cost" in text
     assert "| text-classification | accuracy | 71.2000 | 70.8000 | 277 |" in text

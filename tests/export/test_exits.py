@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,13 +24,16 @@ from albert_serve.tokenizer import AlbertTokenizer
 from export.__main__ import main
 from export.errors import ExportError
 from export.precision import restore_weights
+from export.source import read_source, with_depth
 from export.verify import external_tensors
 from export.write import Depth as ExportedDepth
-from export.write import export_bundle
+from export.write import Limits, export_bundle
 from tests.export.exporting import TINY, ragged, randomize, run_encoder, write_checkpoint
 from training.data.labelled.texts import LabelledText
 from training.evaluation.classification import classify
 from training.evaluation.depth import layers_used
+from training.evaluation.questions import BEST_F1_THRESHOLD
+from training.evaluation.real_text import RealData
 from training.model.albert import Batch
 from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
 from training.model.heads import AlbertForTasks
@@ -214,6 +218,111 @@ def test_the_cost_of_the_services_default_is_measured(checkpoint: Path, tmp_path
     assert quality.bundle == pytest.approx(100 * rows[0]["accuracy"])
 
 
+FIGURES = {
+    "text_classification_task": "SST-2",
+    "text_classification_accuracy": 0.9,
+    "text_classification_loss": 0.3,
+    "text_classification_by_layer": [
+        {"layers": number, "accuracy": number / 10} for number in range(1, 5)
+    ],
+    "text_classification_by_patience": [
+        {"patience": number, "mean_layers": 1.5 + number, "accuracy": 0.5 + number / 10}
+        for number in range(1, 4)
+    ],
+    "masked_accuracy": 0.4,
+}
+
+
+@pytest.mark.parametrize(
+    ("max_layers", "patience", "expected"),
+    [
+        (None, None, {"accuracy": 0.9, "loss": 0.3}),
+        (4, 9, {"accuracy": 0.9, "loss": 0.3}),
+        (3, None, {"accuracy": 0.3}),
+        (2, 2, {"accuracy": 0.2}),
+        (None, 2, {"accuracy": 0.7, "mean_layers": 3.5}),
+        (3, 1, {}),
+    ],
+)
+def test_figures_are_those_of_the_services_default(
+    checkpoint: Path,
+    tmp_path: Path,
+    max_layers: int | None,
+    patience: int | None,
+    expected: dict[str, float],
+) -> None:
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint, folder)
+    (folder / "evaluation.json").write_text(json.dumps(FIGURES))
+
+    evaluation = with_depth(read_source(folder), max_layers, patience).evaluation
+
+    rest = {
+        name: value
+        for name, value in FIGURES.items()
+        if name not in ("text_classification_accuracy", "text_classification_loss")
+    }
+    wanted = {f"text_classification_{name}": value for name, value in expected.items()}
+    assert evaluation == rest | wanted
+
+
+def test_a_bundle_that_is_exported_again_keeps_its_defaults(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(checkpoint, tmp_path / "checkpoint")
+    (tmp_path / "checkpoint/evaluation.json").write_text(json.dumps(FIGURES))
+    first = export_bundle(
+        tmp_path / "checkpoint", tmp_path / "first", depth=ExportedDepth(patience=2)
+    ).bundle
+    again = export_bundle(first.folder, tmp_path / "again").bundle
+    assert again.manifest.tasks == first.manifest.tasks
+    assert again.manifest.evaluation == first.manifest.evaluation
+    other = with_depth(read_source(first.folder), 3, None)
+    assert other.tasks["text-classification"].adaptive_depth == AdaptiveDepth(max_layers=3)
+    assert other.evaluation["text_classification_accuracy"] == 0.3
+    assert "text_classification_mean_layers" not in other.evaluation
+    whole = with_depth(read_source(first.folder), 4, None)
+    assert whole.evaluation["text_classification_accuracy"] == 0.4
+
+
+@pytest.mark.parametrize("option", [None, 0.5])
+def test_fewer_layers_keep_the_threshold_and_the_provenance(
+    tmp_path: Path, capsys: Capture, option: float | None
+) -> None:
+    """Of a checkpoint, and of a bundle, whose manifest has both."""
+    folder = tmp_path / "checkpoint"
+    write_checkpoint(folder, TINY, ("fill-mask", "question-answering"))
+    (folder / "evaluation.json").write_text(json.dumps({BEST_F1_THRESHOLD: -1.5}))
+    (folder / "training.json").write_text('{"steps": 3}')
+    whole = export_bundle(folder, tmp_path / "whole").bundle
+    assert "threshold" not in capsys.readouterr().err
+    options = [] if option is None else [f"--null-score-diff-threshold={option}"]
+    for number, source in enumerate((folder, whole.folder)):
+        target = tmp_path / f"cut-{number}"
+        assert main([str(source), str(target), "--layers", "2", "--no-quality", *options]) == 0
+        manifest = read_manifest(target)
+        threshold = manifest.tasks["question-answering"].null_score_diff_threshold
+        assert threshold == (-1.5 if option is None else option)
+        warning = "warning: the threshold of no answer, -1.5, was tuned with all layers"
+        assert (warning in capsys.readouterr().err) == (option is None)
+        assert manifest.evaluation == {}
+        assert manifest.provenance["training"] == {"steps": 3}
+
+
+def test_a_cost_of_depth_is_refused_with_what_helps(checkpoint: Path, tmp_path: Path) -> None:
+    target = tmp_path / "bundle"
+    text = Path(__file__).parents[1] / "data/wiki.jsonl"
+    with pytest.raises(ExportError, match=r"--layers, --max-layers.*--patience") as caught:
+        export_bundle(
+            checkpoint,
+            target,
+            depth=ExportedDepth(max_layers=1),
+            data=RealData(text=(text,)),
+            limits=Limits(max_cost=-1000.0),
+        )
+    assert "--keep-fp32" not in str(caught.value)
+
+
 def test_fewer_layers_of_a_plain_checkpoint(tmp_path: Path, capsys: Capture) -> None:
     """The weights stay the checkpoint's own file, and figures of all layers are left out."""
     model = write_checkpoint(tmp_path / "checkpoint", TINY, ("fill-mask", "text-classification"))
@@ -287,3 +396,5 @@ def test_a_manifest_of_more_layers_than_there_are(checkpoint: Path, tmp_path: Pa
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(BundleCorruptError, match="max_layers is 9; the model has 4 layers"):
         Bundle.open(folder, verify="size")
+    with pytest.raises(ExportError, match="max_layers is 9; the model has 4 layers"):
+        read_source(folder)

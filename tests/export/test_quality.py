@@ -433,7 +433,17 @@ def test_a_refusal_says_what_is_lost_and_what_can_be_done() -> None:
     assert "sentence-order" not in message
     for option in ("--keep-fp32", "--text", "--max-cost", "--force"):
         assert option in message
+    assert "--patience" not in message
     assert "\n" not in message
+
+
+def test_a_refusal_of_fewer_layers_says_what_they_need() -> None:
+    found: dict[TaskName, Quality] = {"text-classification": quality("accuracy", 90.0, 80.0)}
+    with pytest.raises(ExportError, match="--max-layers, or a higher --patience") as caught:
+        check_quality(found, 1.0, is_rounded=False, is_shallow=True)
+    assert "--keep-fp32" not in str(caught.value)
+    with pytest.raises(ExportError, match=r"--patience.*--keep-fp32"):
+        check_quality(found, 1.0, is_rounded=True, is_shallow=True)
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def example_batch(model: AlbertForTasks, tokens: Batch | None = None) -> Example
 
 
 def test_the_loss_is_the_mean_over_layers_weighted_by_their_numbers() -> None:
-    model = adaptive_model()
+    model = adaptive_model().train()
     batch = example_batch(model)
 
     score = adaptive_scores(model, batch)["text-classification"]
@@ -133,6 +133,17 @@ def test_the_loss_is_the_mean_over_layers_weighted_by_their_numbers() -> None:
     assert last.logits is not None
     torch.testing.assert_close(score.logits, last.logits)
     assert score.right == last.right
+
+
+def test_the_loss_of_held_out_texts_is_the_last_layers() -> None:
+    model = adaptive_model()
+    batch = example_batch(model)
+    weights = torch.tensor([1.0, 2.0, 5.0])
+
+    score = adaptive_scores(model, batch, class_weights=weights)["text-classification"]
+
+    last = layer_logits(model, batch)[-1]
+    torch.testing.assert_close(score.loss, F.cross_entropy(last, batch.targets, reduction="sum"))
 
 
 def test_class_weights_weigh_every_layer() -> None:
@@ -232,6 +243,25 @@ def test_a_stopped_run_goes_on_to_the_same_classifiers(start: list[str], tmp_pat
         assert run(start, tmp_path / "stopped") != 0
     assert run(start, tmp_path / "stopped") == 0
     assert same_weights(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_run_keeps_its_classifiers(
+    start: list[str], tmp_path: Path, capsys: Capture, first: bool
+) -> None:
+    """It can neither gain nor lose them, even if its record does not say what it has."""
+    without = [each for each in start if each != "--adaptive-depth"]
+    commands = [start, without] if first else [without, start]
+    assert run([*commands[0], "--steps", "2"], tmp_path / "run") == 0
+    record = json.loads((tmp_path / "run/run.json").read_text())
+    del record["adaptive_depth"]
+    (tmp_path / "run/run.json").write_text(json.dumps(record))
+    capsys.readouterr()
+    assert run([*commands[1], "--steps", "3"], tmp_path / "run") == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    has = "has" if first else "has no"
+    assert f"the run was started with other options: its model {has} classifiers.0.bias" in error
+    assert "--adaptive-depth" in error
 
 
 def test_classifiers_of_another_run_are_left_out_or_trained_on(

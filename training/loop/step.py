@@ -169,12 +169,19 @@ class Run:
         """Restore a saved state, and the weights by Hugging Face name that were saved with it.
 
         Raises:
-            RunError: an earlier version saved it.
+            RunError: an earlier version saved it, or a run whose model has other weights.
         """
         if state.get("version") != _STATE_VERSION:
             raise RunError("the run is an earlier version's; give another --output")
+        own = parameters(self.model)
+        if others := sorted(own.keys() ^ weights.keys()):
+            has = "has" if others[0] in weights else "has no"
+            raise RunError(
+                f"the run was started with other options: its model {has} {others[0]} (such as "
+                "--adaptive-depth adds); resume it with the same, or give another --output"
+            )
         with torch.no_grad():
-            for name, parameter in parameters(self.model).items():
+            for name, parameter in own.items():
                 parameter.copy_(shard_like(weights[name], parameter))
         self.optimizers.load_state_dict(state["optimizers"])
         for part in self.optimizers.parts:

@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file as save_numpy
 
-from albert_serve.bundle.manifest import Bundle, Verification, file_entry, read_manifest
+from albert_serve.bundle.manifest import (
+    Bundle,
+    Manifest,
+    Verification,
+    file_entry,
+    read_manifest,
+)
 from albert_serve.bundle.weights import StoredTensor, check_shapes, expected_shapes, read_header
 from albert_serve.config import PRESETS, AlbertConfig
 from albert_serve.errors import BundleCorruptError, BundleError, BundleMissingError
@@ -47,6 +53,24 @@ def test_a_whole_bundle_is_opened(folder: Path) -> None:
 def test_the_manifest_survives_its_own_json(folder: Path) -> None:
     manifest = read_manifest(folder)
     assert type(manifest).model_validate_json(manifest.model_dump_json()) == manifest
+
+
+def test_a_bundle_without_adaptive_depth_keeps_its_revision() -> None:
+    """The one that it had before manifests knew of adaptive depth."""
+    entry = {
+        "graph": "text-classification.onnx",
+        "num_outputs": 2,
+        "labels": ["no", "yes"],
+        "problem_type": "single_label_classification",
+    }
+    content: dict[str, Any] = {
+        "config": {"model_type": "albert"},
+        "tasks": {"text-classification": entry},
+        "files": {"encoder.onnx": {"sha256": "0" * 64, "size": 1}},
+    }
+    assert Manifest.model_validate(content).revision == "17782a842479"
+    content["tasks"]["text-classification"] = {**entry, "adaptive_depth": {"patience": 2}}
+    assert Manifest.model_validate(content).revision != "17782a842479"
 
 
 @pytest.mark.parametrize("verify", ["hash", "size"])

@@ -12,11 +12,14 @@ import pytest
 import torch
 
 from albert_serve.api.schemas import DepthInfo, InfoReply, LabelScore
-from albert_serve.bundle.manifest import Bundle
+from albert_serve.bundle.manifest import AdaptiveDepth, Bundle
 from albert_serve.client import AlbertClient, AsyncAlbertClient
 from albert_serve.errors import InvalidInputError
+from albert_serve.tasks.base import Depth
+from albert_serve.tasks.text_classification import resolve_depth
 from albert_serve.tokenizer import AlbertTokenizer
-from export.write import Depth, export_bundle
+from export.write import Depth as ExportedDepth
+from export.write import export_bundle
 from tests.albert_serve.support import Running, running_service, service_environment
 from training.evaluation.depth import layers_used
 from training.model.albert import Batch
@@ -43,7 +46,8 @@ def bundle(
     save_checkpoint(
         model, folder / "checkpoint", tokenizer_from=checkpoint_dir, extra_config=labels
     )
-    return export_bundle(folder / "checkpoint", folder / "bundle", depth=Depth(max_layers=2)).bundle
+    depth = ExportedDepth(max_layers=2)
+    return export_bundle(folder / "checkpoint", folder / "bundle", depth=depth).bundle
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +65,32 @@ def expected(model: AlbertForTasks, bundle: Bundle, text: str, **limits: int) ->
         rows = model.albert.rows_by_layer(batch, torch.tensor([0]))
         logits_LK = model.exit_logits(rows)[:, 0]
     used = int(layers_used(logits_LK.numpy()[None], limits.get("patience", NUM_LAYERS))[0])
-    layer = min(used, limits.get("max_layers", 2))
+    layer = min(used, limits.get("max_layers", NUM_LAYERS if limits else 2))
     return dict(zip(LABELS, logits_LK[layer - 1].softmax(-1).tolist(), strict=True))
 
 
 def by_label(scores: list[Any]) -> dict[str, float]:
     pairs = (each if isinstance(each, dict) else each.model_dump() for each in scores)
     return {each["label"]: each["score"] for each in pairs}
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected_depth"),
+    [
+        ({}, Depth(max_layers=2, patience=1)),
+        ({"patience": 4}, None),
+        ({"patience": 9}, None),
+        ({"max_layers": 4}, None),
+        ({"patience": 2}, Depth(max_layers=4, patience=2)),
+        ({"max_layers": 3}, Depth(max_layers=3, patience=4)),
+        ({"max_layers": 3, "patience": 2}, Depth(max_layers=3, patience=2)),
+    ],
+)
+def test_the_models_defaults_are_of_requests_without_limits(
+    limits: dict[str, int], expected_depth: Depth | None
+) -> None:
+    defaults = AdaptiveDepth(max_layers=2, patience=1)
+    assert resolve_depth(defaults, 4, **limits) == expected_depth
 
 
 @pytest.mark.parametrize(
