@@ -108,7 +108,7 @@ def _records(reader: Any, rows: RowReader, keep: list[str]) -> Iterator[Record]:
     fields = [name for name in reader.schema.names if name in rows.fields]
     number = 0
     for batch in reader:
-        yield from records_of(batch, fields, keep, "row {}", number)
+        yield from records_of(batch, fields, keep, "row ", number)
         number += batch.num_rows
 
 

@@ -98,6 +98,15 @@ def test_what_is_stored_can_change_during_a_job(tmp_path: Path, ahead: AheadScor
     assert_same(write_jsonl(tmp_path / "in.jsonl", rows), tmp_path, ahead)
 
 
+def test_a_change_of_what_is_stored_is_soon_foreseen(tmp_path: Path, ahead: AheadScorer) -> None:
+    def name(number: int) -> str:  # each twice, in neighbouring parts
+        return f"{'short' if number < 400 else 'long'} {number // 20 * 10 + number % 10}"
+
+    rows = [{"id": i, "text": name(i)} for i in range(800)]
+    assert_same(write_jsonl(tmp_path / "in.jsonl", rows), tmp_path, ahead)
+    assert 80 < ahead.num_starts <= 80 + 2 * ahead.num_ahead
+
+
 def test_large_answers_make_smaller_parts(tmp_path: Path, ahead: AheadScorer) -> None:
     rows = [{"id": i, "text": f"large {i % 90}"} for i in range(200)]
     chosen = ScoreOptions(part_rows=100)
@@ -129,8 +138,12 @@ def test_a_job_goes_on_with_either(tmp_path: Path, ahead: AheadScorer) -> None:
     assert output.read_bytes() == whole.read_bytes()
 
 
-def test_the_parts_before_a_damaged_row_are_written(tmp_path: Path, ahead: AheadScorer) -> None:
-    rows = [{"id": i, "text": f"text {i}"} for i in range(35)]
+@pytest.mark.parametrize("every", [7, 100])
+def test_the_parts_before_a_damaged_row_are_written(
+    every: int, tmp_path: Path, ahead: AheadScorer
+) -> None:
+    # With duplicates whose answers are not stored, parts begin again after the row was met.
+    rows = [{"id": i, "text": f"text {i}" if i % every else "long"} for i in range(35)]
     source = write_csv(tmp_path / "in.csv", rows)
     with source.open("a") as stream:
         stream.write('35,"text" 35\n')
