@@ -11,21 +11,26 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar, runtime_checkable
 
 from albert_serve.errors import AlbertServeError
 from albert_serve.scoring.answering import Answering, Counts, Part
 from albert_serve.scoring.answers import Result
 from albert_serve.scoring.local import Scorer
 from albert_serve.scoring.memo import Memo
+from albert_serve.scoring.options import ScoreOptions
+from albert_serve.scoring.rows import RowReader
 from albert_serve.scoring.sources import Record
 
 # The answers by which the next ones are foreseen.
 _NUM_LAST: Final = 8
+# The limit of the texts and answers of parts that are begun, in memory; one part has less.
+_MAX_BEGUN_BYTES: Final = 1 << 30
 
 WorkT = TypeVar("WorkT")
 
 
+@runtime_checkable
 class ParallelScorer(Scorer[WorkT], Protocol[WorkT]):
     """Answers the requests of several parts at once.
 
@@ -128,6 +133,12 @@ class AnsweringAhead(Answering):
             number += 1
 
 
+def answering_for(scorer: Scorer[Any], rows: RowReader, options: ScoreOptions) -> Answering:
+    """Return what answers with a scorer: several parts at once, if it can."""
+    kind = AnsweringAhead if isinstance(scorer, ParallelScorer) else Answering
+    return kind(scorer=scorer, rows=rows, part_rows=options.part_rows, dedupe=options.dedupe)
+
+
 @dataclass(kw_only=True, slots=True)
 class _Window:
     """The parts that are being computed; as an iterator, the records of those to come.
@@ -185,9 +196,17 @@ class _Window:
             raise self.failure
         return None
 
+    @property
+    def _num_begun_bytes(self) -> int:
+        return sum(begun.part.num_bytes + begun.part.num_answer_bytes for begun in self.begun)
+
     def _fill(self) -> None:
         scorer: ParallelScorer[Any] = self.answering.scorer  # type: ignore[assignment]
-        while not self.is_at_failure and len(self.begun) < scorer.num_ahead:
+        while (
+            not self.is_at_failure
+            and len(self.begun) < scorer.num_ahead
+            and self._num_begun_bytes < _MAX_BEGUN_BYTES
+        ):
             awaited = {key for other in self.begun for key in other.part.works}
             ahead = _Ahead(memo=self.memo, awaited=awaited, outlook=self.outlook)
             self.read = []

@@ -28,7 +28,8 @@ from albert_serve.scoring.errors import (
     StoppedError,
     TooManyErrorsError,
 )
-from albert_serve.scoring.job import ScoreOptions, ScoreSummary, score_files
+from albert_serve.scoring.job import score_files
+from albert_serve.scoring.options import ScoreOptions, ScoreSummary
 from tests.albert_serve.scoring.jobs import (
     SUFFIXES,
     HashScorer,

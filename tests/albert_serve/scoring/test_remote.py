@@ -24,8 +24,9 @@ from albert_serve.errors import (
     UnauthorizedError,
 )
 from albert_serve.scoring.errors import ChangedJobError, ServiceUnavailableError
-from albert_serve.scoring.job import ScoreOptions, score_files
+from albert_serve.scoring.job import score_files
 from albert_serve.scoring.local import LocalScorer
+from albert_serve.scoring.options import ScoreOptions
 from albert_serve.scoring.remote import RemoteScorer
 from tests.albert_serve.scoring.jobs import labels_of, read_jsonl, write_jsonl
 from tests.albert_serve.support import ROOT, Running, free_port, workers_of

@@ -12,8 +12,10 @@ import pytest
 from albert_serve.api.schemas import TaskRequest
 from albert_serve.errors import InvalidInputError
 from albert_serve.scoring.answers import OUTPUT, Result
+from albert_serve.scoring.dataset import score_dataset
 from albert_serve.scoring.errors import StoppedError, TooManyErrorsError
-from albert_serve.scoring.job import ScoreOptions, score_files
+from albert_serve.scoring.job import score_files
+from albert_serve.scoring.options import ScoreOptions
 from tests.albert_serve.scoring.jobs import HashScorer, text_of, texts, write_csv, write_jsonl
 
 
@@ -116,6 +118,34 @@ def test_large_answers_make_smaller_parts(tmp_path: Path, ahead: AheadScorer) ->
     score_files(ahead, [tmp_path / "in.jsonl"], f"{tmp_path}/b/", chosen)
     assert content(tmp_path / "a") == content(tmp_path / "b")
     assert len(list((tmp_path / "a").glob("part-*"))) > 2
+
+
+def test_parts_at_once_are_bounded_by_the_bytes_of_their_answers(
+    tmp_path: Path, ahead: AheadScorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "cost_bytes", lambda work: 1 << 28)  # a part of its own
+    ahead.num_ahead = 100
+    source = write_jsonl(tmp_path / "in.jsonl", [{"text": f"text {i}"} for i in range(12)])
+    started: list[int] = []
+
+    def is_stopped() -> bool:
+        started.append(ahead.num_starts)
+        return False
+
+    score_files(ahead, [source], tmp_path / "out.csv", is_stopped=is_stopped)
+    # 1 GiB at once, and what has been written.
+    assert started == [4, 5, 6, 7, 8, 9, 10, 11, 12, 12, 12, 12]
+
+
+def test_a_table_in_memory_is_answered_ahead_too(ahead: AheadScorer) -> None:
+    rows = texts(100)
+    options = ScoreOptions(part_rows=10)
+    assert list(score_dataset(rows, ahead, options)) == list(
+        score_dataset(rows, LengthScorer(), options)
+    )
+    assert ahead.num_starts == 10
+    with pytest.raises(TooManyErrorsError, match="3 rows are in error; 2 are allowed"):
+        list(score_dataset(texts(200), ahead, ScoreOptions(part_rows=10, max_errors=2)))
 
 
 def test_a_job_goes_on_with_either(tmp_path: Path, ahead: AheadScorer) -> None:

@@ -30,7 +30,8 @@ from albert_serve.scoring.distributed.ray_workers import (
     keeping_sigterm,
 )
 from albert_serve.scoring.errors import ChangedJobError, ServiceUnavailableError, StoppedError
-from albert_serve.scoring.job import ScoreOptions, score_files
+from albert_serve.scoring.job import score_files
+from albert_serve.scoring.options import ScoreOptions
 from albert_serve.settings import CACHE_VARIABLE
 from tests.albert_serve.scoring.jobs import write_jsonl
 from tests.albert_serve.support import ROOT, copy_with
@@ -217,9 +218,12 @@ def test_parts_that_nobody_waits_for_are_not_sent(
 ) -> None:
     scorer = opened(num_workers=1)
     send, sent = scorer._pool._send, []
-    monkeypatch.setattr(
-        scorer._pool, "_send", lambda member, call: (sent.append(call.number), send(member, call))
-    )
+
+    def noted(member: Any, call: Any) -> None:
+        sent.append(call.number)
+        send(member, call)
+
+    monkeypatch.setattr(scorer._pool, "_send", noted)
     request = TextClassificationRequest(inputs=sentences[0])
     waits = [scorer.start([scorer.prepare(request)]) for _ in range(5)]
     last = waits.pop()
