@@ -242,7 +242,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = make_parser("benchmarks.score_memory", __doc__, _EXAMPLES)
     add = parser.add_argument
     add("--gigabytes", type=float, default=5.0, help="of each input (%(default)s)")
-    add("--row-bytes", type=int, default=4000, help="of a row's long column (%(default)s)")
+    add("--row-bytes", type=int, default=20000, help="of a row's long column (%(default)s)")
     add("--formats", nargs="+", choices=list(_WRITERS), default=list(_WRITERS), help="(all)")
     add("--rows", nargs="+", choices=_ROWS, default=_ROWS, help="(all)")
     add("--output", type=Path, default=Path("runs/bench-score-memory"), help="(%(default)s)")

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from albert_serve.errors import InvalidInputError
-from albert_serve.scoring.answering import Answering, Counts, Part
-from albert_serve.scoring.errors import TooManyErrorsError
+from albert_serve.scoring.answering import Counts, Part
+from albert_serve.scoring.distributed.ahead import answering_for
 from albert_serve.scoring.formats import FileType, optional_module
 from albert_serve.scoring.local import Scorer
 from albert_serve.scoring.memo import Memo
@@ -108,23 +108,18 @@ def _records(reader: Any, rows: RowReader, keep: list[str]) -> Iterator[Record]:
     fields = [name for name in reader.schema.names if name in rows.fields]
     number = 0
     for batch in reader:
-        yield from records_of(batch, fields, keep, "row {}", number)
+        yield from records_of(batch, fields, keep, "row ", number)
         number += batch.num_rows
 
 
 def _parts(
     records: Iterator[Record], scorer: Scorer[Any], options: ScoreOptions, rows: RowReader
 ) -> Iterator[Part]:
-    answering = Answering(
-        scorer=scorer, rows=rows, part_rows=options.part_rows, dedupe=options.dedupe
-    )
+    answering = answering_for(scorer, rows, options)
     total = Counts()
-    limit = options.error_limit
     with Memo(None) as memo:
-        for part in answering.parts(records, memo):
+        for part in answering.parts(
+            records, memo, check=lambda counts: options.check_errors(total, counts)
+        ):
             total.add(part.counts())
-            if limit is not None and total.num_errors > limit:
-                raise TooManyErrorsError(
-                    f"{total.num_errors} rows are in error; the first: {total.first_error}"
-                )
             yield part

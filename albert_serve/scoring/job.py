@@ -24,14 +24,13 @@ from albert_serve.errors import InvalidInputError
 from albert_serve.files import sha256_of
 from albert_serve.progress import progress_bar
 from albert_serve.scoring.answering import Answering, Counts, Part
-from albert_serve.scoring.distributed.ahead import AnsweringAhead
-from albert_serve.scoring.errors import OutputError, StoppedError, TooManyErrorsError
+from albert_serve.scoring.distributed.ahead import answering_for
+from albert_serve.scoring.errors import OutputError, StoppedError
 from albert_serve.scoring.formats import STDOUT, FileType, is_stdout, is_stream, type_by_name
 from albert_serve.scoring.inputs import find_inputs
 from albert_serve.scoring.local import Scorer
 from albert_serve.scoring.memo import Memo
-from albert_serve.scoring.options import ScoreOptions as ScoreOptions
-from albert_serve.scoring.options import ScoreSummary as ScoreSummary
+from albert_serve.scoring.options import ScoreOptions, ScoreSummary
 from albert_serve.scoring.parts import PartFolder, writing
 from albert_serve.scoring.rows import RowReader
 from albert_serve.scoring.sinks import Layout, join, make_layout, open_writer
@@ -142,13 +141,7 @@ class _Job:
 
     @property
     def _answering(self) -> Answering:
-        kind = AnsweringAhead if hasattr(self.scorer, "start") else Answering
-        return kind(
-            scorer=self.scorer,
-            rows=self.rows,
-            part_rows=self.options.part_rows,
-            dedupe=self.options.dedupe,
-        )
+        return answering_for(self.scorer, self.rows, self.options)
 
     @property
     def is_resumable(self) -> bool:
@@ -234,17 +227,7 @@ class _Job:
         return Reader(self.sources, self.rows.fields, self.options.keep)
 
     def _check_errors(self, counts: Counts) -> None:
-        """Refuse further rows with errors, if there are too many.
-
-        Raises:
-            TooManyErrorsError: there are.
-        """
-        num_errors = self.total.num_errors + counts.num_errors
-        limit = self.options.error_limit
-        if limit is not None and num_errors > limit:
-            first = self.total.first_error or counts.first_error
-            allowed = f"; {limit} are allowed" if limit else ""
-            raise TooManyErrorsError(f"{num_errors} rows are in error{allowed}; the first: {first}")
+        self.options.check_errors(self.total, counts)
 
     @contextmanager
     def _progress(self) -> Iterator[tuple[Reader, tqdm[Any]]]:

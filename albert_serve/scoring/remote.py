@@ -113,7 +113,14 @@ class RemoteScorer:
         self._num_concurrent = num_concurrent
         self._wait_s = wait_s
         self._answered_s = time.monotonic()
-        self._client = _Client(url, model=model, api_key=api_key, timeout_s=_CALL_S, num_retries=0)
+        self._client = _Client(
+            url,
+            model=model,
+            api_key=api_key,
+            timeout_s=_CALL_S,
+            num_retries=0,
+            max_concurrency=1,  # of one row, whose list may need several requests
+        )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()

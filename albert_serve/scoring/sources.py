@@ -95,8 +95,8 @@ class Source:
 
     @property
     def num_bytes(self) -> int:
-        """The size on disk; 0 of a stream."""
-        return 0 if is_stream(self.path) else self.path.stat().st_size
+        """The size on disk when it was opened; 0 of a stream."""
+        return 0 if self.version is None else self.version[2]
 
     def check_unchanged(self) -> None:
         """Check that the file is the one that was opened.
@@ -156,7 +156,7 @@ class Reader:
             read = self._parquet if source.type.format == "parquet" else self._text
             try:
                 num_rows = yield from read(source, prefix, num_skipped)
-            except InvalidInputError:
+            except (InvalidInputError, OSError):
                 source.check_unchanged()
                 raise
             source.check_unchanged()
@@ -214,8 +214,7 @@ class Reader:
                         min(max(1, num_fitting), _ROWS_A_BATCH), row_groups=[group], columns=wanted
                     ):
                         start = max(0, num_skipped - number)
-                        place = f"{prefix}row {{}}"
-                        yield from records_of(batch, fields, keep, place, number, start)
+                        yield from records_of(batch, fields, keep, f"{prefix}row ", number, start)
                         number += batch.num_rows
                         self._share = source.num_bytes * number / max(1, num_rows)
                 return num_rows
@@ -259,7 +258,7 @@ def records_of(
     """Yield the rows of an Arrow batch.
 
     Args:
-        place: a template of a row's place, for its number.
+        place: what precedes a row's number in its place.
         number: the rows before the batch.
         start: the first row that is wanted.
     """
@@ -270,7 +269,7 @@ def records_of(
         values = plain_values(read, index)
         num_bytes = max(kept_bytes, sum(_size(value) for value in values.values()))
         yield Record(
-            place=place.format(number + index + 1),
+            place=f"{place}{number + index + 1}",
             values=values,
             num_bytes=num_bytes,
             batch=kept,

@@ -11,8 +11,9 @@ from albert_serve.api.schemas import TextClassificationParameters
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.errors import InvalidInputError
 from albert_serve.runtime.engine import Engine
-from albert_serve.scoring.job import ScoreOptions, score_files
+from albert_serve.scoring.job import score_files
 from albert_serve.scoring.local import LocalScorer
+from albert_serve.scoring.options import ScoreOptions
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks.load import load_tasks
 from benchmarks.engines import models

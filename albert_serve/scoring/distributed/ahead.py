@@ -11,19 +11,26 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar, runtime_checkable
 
 from albert_serve.errors import AlbertServeError
 from albert_serve.scoring.answering import Answering, Counts, Part
 from albert_serve.scoring.answers import Result
 from albert_serve.scoring.local import Scorer
 from albert_serve.scoring.memo import Memo
+from albert_serve.scoring.options import ScoreOptions
+from albert_serve.scoring.rows import RowReader
 from albert_serve.scoring.sources import Record
+
+# The answers by which the next ones are foreseen.
+_NUM_LAST: Final = 8
+# The limit of the texts and answers of parts that are begun, in memory; one part has less.
+_MAX_BEGUN_BYTES: Final = 1 << 30
 
 WorkT = TypeVar("WorkT")
 
 
+@runtime_checkable
 class ParallelScorer(Scorer[WorkT], Protocol[WorkT]):
     """Answers the requests of several parts at once.
 
@@ -54,19 +61,17 @@ class _Outlook:
 
     Attributes:
         known: of single keys, for which the assumption was wrong.
-        num_stored: answers that were; at first it is assumed of all.
+        last: of the last answers; what most of them were is assumed, and that they are at first.
     """
 
     known: dict[bytes, bool] = field(default_factory=dict)
-    num_stored: int = 4
-    num_not_stored: int = 0
+    last: deque[bool] = field(default_factory=lambda: deque(maxlen=_NUM_LAST))
 
     def is_stored(self, key: bytes) -> bool:
-        return self.known.get(key, self.num_stored >= self.num_not_stored)
+        return self.known.get(key, 2 * sum(self.last) >= len(self.last))
 
     def learn(self, key: bytes, *, assumed: bool, is_stored: bool) -> None:
-        self.num_stored += is_stored
-        self.num_not_stored += not is_stored
+        self.last.append(is_stored)
         if assumed != is_stored:
             self.known[key] = is_stored
 
@@ -128,12 +133,21 @@ class AnsweringAhead(Answering):
             number += 1
 
 
+def answering_for(scorer: Scorer[Any], rows: RowReader, options: ScoreOptions) -> Answering:
+    """Return what answers with a scorer: several parts at once, if it can."""
+    kind = AnsweringAhead if isinstance(scorer, ParallelScorer) else Answering
+    return kind(scorer=scorer, rows=rows, part_rows=options.part_rows, dedupe=options.dedupe)
+
+
 @dataclass(kw_only=True, slots=True)
 class _Window:
-    """The parts that are being computed.
+    """The parts that are being computed; as an iterator, the records of those to come.
 
     Attributes:
-        failure: why no more can be read.
+        again: records that have been read, and whose parts begin again.
+        read: the records of the part that is being read.
+        failure: why no more can be read, after those of `again`.
+        is_at_failure: whether all parts before it have begun.
     """
 
     answering: AnsweringAhead
@@ -141,7 +155,19 @@ class _Window:
     memo: Memo
     begun: deque[_Begun] = field(default_factory=deque)
     outlook: _Outlook = field(default_factory=_Outlook)
+    again: deque[Record] = field(default_factory=deque)
+    read: list[Record] = field(default_factory=list)
     failure: Exception | None = None
+    is_at_failure: bool = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Record:
+        if self.failure is not None and not self.again:
+            raise self.failure
+        self.read.append(self.again.popleft() if self.again else next(self.records))
+        return self.read[-1]
 
     def take(self) -> _Begun | None:
         """Return the next part, of which all is known but what it computes; None at the end.
@@ -170,15 +196,25 @@ class _Window:
             raise self.failure
         return None
 
+    @property
+    def _num_begun_bytes(self) -> int:
+        return sum(begun.part.num_bytes + begun.part.num_answer_bytes for begun in self.begun)
+
     def _fill(self) -> None:
         scorer: ParallelScorer[Any] = self.answering.scorer  # type: ignore[assignment]
-        while self.failure is None and len(self.begun) < scorer.num_ahead:
+        while (
+            not self.is_at_failure
+            and len(self.begun) < scorer.num_ahead
+            and self._num_begun_bytes < _MAX_BEGUN_BYTES
+        ):
             awaited = {key for other in self.begun for key in other.part.works}
             ahead = _Ahead(memo=self.memo, awaited=awaited, outlook=self.outlook)
+            self.read = []
             try:
-                part = self.answering._collect(self.records, ahead)
+                part = self.answering._collect(self, ahead)
             except (AlbertServeError, OSError) as error:
-                self.failure = error
+                self.failure, self.is_at_failure = error, True
+                self.again.extend(self.read)
                 return
             if not part.rows:
                 return
@@ -187,6 +223,7 @@ class _Window:
 
     def _begin_again(self, first: _Begun) -> None:
         parts = [first.part, *(other.part for other in self.begun)]
-        again = [row.record for part in parts for row in part.rows]
-        self.records = chain(again, self.records)
+        rows = [row for part in parts for row in part.rows]
+        self.again.extendleft(row.record for row in reversed(rows))
         self.begun.clear()
+        self.is_at_failure = False

@@ -1,32 +1,34 @@
 """Answers by actors of Ray: each has an engine, and takes a part of the job at a time.
 
-Ray places the actors, restarts those that die and sends their parts again; `ActorPool` gives a part
-to an actor that is idle. A part whose actor does not come back is given to another as well: it has
-the same answer, whoever computes it.
+Ray places the actors, restarts those that die and sends their parts again. A part whose actor does
+not come back is given to another as well, once that is idle: it has the same answer, whoever
+computes it.
 """
 
 from __future__ import annotations
 
 import logging
+import signal
 import socket
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, Self
-from weakref import WeakValueDictionary
 
 from albert_serve import __version__
 from albert_serve.api.schemas import TaskRequest
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.errors import AlbertServeError, ConfigError
 from albert_serve.scoring.answers import Result
+from albert_serve.scoring.distributed.calls import Call, CallPool
 from albert_serve.scoring.distributed.model import WorkerModel
-from albert_serve.scoring.errors import ServiceUnavailableError
+from albert_serve.scoring.errors import ServiceUnavailableError, StoppedError
 from albert_serve.scoring.formats import optional_module
 from albert_serve.scoring.local import Tokenising, read_setup
-from albert_serve.settings import ray_address
+from albert_serve.settings import Device, ray_address
 
 PATIENCE_S: Final = 30.0
 # More threads hardly make a worker faster: it tokenises with one.
@@ -37,6 +39,8 @@ _PARTS_A_WORKER: Final = 3
 # How long the first worker waits for the others to start.
 _GRACE_S: Final = 5.0
 _CONNECT_S: Final = 10.0
+# How often workers that start later are looked for, and parts that are overdue.
+_LOOK_S: Final = 1.0
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -51,10 +55,12 @@ class _Worker:
         """Open the engine."""
         self._model.open()
 
-    def answer(self, number: int, requests: Sequence[TaskRequest]) -> tuple[int, list[Result]]:
-        """Return the number and the results."""
+    def answer(self, requests: Sequence[TaskRequest]) -> tuple[list[Result], float]:
+        """Return the results, and the seconds that they took."""
         scorer = self._model.open()
-        return number, scorer.run([scorer.prepare(request) for request in requests])
+        started_s = time.monotonic()
+        results = scorer.run([scorer.prepare(request) for request in requests])
+        return results, time.monotonic() - started_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,34 +71,25 @@ class _Work:
     num_bytes: int
 
 
-@dataclass(kw_only=True, slots=True, weakref_slot=True)
-class _Call:
-    """The requests of a part, and their results when they are there."""
-
-    number: int
-    requests: list[TaskRequest]
-    sent_s: float = field(default_factory=time.monotonic)
-    results: list[Result] = field(default_factory=list)
-    is_done: bool = False
-
-
 class RayScorer:
     """Answers with actors of Ray, several parts at once; for `with`.
 
     Args:
         bundle: the model, whose tokenizer this process needs.
         model: how the workers open it; its threads, revision and version are set here.
-        num_workers: the number of actors; None: as many as the cluster has CPUs for.
+        num_workers: the number of actors; None: as many as the cluster has CPUs for, and GPUs if
+            they run on them.
         num_threads: threads, and CPUs, of an actor; None: up to 4.
         address: the cluster's; None: `RAY_ADDRESS`, else the Ray that runs on this machine, else
             one that is started here. Ignored where Ray is initialised already.
-        patience_s: the least time without any result after which a part is given to another actor
-            as well; it grows to the longest that a part has taken.
+        patience_s: the least time with an actor after which a part is given to another one as well,
+            if that has none; it grows to the longest that a part has taken.
 
     Raises:
-        ConfigError: Ray is not installed, or a number is wrong.
+        ConfigError: Ray is not installed, a number is wrong, or no node has the CPUs or the GPU.
         NotFoundError: the bundle has no such task.
         ServiceUnavailableError: the cluster cannot be reached.
+        StoppedError: SIGTERM came while Ray started.
         AlbertServeError: an actor cannot open the model.
     """
 
@@ -114,15 +111,14 @@ class RayScorer:
         self.identity = {"revision": bundle.manifest.revision}
         self._tokenising = Tokenising(model.task, read_setup(bundle, model.task))
         self._patience_s = patience_s
-        self._calls: WeakValueDictionary[int, _Call] = WeakValueDictionary()
-        self._num_calls = 0
+        self._pool = CallPool(self._ray, patience_s)
         self._is_started = not self._ray.is_initialized()
         self._actors: list[Any] = []
         self._opening: dict[Any, Any] = {}
         if self._is_started:
             self._connect(address)
         try:
-            self._pool = self._open_pool(model, num_workers, num_threads)
+            self._open_actors(model, num_workers, num_threads)
         except BaseException:
             self.close()
             raise
@@ -150,7 +146,7 @@ class RayScorer:
     @property
     def num_ahead(self) -> int:
         """The limit of parts that are begun and not taken."""
-        return _PARTS_A_WORKER * len(self._actors)
+        return _PARTS_A_WORKER * self._pool.num_actors
 
     def prepare(self, request: TaskRequest) -> _Work:
         """Tokenise a request, by which a part's rows are known.
@@ -176,46 +172,26 @@ class RayScorer:
             ServiceUnavailableError: the cluster is gone, or several actors died at the part.
             AlbertServeError: an actor cannot open the model.
         """
-        requests = [work.request for work in works]
-        call = _Call(number=self._num_calls, requests=requests)
-        self._num_calls += 1
-        self._calls[call.number] = call
-        self._send(call)
+        call = self._pool.submit([work.request for work in works])
         return lambda: self._wait(call)
 
-    def _send(self, call: _Call) -> None:
-        self._pool.submit(lambda actor, one: actor.answer.remote(one.number, one.requests), call)
-
-    def _wait(self, call: _Call) -> list[Result]:
-        while not call.is_done:
+    def _wait(self, call: Call) -> list[Result]:
+        while call.results is None:
             for actor in self._opened(len(self._opening), 0):  # later than the others
-                self._pool.push(actor)
-            try:
-                number, results = self._get(self._pool.get_next_unordered, self._patience_s)
-            except TimeoutError:
-                if self._pool.has_free():
-                    _LOG.warning("a part is given to another worker as well")
-                    self._send(call)
-                continue
-            # A part that has begun again is not waited for.
-            if (done := self._calls.get(number)) is not None and not done.is_done:
-                done.results, done.is_done = results, True
-                self._patience_s = max(self._patience_s, time.monotonic() - done.sent_s)
+                self._pool.add(actor)
+            self._get(self._pool.receive, _LOOK_S)
         return call.results
 
     def _get(self, get: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of Ray.
 
         Raises:
-            TimeoutError: it is over.
             AlbertServeError: the actor's.
             ServiceUnavailableError: Ray failed, or an actor did.
         """
         exceptions = self._ray.exceptions
         try:
             return get(*arguments)
-        except TimeoutError:
-            raise
         except exceptions.RayTaskError as error:
             if isinstance(error.cause, AlbertServeError):
                 raise error.cause from None
@@ -227,29 +203,25 @@ class RayScorer:
         address = address or ray_address()
         _check_reachable(address or "")
         try:
-            self._ray.init(
-                address=address,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
+            with keeping_sigterm():
+                self._ray.init(
+                    address=address,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
         except (ConnectionError, OSError, RuntimeError, ValueError) as error:
             raise ServiceUnavailableError(
                 f"the Ray {address or 'of this machine'} cannot be reached: {_gist(error)}"
             ) from error
 
-    def _open_pool(
+    def _open_actors(
         self, model: WorkerModel, num_workers: int | None, num_threads: int | None
-    ) -> Any:
-        cpus = [int(node["Resources"].get("CPU", 0)) for node in self._ray.nodes() if node["Alive"]]
-        smallest = min((count for count in cpus if count), default=1)
+    ) -> None:
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        smallest = min((cpus for node in nodes if (cpus := int(node.get("CPU", 0)))), default=1)
         num_threads = num_threads or min(_MAX_THREADS, smallest)
-        num_workers = num_workers or sum(count // num_threads for count in cpus)
-        if not num_workers:
-            raise ConfigError(
-                f"no node of the Ray cluster has {num_threads} CPUs, the threads of a worker; "
-                "choose fewer (--threads), or say how many workers are to come (--workers)"
-            )
+        num_workers = num_workers or count_workers(nodes, num_threads, device=model.device)
         worker = self._ray.remote(_Worker).options(
             num_cpus=num_threads,
             num_gpus=1 if model.device == "cuda" else 0,
@@ -270,9 +242,8 @@ class RayScorer:
                 resources.get("CPU", 0),
             )
         ready += self._opened(num_workers - 1, _GRACE_S)
-        pool = optional_module("ray.util.actor_pool", "--engine ray", "ray")
-        # Each twice, so that it has its next part when it is ready with one.
-        return pool.ActorPool([*ready, *ready])
+        for actor in ready:
+            self._pool.add(actor)
 
     def _opened(self, count: int, timeout_s: float) -> list[Any]:
         """Return up to so many actors that have opened the model since the last call."""
@@ -284,6 +255,46 @@ class RayScorer:
         for reference in done:
             self._get(self._ray.get, reference)
         return [self._opening.pop(reference) for reference in done]
+
+
+def count_workers(nodes: Sequence[Mapping[str, float]], num_threads: int, *, device: Device) -> int:
+    """Return how many workers the nodes have room for.
+
+    Args:
+        nodes: the resources of each, by Ray's names.
+
+    Raises:
+        ConfigError: none.
+    """
+    rooms = [int(node.get("CPU", 0)) // num_threads for node in nodes]
+    needs = f"{num_threads} CPUs, the threads of a worker"
+    if device == "cuda":
+        gpus = [int(node.get("GPU", 0)) for node in nodes]
+        rooms = [min(room) for room in zip(rooms, gpus, strict=True)]
+        needs += ", and a GPU (--device cuda)"
+    if not sum(rooms):
+        raise ConfigError(
+            f"no node of the Ray cluster has {needs}; "
+            "choose fewer (--threads), or say how many workers are to come (--workers)"
+        )
+    return sum(rooms)
+
+
+@contextmanager
+def keeping_sigterm() -> Iterator[None]:
+    """Restore the handler of SIGTERM, which Ray replaces by one that exits.
+
+    Raises:
+        StoppedError: SIGTERM came meanwhile.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit as error:
+        raise StoppedError("stopped while Ray started; the same command goes on") from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _check_reachable(address: str) -> None:

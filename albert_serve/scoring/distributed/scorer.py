@@ -16,7 +16,7 @@ from typing import Any, Literal
 from albert_serve.scoring.dataset import score_dataset, table_layout
 from albert_serve.scoring.distributed.model import WorkerModel
 from albert_serve.scoring.formats import optional_module
-from albert_serve.scoring.job import ScoreOptions
+from albert_serve.scoring.options import ScoreOptions
 from albert_serve.scoring.rows import RowReader
 from albert_serve.settings import Device
 

@@ -13,7 +13,8 @@ import signal
 import sys
 from pathlib import Path
 
-from albert_serve.scoring.job import ScoreOptions, score_files
+from albert_serve.scoring.job import score_files
+from albert_serve.scoring.options import ScoreOptions
 from tests.albert_serve.scoring.jobs import HashScorer, texts, write_jsonl
 
 

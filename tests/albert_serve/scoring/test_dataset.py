@@ -14,7 +14,7 @@ from pyarrow import dataset, parquet
 from albert_serve.errors import InvalidInputError
 from albert_serve.scoring.dataset import score_dataset
 from albert_serve.scoring.errors import TooManyErrorsError
-from albert_serve.scoring.job import ScoreOptions
+from albert_serve.scoring.options import ScoreOptions
 from tests.albert_serve.scoring.jobs import HashScorer, labels_of
 
 
@@ -76,7 +76,9 @@ def test_rows_with_errors_are_kept_or_end_the_job() -> None:
         "the text is empty",
         "the row has neither inputs nor text or text_pair",
     ]
-    with pytest.raises(TooManyErrorsError, match="2 rows are in error; the first: the text is"):
+    with pytest.raises(
+        TooManyErrorsError, match="2 rows are in error; 1 are allowed; the first: the"
+    ):
         list(score_dataset(rows, HashScorer(), ScoreOptions(max_errors=1)))
 
 

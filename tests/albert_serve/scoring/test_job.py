@@ -28,7 +28,8 @@ from albert_serve.scoring.errors import (
     StoppedError,
     TooManyErrorsError,
 )
-from albert_serve.scoring.job import ScoreOptions, ScoreSummary, score_files
+from albert_serve.scoring.job import score_files
+from albert_serve.scoring.options import ScoreOptions, ScoreSummary
 from tests.albert_serve.scoring.jobs import (
     SUFFIXES,
     HashScorer,
@@ -264,6 +265,27 @@ def test_a_parquet_file_that_is_written_again_has_changed(tmp_path: Path) -> Non
 
     with pytest.raises(ChangedJobError, match=r"in\.parquet changed while it was read"):
         score_files(HashScorer(), [source], tmp_path / "out.csv", is_stopped=written_again)
+
+
+def test_a_parquet_file_that_is_removed_has_changed(tmp_path: Path) -> None:
+    source = tmp_path / "in.parquet"
+    table = pyarrow.table({"text": [f"text {i}" for i in range(5000)]})
+    parquet.write_table(table, source, row_group_size=1000)
+
+    def remove() -> bool:
+        source.unlink(missing_ok=True)
+        return False
+
+    with pytest.raises(ChangedJobError, match=r"in\.parquet changed while it was read"):
+        score_files(HashScorer(), [source], tmp_path / "out.csv", is_stopped=remove)
+
+
+def test_a_path_may_have_braces(tmp_path: Path) -> None:
+    sources: list[str | Path] = [tmp_path / "a{1}.parquet", tmp_path / "b.parquet"]
+    for source in sources:
+        parquet.write_table(pyarrow.table({"text": ["x", "y"]}), source)
+    score_files(HashScorer(), sources, tmp_path / "out.csv")
+    assert len(read_table(tmp_path / "out.csv")) == 4
 
 
 def test_parts_of_parquet_are_bounded_by_what_is_kept(tmp_path: Path) -> None:

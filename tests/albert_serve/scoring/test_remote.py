@@ -24,13 +24,14 @@ from albert_serve.errors import (
     UnauthorizedError,
 )
 from albert_serve.scoring.errors import ChangedJobError, ServiceUnavailableError
-from albert_serve.scoring.job import ScoreOptions, score_files
+from albert_serve.scoring.job import score_files
 from albert_serve.scoring.local import LocalScorer
+from albert_serve.scoring.options import ScoreOptions
 from albert_serve.scoring.remote import RemoteScorer
 from tests.albert_serve.scoring.jobs import labels_of, read_jsonl, write_jsonl
 from tests.albert_serve.support import ROOT, Running, free_port, workers_of
 
-INFO = {
+INFO: dict[str, Any] = {
     "model_id": "m",
     "version": "1",
     "precision": "fp32",
@@ -49,8 +50,8 @@ class Service:
 
     def __init__(self) -> None:
         self.port = free_port()
-        self.info: dict[str, Any] = dict(INFO)
-        self.num_running = self.max_running = 0
+        self.info = dict(INFO)
+        self.num_requests = self.num_running = self.max_running = 0
         self.refusals: list[Reply | None] = []
         self._lock = threading.Lock()
         self._server: ThreadingHTTPServer | None = None
@@ -100,6 +101,7 @@ class Service:
 
     def answer(self, body: dict[str, Any]) -> Reply | None:
         with self._lock:
+            self.num_requests += 1
             self.num_running += 1
             self.max_running = max(self.max_running, self.num_running)
             refusal = self.refusals.pop() if self.refusals else (0, {}, None)
@@ -108,6 +110,8 @@ class Service:
             self.num_running -= 1
         if refusal is None or refusal[0]:
             return refusal
+        if isinstance(body["inputs"], list):
+            return 200, {}, [labels_of(item["text"]) for item in body["inputs"]]
         text = body["inputs"]["text"]
         if text == "slow":
             return LATE
@@ -150,6 +154,17 @@ def test_rows_are_answered_in_order_with_bounded_concurrency(
     assert scored[41]["truncated_at"] == {"inputs": 5}
     assert summary.num_errors == 1
     assert 1 < service_double.max_running <= 3
+
+
+def test_requests_of_a_long_list_count_as_any(service_double: Service, tmp_path: Path) -> None:
+    inputs = [{"text": f"text {number}"} for number in range(5 * INFO["max_items"])]
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write_jsonl(source, [{"inputs": inputs}, {"inputs": inputs[1:]}])
+    with scorer_of(service_double, num_concurrent=2) as scorer:
+        score_files(scorer, [source], output)
+    assert read_jsonl(output)[0]["output"] == [labels_of(item["text"]) for item in inputs]
+    assert service_double.num_requests > 2
+    assert service_double.max_running <= 2
 
 
 OVERLOADED: Reply = (429, {"Retry-After": "0"}, {"error": "full", "error_type": "overloaded"})

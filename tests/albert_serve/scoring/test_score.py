@@ -18,8 +18,9 @@ import pytest
 from albert_serve.api.embeddings import FeatureExtractionParameters
 from albert_serve.api.schemas import FillMaskParameters, TextClassificationParameters
 from albert_serve.errors import EngineError, InvalidInputError, NotFoundError
-from albert_serve.scoring.job import ScoreOptions, ScoreSummary, score_files
+from albert_serve.scoring.job import score_files
 from albert_serve.scoring.local import LocalScorer
+from albert_serve.scoring.options import ScoreOptions, ScoreSummary
 from albert_serve.tasks import EncoderInput, Logits, TaskSetup, open_task
 from albert_serve.tasks.base import Runner
 from tests.albert_serve.task_fixtures import Answerer, TorchEngine

@@ -12,8 +12,10 @@ import pytest
 from albert_serve.api.schemas import TaskRequest
 from albert_serve.errors import InvalidInputError
 from albert_serve.scoring.answers import OUTPUT, Result
+from albert_serve.scoring.dataset import score_dataset
 from albert_serve.scoring.errors import StoppedError, TooManyErrorsError
-from albert_serve.scoring.job import ScoreOptions, score_files
+from albert_serve.scoring.job import score_files
+from albert_serve.scoring.options import ScoreOptions
 from tests.albert_serve.scoring.jobs import HashScorer, text_of, texts, write_csv, write_jsonl
 
 
@@ -98,6 +100,15 @@ def test_what_is_stored_can_change_during_a_job(tmp_path: Path, ahead: AheadScor
     assert_same(write_jsonl(tmp_path / "in.jsonl", rows), tmp_path, ahead)
 
 
+def test_a_change_of_what_is_stored_is_soon_foreseen(tmp_path: Path, ahead: AheadScorer) -> None:
+    def name(number: int) -> str:  # each twice, in neighbouring parts
+        return f"{'short' if number < 400 else 'long'} {number // 20 * 10 + number % 10}"
+
+    rows = [{"id": i, "text": name(i)} for i in range(800)]
+    assert_same(write_jsonl(tmp_path / "in.jsonl", rows), tmp_path, ahead)
+    assert 80 < ahead.num_starts <= 80 + 2 * ahead.num_ahead
+
+
 def test_large_answers_make_smaller_parts(tmp_path: Path, ahead: AheadScorer) -> None:
     rows = [{"id": i, "text": f"large {i % 90}"} for i in range(200)]
     chosen = ScoreOptions(part_rows=100)
@@ -107,6 +118,34 @@ def test_large_answers_make_smaller_parts(tmp_path: Path, ahead: AheadScorer) ->
     score_files(ahead, [tmp_path / "in.jsonl"], f"{tmp_path}/b/", chosen)
     assert content(tmp_path / "a") == content(tmp_path / "b")
     assert len(list((tmp_path / "a").glob("part-*"))) > 2
+
+
+def test_parts_at_once_are_bounded_by_the_bytes_of_their_answers(
+    tmp_path: Path, ahead: AheadScorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "cost_bytes", lambda work: 1 << 28)  # a part of its own
+    ahead.num_ahead = 100
+    source = write_jsonl(tmp_path / "in.jsonl", [{"text": f"text {i}"} for i in range(12)])
+    started: list[int] = []
+
+    def is_stopped() -> bool:
+        started.append(ahead.num_starts)
+        return False
+
+    score_files(ahead, [source], tmp_path / "out.csv", is_stopped=is_stopped)
+    # 1 GiB at once, and what has been written.
+    assert started == [4, 5, 6, 7, 8, 9, 10, 11, 12, 12, 12, 12]
+
+
+def test_a_table_in_memory_is_answered_ahead_too(ahead: AheadScorer) -> None:
+    rows = texts(100)
+    options = ScoreOptions(part_rows=10)
+    assert list(score_dataset(rows, ahead, options)) == list(
+        score_dataset(rows, LengthScorer(), options)
+    )
+    assert ahead.num_starts == 10
+    with pytest.raises(TooManyErrorsError, match="3 rows are in error; 2 are allowed"):
+        list(score_dataset(texts(200), ahead, ScoreOptions(part_rows=10, max_errors=2)))
 
 
 def test_a_job_goes_on_with_either(tmp_path: Path, ahead: AheadScorer) -> None:
@@ -129,8 +168,12 @@ def test_a_job_goes_on_with_either(tmp_path: Path, ahead: AheadScorer) -> None:
     assert output.read_bytes() == whole.read_bytes()
 
 
-def test_the_parts_before_a_damaged_row_are_written(tmp_path: Path, ahead: AheadScorer) -> None:
-    rows = [{"id": i, "text": f"text {i}"} for i in range(35)]
+@pytest.mark.parametrize("every", [7, 100])
+def test_the_parts_before_a_damaged_row_are_written(
+    every: int, tmp_path: Path, ahead: AheadScorer
+) -> None:
+    # With duplicates whose answers are not stored, parts begin again after the row was met.
+    rows = [{"id": i, "text": f"text {i}" if i % every else "long"} for i in range(35)]
     source = write_csv(tmp_path / "in.csv", rows)
     with source.open("a") as stream:
         stream.write('35,"text" 35\n')

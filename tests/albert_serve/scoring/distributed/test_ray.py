@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,14 +18,20 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from albert_serve.api.schemas import TextClassificationRequest
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.cli import main
 from albert_serve.errors import AlbertServeError, BundleMissingError, ConfigError, NotFoundError
 from albert_serve.scoring import AlbertScorer
 from albert_serve.scoring.distributed.model import WorkerModel
-from albert_serve.scoring.distributed.ray_workers import RayScorer
-from albert_serve.scoring.errors import ChangedJobError, ServiceUnavailableError
-from albert_serve.scoring.job import ScoreOptions, score_files
+from albert_serve.scoring.distributed.ray_workers import (
+    RayScorer,
+    count_workers,
+    keeping_sigterm,
+)
+from albert_serve.scoring.errors import ChangedJobError, ServiceUnavailableError, StoppedError
+from albert_serve.scoring.job import score_files
+from albert_serve.scoring.options import ScoreOptions
 from albert_serve.settings import CACHE_VARIABLE
 from tests.albert_serve.scoring.jobs import write_jsonl
 from tests.albert_serve.support import ROOT, copy_with
@@ -175,7 +182,54 @@ def test_an_actor_that_fails_costs_only_time(
         if accident == "frozen":
             victim.kill()
     assert job.num_parts == NUM_PARTS
+    # Not learnt from the parts of the frozen one, so that the next accident costs no more.
+    assert scorer._pool.patience_s == 1.0
     assert output.read_bytes() == (tmp_path / "local.csv").read_bytes()
+
+
+def test_all_parts_of_a_frozen_actor_are_given_to_another(
+    opened: Open, sentences: list[str]
+) -> None:
+    scorer = opened(patience_s=0.5)
+    victim = actors()[0]
+    request = TextClassificationRequest(inputs=sentences[0])
+    victim.send_signal(signal.SIGSTOP)
+    try:
+        waits = [scorer.start([scorer.prepare(request)]) for _ in range(4)]  # two for each
+        first, *others = [wait() for wait in waits]
+    finally:
+        victim.kill()
+    assert all(result.values == first[0].values for (result,) in others)
+
+
+def test_a_slow_part_stays_with_an_only_worker(
+    opened: Open, sentences: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    scorer = opened(num_workers=1, patience_s=1e-6)
+    request = TextClassificationRequest(inputs=sentences[0])
+    waits = [scorer.start([scorer.prepare(request)] * 64) for _ in range(4)]
+    assert [len(wait()) for wait in waits] == [64] * 4
+    assert "another worker" not in caplog.text
+    assert scorer._pool.patience_s > 1e-6
+
+
+def test_parts_that_nobody_waits_for_are_not_sent(
+    opened: Open, sentences: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scorer = opened(num_workers=1)
+    send, sent = scorer._pool._send, []
+
+    def noted(member: Any, call: Any) -> None:
+        sent.append(call.number)
+        send(member, call)
+
+    monkeypatch.setattr(scorer._pool, "_send", noted)
+    request = TextClassificationRequest(inputs=sentences[0])
+    waits = [scorer.start([scorer.prepare(request)]) for _ in range(5)]
+    last = waits.pop()
+    del waits
+    assert len(last()) == 1
+    assert sent == [0, 1, 4]
 
 
 def test_a_worker_that_starts_later_takes_part(
@@ -218,8 +272,30 @@ def test_wrong_options_are_refused(cluster: str, bundle_dir: Path) -> None:
         RayScorer(bundle, model, num_workers=0)
     with pytest.raises(ConfigError, match="no node of the Ray cluster has 64 CPUs"):
         RayScorer(bundle, model, num_threads=64)
+    with pytest.raises(ConfigError, match=r"has 1 CPUs, .*, and a GPU \(--device cuda\)"):
+        RayScorer(bundle, replace(model, device="cuda"), num_threads=1)
     with pytest.raises(NotFoundError, match="has no multiple-choice"):
         RayScorer(bundle, WorkerModel(bundle=str(bundle_dir), task="multiple-choice"))
+
+
+def test_workers_have_their_cpus_and_gpu_on_one_node() -> None:
+    nodes = [{"CPU": 16.0}, {"CPU": 8.0, "GPU": 1.0}, {"CPU": 4.0, "GPU": 8.0}]
+    assert count_workers(nodes, 2, device="cpu") == 14
+    assert count_workers(nodes, 2, device="cuda") == 3
+
+
+def test_sigterm_while_ray_starts_stops_the_job() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    @keeping_sigterm()
+    def start() -> None:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # as Ray does
+        signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(StoppedError) as error:
+        start()
+    assert error.value.exit_status == 143
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_ray_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, bundle_dir: Path) -> None:

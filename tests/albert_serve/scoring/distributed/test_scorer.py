@@ -16,7 +16,8 @@ from albert_serve.errors import BundleMissingError, InvalidInputError, NotFoundE
 from albert_serve.scoring import AlbertScorer
 from albert_serve.scoring.distributed.model import WorkerModel
 from albert_serve.scoring.errors import ChangedJobError, TooManyErrorsError
-from albert_serve.scoring.job import ScoreOptions, score_files
+from albert_serve.scoring.job import score_files
+from albert_serve.scoring.options import ScoreOptions
 from albert_serve.settings import CACHE_VARIABLE
 
 
