@@ -101,7 +101,8 @@ class Restarts:
     def _end(self) -> None:
         if not self._is_failed:
             _logger.error(
-                "workers died %d times in a row before they served; the log has why: the service ends",
+                "workers died %d times in a row before they served; the log has why: "
+                "the service ends",
                 self._num_failed,
             )
         self._is_failed = True
