@@ -28,7 +28,7 @@ from albert_serve.errors import AlbertServeError, ConfigError, NotFoundError
 from albert_serve.runtime.engine import Engine
 from albert_serve.server.answering import answer_request, reply_to_error
 from albert_serve.server.error_replies import JSON, ErrorReplies
-from albert_serve.server.models.hosted_model import HostedModel
+from albert_serve.server.models.hosted_model import HostedModel, read_card
 from albert_serve.server.paths import HEALTH_PATHS, target_of
 from albert_serve.settings import RuntimeOptions, Settings
 from albert_serve.tasks.load import load_tasks
@@ -147,6 +147,7 @@ def _open(bundle: Path, options: RuntimeOptions) -> HostedModel:
         settings=settings,
         bundle=opened,
         tasks=load_tasks(opened),
+        card=read_card(opened),
         batcher=Batcher(
             engine,
             max_queue_tokens=_UNLIMITED_TOKENS,

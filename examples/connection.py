@@ -16,7 +16,11 @@ def example_parser(description: str) -> argparse.ArgumentParser:
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--url", default="http://127.0.0.1:3000", help="a running service")
+    where.add_argument(
+        "--url",
+        default=argparse.SUPPRESS,
+        help="a running service, such as http://127.0.0.1:3000 (that in ALBERT_URL)",
+    )
     where.add_argument(
         "--local",
         metavar="PATH",
@@ -33,7 +37,7 @@ def connect(options: argparse.Namespace) -> Iterator[AlbertClient]:
         with (
             AlbertClient.local(options.local)
             if "local" in options
-            else AlbertClient(options.url) as albert
+            else AlbertClient(getattr(options, "url", None)) as albert
         ):
             yield albert
     except AlbertServeError as error:

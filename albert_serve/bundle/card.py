@@ -11,13 +11,15 @@ from typing import Any, Final
 
 import yaml  # type: ignore[import-untyped]
 
-from albert_serve.bundle.manifest import Manifest
-from albert_serve.bundle.weights import expected_shapes
+from albert_serve.bundle.figures import is_number
+from albert_serve.bundle.manifest import Manifest, needed_shapes
 from albert_serve.config import AlbertConfig
 from albert_serve.files import read_small_file
 
 CARD_FILE: Final = "README.md"
 _MAX_CARD_BYTES: Final = 1 << 20
+# Reading takes some 0.1 s. libyaml would be faster, but lists in lists end its process.
+_MAX_METADATA_CHARS: Final = 1 << 16
 _FENCE: Final = "---\n"
 _MAX_FIGURES: Final = 200
 _MAX_STAGES: Final = 100
@@ -58,16 +60,13 @@ def read_metadata(folder: Path) -> CardMetadata:
 
 def count_parameters(config: AlbertConfig, manifest: Manifest) -> int:
     """Return the number of parameters of the backbone and the heads; shared ones count once."""
-    tasks = {task: entry.num_outputs for task, entry in manifest.tasks.items()}
-    return sum(math.prod(shape) for shape in expected_shapes(config, tasks).values())
+    return sum(math.prod(shape) for shape in needed_shapes(config, manifest).values())
 
 
 def read_figures(manifest: Manifest) -> dict[str, float]:
     """Return the numbers among the results on held-out data, by name."""
     figures = {
-        name: float(value)
-        for name, value in manifest.evaluation.items()
-        if isinstance(value, int | float) and _is_finite(value)
+        name: float(value) for name, value in manifest.evaluation.items() if is_number(value)
     }
     return dict(islice(figures.items(), _MAX_FIGURES))
 
@@ -87,7 +86,7 @@ def _stage(stage: Mapping[str, Any]) -> dict[str, Any]:
     counts = {
         key: round(stage[key])
         for key in ("steps", "tokens", "seconds")
-        if _is_finite(stage.get(key))
+        if is_number(stage.get(key))
     }
     settings = stage.get("settings")
     settings = settings if isinstance(settings, dict) else {}
@@ -101,20 +100,21 @@ def _stage(stage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _front_matter(text: str) -> str:
-    """Return the YAML between the first two fences; empty without any."""
+    """Return the YAML between the first two fences.
+
+    Raises:
+        ValueError: it is too long.
+    """
     text = text.replace("\r\n", "\n")
     if not text.startswith(_FENCE):
         return ""
-    return text.removeprefix(_FENCE).partition(f"\n{_FENCE}")[0]
+    metadata = text.removeprefix(_FENCE).partition(f"\n{_FENCE}")[0]
+    if len(metadata) > _MAX_METADATA_CHARS:
+        raise ValueError(f"the metadata has more than {_MAX_METADATA_CHARS} characters")
+    return metadata
 
 
 def _names(value: object) -> list[str]:
     names = value if isinstance(value, list) else [value]
     shown = [name for name in names if isinstance(name, str) and name]
     return [name[:_MAX_CHARS] for name in shown[:_MAX_NAMES]]
-
-
-def _is_finite(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) < 1e300  # NaN and infinities are not, nor integers that no float holds

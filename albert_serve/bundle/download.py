@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from albert_serve.bundle.card import CARD_FILE
 from albert_serve.bundle.manifest import MANIFEST_FILE, read_manifest
 from albert_serve.errors import BundleMissingError, ConfigError
 from albert_serve.hub import HubModel, check_reachable, download
@@ -18,7 +19,7 @@ _CONFIG_FILE: Final = "config.json"
 
 
 def download_bundle(model: HubModel, cache: Path) -> Path:
-    """Download a bundle, and return its folder, which has the model's name.
+    """Download a bundle with its model card, and return its folder, which has the model's name.
 
     Files in the cache of the Hub are not downloaded again. Without a connection, that cache
     answers. The folder's content is that of one commit and does not change.
@@ -38,11 +39,13 @@ def download_bundle(model: HubModel, cache: Path) -> Path:
         raise BundleMissingError(_no_bundle(model, snapshot))
     names = (MANIFEST_FILE, *read_manifest(snapshot).files)
     pinned = HubModel(repo_id=model.repo_id, revision=snapshot.name)
-    snapshot = download(pinned, [glob.escape(name) for name in names])
+    snapshot = download(pinned, [glob.escape(name) for name in (*names, CARD_FILE)])
     for name in names:
         if not (snapshot / name).is_file():
             check_reachable(pinned, name)
             raise BundleMissingError(f"{model} lacks {name}, which its {MANIFEST_FILE} lists")
+    if (snapshot / CARD_FILE).is_file():
+        names = (*names, CARD_FILE)
     folder = cache / "hub" / snapshot.name / model.repo_id.rpartition("/")[2]
     if not folder.is_dir():
         try:

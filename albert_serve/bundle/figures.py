@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Final, TypeGuard
 
@@ -55,7 +54,7 @@ def read_figure(manifest: Manifest, task: TaskName) -> TaskFigure | None:
         count = manifest.evaluation.get(f"{prefix}_{counted}")
         for name, metric in _METRICS:
             value = manifest.evaluation.get(f"{prefix}_{name}")
-            if _is_number(value) and _is_number(count):
+            if is_number(value) and is_number(count):
                 return TaskFigure(metric=metric, percent=factor * float(value), count=int(count))
     measured = manifest.quality.get(task)
     if measured is None or measured.metric == AGREEMENT:
@@ -63,5 +62,8 @@ def read_figure(manifest: Manifest, task: TaskName) -> TaskFigure | None:
     return TaskFigure(metric=measured.metric, percent=measured.bundle, count=measured.count)
 
 
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and math.isfinite(value)
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value of a manifest is a finite number, of a size that a float holds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < 1e300

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Final
 
 from albert_serve.bundle.manifest import Bundle
@@ -14,6 +13,7 @@ from albert_serve.cli.options import (
     add_command,
     add_runtime_options,
     add_workers,
+    bundle_path,
     check_home,
     chosen,
     downloaded,
@@ -53,7 +53,7 @@ tasks, precision and sizes; BENTOML_HOME is the folder of the store. docs/models
 def add_info(commands: Any) -> None:
     """Add the command and its options."""
     info = add_command(commands, "info", "check a bundle and say what it holds", _INFO_EXAMPLES)
-    info.add_argument("bundle", type=Path, metavar="BUNDLE")
+    info.add_argument("bundle", type=bundle_path, metavar="BUNDLE")
     info.add_argument("--json", action="store_true", help="for programs instead of people")
     info.set_defaults(run=_info)
 
@@ -63,7 +63,7 @@ def add_doctor(commands: Any) -> None:
     doctor = add_command(commands, "doctor", "measure a bundle on this machine", _DOCTOR_EXAMPLES)
     doctor.add_argument(
         "bundle",
-        type=Path,
+        type=bundle_path,
         nargs="?",
         metavar="BUNDLE",
         help="a folder, bentoml:NAME[:VERSION], or OWNER/NAME[@REVISION] of the Hugging Face Hub "
@@ -80,7 +80,7 @@ def add_import(commands: Any) -> None:
     importing = add_command(
         commands, "import", "put a bundle into BentoML's model store", _IMPORT_EXAMPLES
     )
-    importing.add_argument("bundle", type=Path, metavar="BUNDLE")
+    importing.add_argument("bundle", type=bundle_path, metavar="BUNDLE")
     importing.add_argument(
         "--name",
         "--tag",

@@ -28,11 +28,17 @@ def add_command(commands: Any, name: str, purpose: str, examples: str) -> argpar
     return added
 
 
+def bundle_path(text: str) -> Path:
+    """Return a bundle as the command line names it; a path that is written as one is absolute."""
+    is_path = text.startswith((".", "~", os.sep)) or text.endswith(os.sep)
+    return Path(os.path.expanduser(text)).absolute() if is_path else Path(text)
+
+
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Add the bundle and the options of its runtime."""
     parser.add_argument(
         "--bundle",
-        type=Path,
+        type=bundle_path,
         metavar="BUNDLE",
         help="the model: a folder, bentoml:NAME[:VERSION], or a bundle on the Hugging Face Hub, "
         "OWNER/NAME[@REVISION] (the one that ships in models/)",
@@ -85,7 +91,7 @@ def chosen(options: argparse.Namespace) -> dict[str, str]:
 
 def downloaded(bundle: Path) -> Path:
     """Return a bundle's folder or tag; that of a bundle on the Hub once it is downloaded."""
-    if bundle.exists() or store_tag(bundle) is not None or len(bundle.parts) != 2:
+    if _is_here(bundle) or store_tag(bundle) is not None:
         return bundle
     # Imported for a bundle on the Hub only: its client takes time to import.
     from albert_serve.bundle.download import download_bundle
@@ -98,6 +104,13 @@ def downloaded(bundle: Path) -> Path:
     if cache is None:
         raise ConfigError("there is no cache folder for downloads; set ALBERT_SERVE_CACHE")
     return download_bundle(model, cache)
+
+
+def _is_here(bundle: Path) -> bool:
+    """Whether this is a path, of a folder that may be missing, and no name on the Hub."""
+    if bundle.is_absolute() or len(bundle.parts) != 2:
+        return True
+    return os.path.lexists(bundle) or bundle.parent.is_dir()
 
 
 def one_bundle(settings: Settings) -> Bundle:

@@ -190,6 +190,7 @@ async def _asynchronous(rows: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterat
     else:
         for row in rows:
             yield row
+            await asyncio.sleep(0)  # so that other tasks run between rows
 
 
 class _Tasks:

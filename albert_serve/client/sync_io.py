@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -156,7 +158,7 @@ class _Source:
 class _Workers:
     """Calls functions in threads, in order; the end of `with` cancels those that are not done.
 
-    A function runs in a copy of the caller's context. Once one has failed no other begins.
+    A function runs in a copy of the caller's context. Once one has failed none after it begins.
 
     Args:
         num_threads: the limit of functions at once.
@@ -167,7 +169,9 @@ class _Workers:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="albert-client")
         self._pending: deque[Future[Any]] = deque()
         self._cancellation = Cancellation()
-        self._has_failed = False
+        self._num_submitted = 0
+        self._lock = threading.Lock()
+        self._first_failed = math.inf  # the lowest number of a function that has failed
 
     def __enter__(self) -> Self:
         return self
@@ -204,19 +208,22 @@ class _Workers:
     def submit(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Call a function when its turn comes."""
         run = copy_context().run
-        self._pending.append(self._pool.submit(run, self._call, function, *arguments))
+        number = self._num_submitted
+        self._num_submitted += 1
+        self._pending.append(self._pool.submit(run, self._call, number, function, *arguments))
 
     def result(self) -> Any:
         """Wait for the first function whose result is not taken, and return it or raise."""
         return self._pending.popleft().result()
 
-    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        if self._has_failed:
+    def _call(self, number: int, function: Callable[..., Any], *arguments: Any) -> Any:
+        if number > self._first_failed:
             raise CancelledError
         try:
             with self._cancellation.applied():
                 self._cancellation.check()
                 return function(*arguments)
         except BaseException:
-            self._has_failed = True
+            with self._lock:
+                self._first_failed = min(self._first_failed, number)
             raise

@@ -41,7 +41,8 @@ from albert_serve.errors import (
 )
 
 READY_TIMEOUT_S: Final = 60.0
-_RETRIED: Final = frozenset({429, BAD_GATEWAY, 503})
+_OVERLOADED: Final = 429
+_RETRIED: Final = frozenset({_OVERLOADED, BAD_GATEWAY, 503})
 _FIRST_DELAY_S: Final = 0.2
 _LONGEST_PROBE_S: Final = 5.0
 _LONGEST_PROBE_DELAY_S: Final = 2.0
@@ -227,13 +228,13 @@ class Exchange:
     def _try(
         self, call: Call[ReplyT], deadline: Deadline, progress: Progress
     ) -> Conversation[ReplyT]:
-        num_tries = num_answered = 0
+        num_tries, num_answered = 0, progress.num_answered
         while True:
             if not deadline.left_s():
                 raise deadline.error()
             outcome = yield Send(call=call, timeout_s=deadline.left_s())
             num_tries += 1
-            if progress.num_answered > num_answered:
+            if _is_overloaded(outcome) and progress.num_answered > num_answered:
                 # Other parts of the call are answered, so that this one's turn will come.
                 num_tries, num_answered = 0, progress.num_answered
             delay_s = _delay_s(outcome, num_tries)
@@ -255,6 +256,10 @@ class Exchange:
         raise NotReadyError(
             f"cannot reach {self._server.base_url}: {_reason(outcome)}; is the service running?"
         ) from outcome
+
+
+def _is_overloaded(outcome: Outcome) -> bool:
+    return isinstance(outcome, Received) and outcome.status == _OVERLOADED
 
 
 def _delay_s(outcome: Outcome, num_tries: int) -> float | None:

@@ -26,8 +26,8 @@ class Restarts:
     """Delays restarts that follow each other closely, and ends the service if no worker starts.
 
     The first restart is immediate; 1 s, 2 s, 4 s and so on, up to 30 s, before the next ones, until
-    a worker dies that had served for a minute. When five workers in a row have died before they
-    served, the service ends.
+    a worker dies that had served for a minute. When five times in a row all that died had not
+    served, and none that runs has, the service ends.
 
     Args:
         folder: where each worker that has started leaves a file (`mark_started`).
@@ -55,14 +55,15 @@ class Restarts:
 
         Args:
             running: PIDs of the workers.
-            num_workers: how many there should be. The first ones start together, and so may fail
-                together.
+            num_workers: how many there should be. The first ones start together, and may fail one
+                shortly after the other.
         """
         dead = self._pids - running
         self._pids -= dead
         if dead:
             self._note_deaths([_served_s(self._folder / _STARTED.format(pid)) for pid in dead])
-        if self._num_failed >= num_workers - 1 + MAX_FAILED_STARTS:
+        is_over = self._num_failed >= num_workers - 1 + MAX_FAILED_STARTS
+        if self._is_failed or (is_over and not self._any_serves(running)):
             self._end()
         elif dead and self._num_early > 1:
             self._delay()
@@ -73,14 +74,17 @@ class Restarts:
             logging.shutdown()
             os._exit(1)
 
+    def _any_serves(self, running: Set[int]) -> bool:
+        return any((self._folder / _STARTED.format(pid)).exists() for pid in running)
+
     def _note_deaths(self, served_s: list[float | None]) -> None:
-        """Count failures and early deaths in a row.
+        """Count failures and early deaths in a row; workers that die together count once.
 
         Args:
             served_s: for how long each worker has served; None: it died before.
         """
-        num_failed = served_s.count(None)
-        self._num_failed = self._num_failed + num_failed if num_failed == len(served_s) else 0
+        is_failed = all(time_s is None for time_s in served_s)
+        self._num_failed = self._num_failed + 1 if is_failed else 0
         is_early = any(time_s is None or time_s < _SOUND_AFTER_S for time_s in served_s)
         self._num_early = self._num_early + 1 if is_early else 0
 
@@ -97,7 +101,8 @@ class Restarts:
     def _end(self) -> None:
         if not self._is_failed:
             _logger.error(
-                "%d workers in a row died before they served; the log has why: the service ends",
+                "workers died %d times in a row before they served; the log has why: "
+                "the service ends",
                 self._num_failed,
             )
         self._is_failed = True

@@ -51,6 +51,7 @@ class HostedModel:
 
     Attributes:
         tasks: the logic of each task of the bundle, by endpoint name.
+        card: of `read_card`.
     """
 
     name: str
@@ -58,7 +59,7 @@ class HostedModel:
     bundle: Bundle
     tasks: dict[str, AnyTask]
     batcher: Batcher
-    _card: ModelCard | None = None
+    card: ModelCard
     _num_users: int = 0
     _unused: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -126,8 +127,6 @@ class HostedModel:
     def info(self) -> InfoReply:
         """Return the model's description and its limits."""
         manifest = self.bundle.manifest
-        if self._card is None:
-            self._card = _model_card(self.bundle)
         return InfoReply(
             model_id=self.name,
             version=__version__,
@@ -139,7 +138,7 @@ class HostedModel:
             max_items=self.settings.max_items,
             max_body_bytes=self.settings.max_body_bytes,
             needs_key=self.settings.needs_key,
-            card=self._card,
+            card=self.card,
         )
 
     def check_num_items(self, inputs: object, name: str = "inputs") -> None:
@@ -164,7 +163,8 @@ class HostedModel:
         return prepare_request(self.tasks[task], request, max_tokens=self.settings.max_queue_tokens)
 
 
-def _model_card(bundle: Bundle) -> ModelCard:
+def read_card(bundle: Bundle) -> ModelCard:
+    """Return the model card of a bundle, whose file is read; call it off the event loop."""
     config, manifest = bundle.config, bundle.manifest
     return ModelCard(
         **asdict(read_metadata(bundle.folder)),

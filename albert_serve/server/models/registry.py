@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 
 from prometheus_client import CollectorRegistry
 
+from albert_serve.api.model_card import ModelCard
 from albert_serve.batching.batcher import Batcher
 from albert_serve.bundle.catalog import Catalogue, ModelSpec, read_catalogue
 from albert_serve.bundle.manifest import TOKENIZER_FILE, WEIGHTS_FILE, Bundle
@@ -20,7 +21,7 @@ from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import return_free_memory
 from albert_serve.server.memory import keep_memory_low
 from albert_serve.server.metrics import Metrics
-from albert_serve.server.models.hosted_model import HostedModel
+from albert_serve.server.models.hosted_model import HostedModel, read_card
 from albert_serve.server.paths import Target
 from albert_serve.settings import DEFAULT_VARIABLE, RuntimeOptions, Settings
 from albert_serve.tasks import AnyTask
@@ -39,6 +40,7 @@ class _Loaded:
     bundle: Bundle
     engine: Engine
     tasks: dict[str, AnyTask]
+    card: ModelCard
 
     def is_same(self, spec: ModelSpec, options: RuntimeOptions, bundle: Bundle) -> bool:
         """Whether reloading would change nothing."""
@@ -227,7 +229,14 @@ class Models:
             engine.max_batch_tokens = self.settings.max_batch_tokens
         engine.warm_up()
         tasks = load_tasks(bundle, self._tokenizer(bundle))
-        return _Loaded(spec=spec, options=options, bundle=bundle, engine=engine, tasks=tasks)
+        return _Loaded(
+            spec=spec,
+            options=options,
+            bundle=bundle,
+            engine=engine,
+            tasks=tasks,
+            card=read_card(bundle),
+        )
 
     def _tokenizer(self, bundle: Bundle) -> AlbertTokenizer:
         """Return the bundle's tokenizer, shared between bundles with the same file."""
@@ -244,6 +253,7 @@ class Models:
             settings=self.settings,
             bundle=bundle,
             tasks=loaded.tasks,
+            card=loaded.card,
             batcher=Batcher(
                 loaded.engine,
                 max_queue_tokens=self.settings.max_queue_tokens,

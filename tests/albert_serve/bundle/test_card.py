@@ -16,7 +16,7 @@ from albert_serve.bundle.card import (
     read_metadata,
     read_stages,
 )
-from albert_serve.bundle.manifest import Bundle, Manifest
+from albert_serve.bundle.manifest import AdaptiveDepth, Bundle, Manifest
 from training.model.checkpoint import load_checkpoint
 
 
@@ -39,6 +39,12 @@ def manifest_with(**values: Any) -> Manifest:
         pytest.param("---\nlicense: [\n---\n", CardMetadata(), id="no YAML"),
         pytest.param("---\n- license\n---\n", CardMetadata(), id="a list"),
         pytest.param(f"---\nx: {'[' * 5000}\n---\n", CardMetadata(), id="nested too deep"),
+        pytest.param(f"---\nlicense: mit\nx: {'y' * 70_000}\n---\n", CardMetadata(), id="long"),
+        pytest.param(
+            f"---\nlicense: mit\n---\n{'y' * 70_000}\n",
+            CardMetadata(license="mit"),
+            id="long text",
+        ),
         pytest.param("---\nlicense: {a: b}\n---\n", CardMetadata(), id="no text"),
     ],
 )
@@ -92,3 +98,17 @@ def test_parameters_are_counted_as_torch_counts_them(
     model: torch.nn.Module = load_checkpoint(checkpoint_dir, tasks)
     counted = sum(parameter.numel() for parameter in model.parameters())
     assert count_parameters(bundle.config, bundle.manifest) == counted
+
+
+def test_the_classifiers_after_each_layer_are_counted(bundle_dir: Path) -> None:
+    bundle = Bundle.open(bundle_dir)
+    config, manifest = bundle.config, bundle.manifest
+    entry = manifest.tasks["text-classification"]
+    assert entry.adaptive_depth is None
+    before = count_parameters(config, manifest)
+    deep = entry.model_copy(update={"adaptive_depth": AdaptiveDepth(patience=1)})
+    with_exits = manifest.model_copy(
+        update={"tasks": {**manifest.tasks, "text-classification": deep}}
+    )
+    added = (config.num_layers - 1) * entry.num_outputs * (config.hidden_size + 1)
+    assert count_parameters(config, with_exits) == before + added > before

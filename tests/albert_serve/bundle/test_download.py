@@ -16,6 +16,8 @@ from albert_serve.bundle.manifest import Bundle
 from tests.albert_serve.support import running_service, service_environment
 from tests.training.conversion.hub_server import Hub, Repository, serve
 
+CARD = "---\nlicense: mit\n---\n# A model\n"
+
 
 @pytest.fixture
 def hub(bundle_dir: Path, checkpoint_dir: Path, tmp_path: Path) -> Iterator[Hub]:
@@ -26,6 +28,9 @@ def hub(bundle_dir: Path, checkpoint_dir: Path, tmp_path: Path) -> Iterator[Hub]
     (damaged / "tokenizer.json").write_bytes(content[:-2] + b" \n")
     (lacking / "encoder.onnx").unlink()
     empty.mkdir()
+    carded = tmp_path / "carded"
+    shutil.copytree(bundle_dir, carded)
+    (carded / "README.md").write_text(CARD)
     (empty / "README.md").write_text("nothing")
     repositories = {
         "us/whole": Repository({"main": bundle_dir, "v1": bundle_dir}),
@@ -33,6 +38,7 @@ def hub(bundle_dir: Path, checkpoint_dir: Path, tmp_path: Path) -> Iterator[Hub]
         "us/checkpoint": Repository({"main": checkpoint_dir}),
         "us/damaged": Repository({"main": damaged}),
         "us/lacking": Repository({"main": lacking}),
+        "us/carded": Repository({"main": carded}),
         "us/empty": Repository({"main": empty}),
     }
     with serve(repositories) as hub:
@@ -82,6 +88,37 @@ def test_a_bundle_of_the_hub_is_served_under_its_name(
     assert not [file for file in folder.iterdir() if file.is_symlink()]
     listed = Bundle.open(bundle_dir).manifest.files.keys() | {"manifest.json"}
     assert {file.name for file in folder.iterdir()} == listed
+
+
+def test_the_model_card_of_a_bundle_is_downloaded_with_it(hub: Hub, tmp_path: Path) -> None:
+    ended = run(hub, tmp_path, "info", "us/carded")
+    assert ended.returncode == 0, ended.stderr
+    (folder,) = folders(tmp_path / "cache")
+    assert (folder / "README.md").read_text() == CARD
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "./us/whole",
+        "us/whole/",
+        "../there/whole",
+        "~/whole",
+        "~nobody-here/whole",
+        "here/whole",
+        "linked/whole",
+    ],
+)
+def test_a_path_is_never_asked_of_the_hub(path: str, hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/whole").symlink_to("nothing")
+    ended = run(hub, tmp_path, "info", path, HOME=str(tmp_path))
+    assert ended.returncode == 1
+    assert not hub.requests
+    *_, line = ended.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert path.strip("./~") in line
 
 
 def test_what_is_in_the_cache_is_not_downloaded_again(hub: Hub, tmp_path: Path) -> None:

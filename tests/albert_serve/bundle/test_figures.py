@@ -58,6 +58,7 @@ def test_choices_have_the_accuracy_of_all_groups_together() -> None:
         ),
         ({"f1": 0.9, "accuracy": 0.8}, "accuracy", 80),
         ({"pearson": math.nan, "spearman": None}, None, None),
+        ({"pearson": 10**400, "spearman": True}, None, None),
     ],
 )
 def test_texts_have_the_figure_of_their_kind(

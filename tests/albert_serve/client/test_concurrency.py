@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from contextvars import ContextVar
 from typing import Any
 
@@ -17,8 +18,9 @@ import pytest
 
 from albert_serve.client import AlbertClient, requests
 from albert_serve.client.server import Server
+from albert_serve.client.sync_io import _Workers
 from albert_serve.client.transport import Exchange, Progress, Received, Send, Wait
-from albert_serve.errors import InvalidInputError, QueueFullError
+from albert_serve.errors import InvalidInputError, QueueFullError, RequestError
 from tests.albert_serve.client.twins import (
     Scripted,
     Twin,
@@ -130,6 +132,20 @@ def test_a_wait_for_a_retry_ends_with_a_failure(twin: MakeTwin) -> None:
         assert len(service.sent) <= num_sent + 1
 
 
+def test_what_comes_before_a_failure_still_begins() -> None:
+    """A thread may take a function, and be overtaken before it calls it."""
+    workers = _Workers(1)
+    with pytest.raises(ZeroDivisionError):
+        workers._call(2, divmod, 1, 0)
+    assert workers._call(1, divmod, 7, 2) == (3, 1)
+    with pytest.raises(CancelledError):
+        workers._call(3, divmod, 7, 2)
+    with pytest.raises(ZeroDivisionError):
+        workers._call(0, divmod, 1, 0)
+    with pytest.raises(CancelledError):
+        workers._call(1, divmod, 7, 2)
+
+
 def test_each_request_is_sent_in_the_callers_context() -> None:
     trace: ContextVar[str] = ContextVar("trace", default="none")
     seen: list[str] = []
@@ -192,7 +208,7 @@ def test_an_interrupted_program_ends_without_waiting_for_replies(kind: str) -> N
     assert process.returncode != 0
 
 
-def test_a_refusal_is_not_counted_while_other_parts_are_answered() -> None:
+def exchange() -> Exchange:
     server = Server.at(
         "http://service.test",
         model=None,
@@ -202,10 +218,14 @@ def test_a_refusal_is_not_counted_while_other_parts_are_answered() -> None:
         max_concurrency=8,
         max_reply_bytes=1 << 20,
     )
+    return Exchange(server)
+
+
+def test_a_refusal_is_not_counted_while_other_parts_are_answered() -> None:
     call = requests.sentence_order(pairs(1), {})
     overloaded = Received(url="", status=429, headers={"Retry-After": "0"}, content=b"")
     progress = Progress()
-    conversation = Exchange(server).converse_in_turn(call, None, progress)
+    conversation = exchange().converse_in_turn(call, None, progress)
     next(conversation)
     for _ in range(20):
         assert isinstance(conversation.send(overloaded), Wait)
@@ -216,3 +236,24 @@ def test_a_refusal_is_not_counted_while_other_parts_are_answered() -> None:
         assert isinstance(conversation.send(None), Send)
     with pytest.raises(QueueFullError):
         conversation.send(overloaded)
+
+
+@pytest.mark.parametrize(
+    ("status", "num_earlier", "num_during"),
+    [
+        pytest.param(429, 7, 0, id="answered before"),
+        pytest.param(503, 0, 1, id="not overloaded"),
+    ],
+)
+def test_other_refusals_are_counted(status: int, num_earlier: int, num_during: int) -> None:
+    call = requests.sentence_order(pairs(1), {})
+    refusal = Received(url="", status=status, headers={"Retry-After": "0"}, content=b"")
+    progress = Progress(num_answered=num_earlier)
+    conversation = exchange().converse_in_turn(call, None, progress)
+    next(conversation)
+    for _ in range(2):
+        assert isinstance(conversation.send(refusal), Wait)
+        progress.num_answered += num_during
+        assert isinstance(conversation.send(None), Send)
+    with pytest.raises(RequestError):
+        conversation.send(refusal)

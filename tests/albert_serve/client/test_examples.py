@@ -89,6 +89,16 @@ def test_a_script_runs_against_a_service(
     assert_output(script, run(script, monkeypatch, capsys, "--url", service.url))
 
 
+def test_a_script_without_a_service_asks_that_of_the_environment(
+    service: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("ALBERT_URL", raising=False)
+    with pytest.raises(SystemExit, match=r"there is no address; pass base_url, .* ALBERT_URL"):
+        run("fill_mask", monkeypatch, capsys)
+    monkeypatch.setenv("ALBERT_URL", service.url)
+    assert_output("fill_mask", run("fill_mask", monkeypatch, capsys))
+
+
 @pytest.mark.parametrize("script", sorted(OUTPUTS))
 def test_a_script_has_help(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

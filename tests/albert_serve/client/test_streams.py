@@ -272,3 +272,30 @@ def test_asynchronous_rows_are_answered_while_others_are_waited_for() -> None:
 
     with scripted(max_items=100) as service:
         assert asyncio.run(run(service.url)) == [0, 1, 2, 3]
+
+
+def test_other_tasks_run_while_plain_rows_are_read() -> None:
+    async def run(url: str) -> list[int]:
+        num_turns = 0
+        turns = []
+
+        async def take_turns() -> None:
+            nonlocal num_turns
+            while True:
+                num_turns += 1
+                await asyncio.sleep(0)
+
+        def rows() -> Iterator[dict[str, str]]:
+            for pair in pairs(200):
+                turns.append(num_turns)
+                yield pair
+
+        other = asyncio.create_task(take_turns())
+        async with AsyncAlbertClient(url) as client:
+            answers = [answer async for answer in client.sentence_order_stream(rows())]
+        other.cancel()
+        assert len(set(turns)) == 200
+        return numbers_of(answers)
+
+    with scripted(max_items=100) as service:
+        assert asyncio.run(run(service.url)) == list(range(200))

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Set
 from pathlib import Path
 
 import psutil
@@ -50,16 +51,23 @@ class Deaths:
         monkeypatch.setattr(os, "kill", lambda *signal: self.signals.append(signal))
         monkeypatch.setattr(restarts, "_END_AFTER_S", 0)
 
-    def die(self, *served_s: float | None, num_workers: int = 1) -> None:
+    def start(self, served_s: float | None) -> int:
+        """Start a worker that has served for so long; None: it does not serve yet."""
+        self._pid += 1
+        self.restarts.add(self._pid)
+        if served_s is not None:
+            file = self._folder / f"started-{self._pid}"
+            file.touch()
+            os.utime(file, (time.time() - served_s,) * 2)
+        return self._pid
+
+    def die(
+        self, *served_s: float | None, num_workers: int = 1, running: Set[int] = frozenset()
+    ) -> None:
         """Start workers that die together after serving for so long; None: they never served."""
         for age_s in served_s:
-            self._pid += 1
-            self.restarts.add(self._pid)
-            if age_s is not None:
-                file = self._folder / f"started-{self._pid}"
-                file.touch()
-                os.utime(file, (time.time() - age_s,) * 2)
-        self.restarts.keep(set(), num_workers)
+            self.start(age_s)
+        self.restarts.keep(running, num_workers)
 
     def delay_s(self) -> float:
         """How long it takes until the next worker is due."""
@@ -110,7 +118,7 @@ def test_five_workers_in_a_row_that_never_serve_end_the_service(
     deaths.now_s += 1000
     assert not deaths.restarts.are_due
     (error,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert error.startswith("5 workers in a row died before they served")
+    assert error.startswith("workers died 5 times in a row before they served")
     wait_for_signals(deaths)
     assert deaths.signals == [(os.getpid(), signal.SIGTERM)]
 
@@ -122,12 +130,33 @@ def wait_for_signals(deaths: Deaths) -> None:
         time.sleep(0.01)
 
 
-def test_first_workers_that_fail_together_are_tried_again(deaths: Deaths) -> None:
-    deaths.die(None, None, None, None, None, None, num_workers=6)
-    assert deaths.restarts.are_due
-    deaths.die(None, None, None, num_workers=6)
+def test_workers_that_fail_together_are_one_failure(deaths: Deaths) -> None:
+    delays_s = []
+    for _ in range(3 + MAX_FAILED_STARTS - 1):
+        deaths.die(None, None, None, None, num_workers=4)
+        delays_s.append(deaths.delay_s())
+    assert delays_s == [0, 1, 2, 4, 8, 16, 30]
     assert not deaths.signals
-    assert deaths.delay_s() == 1
+    deaths.die(None, None, None, None, num_workers=4)
+    wait_for_signals(deaths)
+
+
+def test_a_service_goes_on_while_one_worker_serves(deaths: Deaths) -> None:
+    serving, starting = deaths.start(300), deaths.start(None)
+    for _ in range(20):
+        deaths.die(None, num_workers=4, running={serving, starting})
+        deaths.delay_s()
+    deaths.die(None, num_workers=4, running={serving, starting})
+    assert deaths.delay_s() == 30
+    assert not deaths.signals
+
+
+def test_a_service_ends_although_a_worker_is_still_starting(deaths: Deaths) -> None:
+    starting = deaths.start(None)
+    for _ in range(1 + MAX_FAILED_STARTS):
+        deaths.die(None, num_workers=2, running={starting})
+    wait_for_signals(deaths)
+    assert not deaths.restarts.are_due
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -176,5 +205,6 @@ def test_a_service_whose_workers_cannot_start_ends_with_one_error_and_status_1(
     )
     assert done.returncode == 1, done.stdout
     assert done.stdout.count("this worker cannot start") == MAX_FAILED_STARTS
-    assert done.stdout.count(f"{MAX_FAILED_STARTS} workers in a row died before they served") == 1
+    error = f"workers died {MAX_FAILED_STARTS} times in a row before they served"
+    assert done.stdout.count(error) == 1
     assert "Traceback" not in done.stdout
