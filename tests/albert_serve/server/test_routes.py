@@ -25,7 +25,7 @@ from albert_serve.errors import EngineError
 from albert_serve.runtime.engine import Engine
 from albert_serve.server.error_replies import ErrorReplies
 from albert_serve.server.metrics import Metrics
-from albert_serve.server.models.hosted_model import HostedModel
+from albert_serve.server.models.hosted_model import HostedModel, read_card
 from albert_serve.server.models.registry import Models
 from albert_serve.server.routes import make_app
 from albert_serve.settings import RuntimeOptions, Settings
@@ -102,6 +102,7 @@ async def serving(
         bundle=bundle,
         tasks=tasks,
         batcher=Batcher(slow, max_queue_tokens=max_queue_tokens),
+        card=read_card(bundle),
     )
     app = make_app(dict)
     app.state.models = models
