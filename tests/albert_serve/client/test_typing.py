@@ -91,10 +91,12 @@ def mypy(program: str, installed: Path, folder: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_a_program_with_both_clients_is_checked(installed: Path, tmp_path: Path) -> None:
     assert mypy(PROGRAM, installed, tmp_path) == []
 
 
+@pytest.mark.slow
 def test_wrong_uses_are_found(installed: Path, tmp_path: Path) -> None:
     lines = {line.split(":")[1] for line in mypy(WRONG, installed, tmp_path) if "error:" in line}
     assert lines == {"5", "6", "7", "9"}

@@ -146,7 +146,6 @@ def test_the_keys_are_stable_and_the_description_survives_json(bundle_dir: Path)
         "labels": ["negative", "positive"],
         "problem_type": "single_label_classification",
         "null_score_diff_threshold": None,
-        "adaptive_depth": None,
     }
     assert described["tasks"]["fill-mask"]["labels"] is None
 

@@ -98,6 +98,7 @@ def test_a_task_without_its_folder_is_downloaded_once(hub: Hub, tmp_path: Path) 
     assert json.loads(offline.stdout) == expected
 
 
+@pytest.mark.slow
 def test_a_task_that_cannot_be_downloaded(hub: Hub, tmp_path: Path) -> None:
     for environment, message in (
         ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE forbids a download"),
@@ -131,6 +132,7 @@ def test_a_task_that_the_hub_lacks_is_named(hub: Hub, glue: Path, tmp_path: Path
     assert f"error: {GLUE} has no files of rte; --data names" in ended.stderr
 
 
+@pytest.mark.slow
 def test_files_are_those_of_one_commit_or_of_another_that_is_named(
     glue: Path, tmp_path: Path
 ) -> None:
