@@ -65,7 +65,7 @@ class Restarts:
         is_over = self._num_failed >= num_workers - 1 + MAX_FAILED_STARTS
         if self._is_failed or (is_over and not self._any_serves(running)):
             self._end()
-        elif dead and running and self._num_early > 1:  # circus ends without any process
+        elif dead and self._num_early > 1:
             self._delay()
 
     def exit(self) -> None:

@@ -59,7 +59,7 @@ def supervise() -> None:
     Watcher.__init__ = partialmethod(_watch, Watcher.__init__, metrics)
     Watcher.reap_process = partialmethod(_reap, Watcher.reap_process)
     Watcher.spawn_processes = partialmethod(_start_due, Watcher.spawn_processes, restarts)
-    Watcher.__len__ = partialmethod(_num_expected, restarts)
+    Watcher.__len__ = _num_expected
     Process.spawn = partialmethod(_spawn, Process.spawn, restarts)
     Controller.start = partialmethod(_start_checking_often, Controller.start)
     vars(bentoml.serving)["running_inside_container"] = lambda: False
@@ -94,9 +94,9 @@ def _start_due(watcher: Watcher, start: Any, restarts: Restarts) -> Iterator[Any
         yield start(watcher)
 
 
-def _num_expected(watcher: Watcher, restarts: Restarts) -> int:
-    """Return the number of workers, which is not 0 while the next is not due: circus would end."""
-    is_waiting = _is_ours(watcher.env) and not restarts.are_due
+def _num_expected(watcher: Watcher) -> int:
+    """Return the number of workers; circus ends at 0, as between a death and the next start."""
+    is_waiting = _is_ours(watcher.env) and not watcher.is_stopped()
     return len(watcher.processes) or int(is_waiting)
 
 

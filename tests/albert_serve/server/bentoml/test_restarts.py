@@ -83,14 +83,20 @@ def deaths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deaths:
     return Deaths(tmp_path, monkeypatch)
 
 
-def test_restarts_do_not_wait_while_no_worker_is_left(
+def test_restarts_wait_longer_after_each_early_death_and_not_after_a_late_one(
     deaths: Deaths,
 ) -> None:
     delays_s = []
     for _ in range(8):
         deaths.die(5)
         delays_s.append(deaths.delay_s())
-    assert delays_s == [0] * 8
+    assert delays_s == [0, 1, 2, 4, 8, 16, 30, 30]
+    deaths.die(61)
+    assert deaths.delay_s() == 0
+    deaths.die(5)
+    assert deaths.delay_s() == 0
+    deaths.die(5)
+    assert deaths.delay_s() == 1
     assert not deaths.signals
 
 
@@ -107,7 +113,7 @@ def test_five_workers_in_a_row_that_never_serve_end_the_service(
     deaths.die(5)
     for _ in range(MAX_FAILED_STARTS - 1):
         deaths.die(None)
-    assert deaths.delay_s() == 0
+    assert deaths.delay_s() > 0
     deaths.die(None)
     deaths.now_s += 1000
     assert not deaths.restarts.are_due
@@ -129,7 +135,7 @@ def test_workers_that_fail_together_are_one_failure(deaths: Deaths) -> None:
     for _ in range(3 + MAX_FAILED_STARTS - 1):
         deaths.die(None, None, None, None, num_workers=4)
         delays_s.append(deaths.delay_s())
-    assert delays_s == [0] * 7
+    assert delays_s == [0, 1, 2, 4, 8, 16, 30]
     assert not deaths.signals
     deaths.die(None, None, None, None, num_workers=4)
     wait_for_signals(deaths)
@@ -168,6 +174,7 @@ def test_a_killed_worker_is_replaced_at_once_and_a_second_one_later(
         (third,) = workers_of(service)
         assert len({first, second, third}) == 3
         assert f"worker {second} was ended by SIGKILL" in service.log
+        assert service.log.count("in a row within 60 s of service; the next starts in 1 s") == 1
         assert service.process.poll() is None
 
 
