@@ -159,6 +159,9 @@ class Serving:
             self._drain_on_sigterm()
             self._reload_on_sighup()
             self._end_with_supervisor()
+            # What is there now stays: full collections, which stop all requests, pass it over.
+            gc.collect()
+            gc.freeze()
         mark_started()
 
     @bentoml.on_shutdown  # type: ignore[untyped-decorator]
@@ -219,9 +222,6 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         configure_logs(settings.log_format)
         limit_connections()
         accept_many()
-        # What is imported stays, so full collections, which stop all requests, can leave it out.
-        gc.collect()
-        gc.freeze()
         self.inject_config()
         if not has_exporter():
             self.config["tracing"] = dict(NO_SPANS)
