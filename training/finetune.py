@@ -4,7 +4,7 @@ Each step trains one task, drawn by its --weights. `--pretraining` continues mas
 sentence order, so that these tasks keep their accuracy while the shared layer changes. Writes
 `checkpoints/`, of which `checkpoint` is the newest and `best` that of the best validation,
 `metrics.jsonl` and `tensorboard/` into the output folder; the same command resumes a run that was
-stopped.
+stopped. On several GPUs or hosts start it with torchrun.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -24,11 +25,8 @@ from albert_serve.progress import progress
 from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import REFERENCE_HELP, open_initial
 from training.data.choices import choice_feed
-from training.data.collate import Collator, Slicing
-from training.data.examples import MIN_LENGTH, ExampleSettings
-from training.data.feeds import ExampleFeed, Feed, PlannedFeed, example_feed
-from training.data.masking import NgramMasking, word_starts
-from training.data.packing import Plan
+from training.data.examples import MIN_LENGTH
+from training.data.feeds import Division, ExampleFeed, Feed, example_feed
 from training.data.questions import locate_answers, read_squad
 from training.data.windows import SpanExample, span_examples
 from training.errors import report_errors
@@ -45,9 +43,10 @@ from training.finetuning.options import (
     add_validation,
     resolve,
 )
-from training.finetuning.seeds import Trained, check_folder, train_seeds
+from training.finetuning.pretraining import pretraining_feed
+from training.finetuning.seeds import Trained, check_folder, seeds_of, train_seeds
 from training.finetuning.start import changed_config, load_start
-from training.loop.distributed import World, join_world
+from training.loop.distributed import World, join_world, setting_up, share
 from training.loop.progress import Progress, RunError, is_known_run
 from training.loop.provenance import file_names
 from training.loop.reproducibility import run_precision
@@ -55,7 +54,6 @@ from training.loop.step import Run
 from training.losses import LOSS_OF, LossFunction, Objective, compiled_losses
 from training.model.checkpoint import label_keys, read_config
 from training.optim.optimizers import OptimizerSettings, Schedule, build_optimizers
-from training.prepare import prepare
 from training.run.driver import Origin, train_run
 from training.run.options import (
     add_choices,
@@ -82,6 +80,8 @@ _EXAMPLES: Final = r"""examples:
       --task RTE --recipe paper --patience 5 --seeds 3
   python -m training.finetune --initialize-from albert/albert-base-v2 --output runs/race \
       --task RACE --data RACE --recipe paper
+  torchrun --nproc-per-node 8 -m training.finetune --initialize-from runs/base/checkpoint \
+      --output runs/mnli --task MNLI --recipe paper
 """
 # The tasks' data, in the order of --weights and --batch-size.
 _DATA_OPTIONS: Final = (
@@ -94,13 +94,13 @@ _DATA_OPTIONS: Final = (
 _NOT_RECORDED: Final = frozenset(
     {
         *("output", "device", "save_every", "report_every", "keep", "seeds"),
-        *("validation", "validate_every", "metric"),
+        *("validation", "validate_every", "metric", "micro_batch_size"),
     }
 )
 
 
 def _build(
-    options: argparse.Namespace, precision: PrecisionName
+    options: argparse.Namespace, precision: PrecisionName, world: World
 ) -> tuple[Run, dict[str, Any], Validation | None]:
     """Build the run, the keys of config.json that name its labels, and the validation."""
     check_validation(options)
@@ -112,7 +112,7 @@ def _build(
         classifier_dropout=options.classifier_dropout,
     )
     _check_length(options.length, config.max_positions)
-    feeds, texts, loss_of = _feeds(options, config, precision)
+    feeds, texts, loss_of = _feeds(options, config, precision, world)
     labels = {} if texts is None else texts.labels
     progress = Progress(num_steps=_num_steps(options, feeds), budget_s=options.budget)
     validation, selection = None, None
@@ -125,10 +125,10 @@ def _build(
     model = load_start(
         options.initialize_from, config, tasks, labels, has_exits=options.adaptive_depth
     )
-    model.to(options.device)
+    model.to(world.device)
     run = Run(
         model=model,
-        objective=Objective(model, options.device, loss_of),
+        objective=Objective(model, world.device, loss_of),
         optimizers=build_optimizers(
             model,
             OptimizerSettings(
@@ -146,7 +146,7 @@ def _build(
         loss_weights={"sentence-order": options.sentence_weight},
         clip_norm=options.clip_norm,
         seed=options.seed,
-        world=World(device=options.device),
+        world=world,
         progress=progress,
         precision=precision,
         selection=selection,
@@ -166,20 +166,23 @@ def _check_length(length: int, max_positions: int) -> None:
 
 
 def _feeds(
-    options: argparse.Namespace, config: AlbertConfig, precision: PrecisionName
+    options: argparse.Namespace, config: AlbertConfig, precision: PrecisionName, world: World
 ) -> tuple[list[Feed], Classification | Choices | None, dict[str, LossFunction]]:
     """Return the task streams in the order of --weights, the labelled data, and the losses."""
     tokenizer = AlbertTokenizer.from_file(options.initialize_from / "tokenizer.json")
     feeds: list[Feed] = []
     compiles = should_compile(options)
     sizes = _batch_sizes(options)
+    division = Division(
+        micro_batch_size=options.micro_batch_size, rank=world.rank, world_size=world.size
+    )
     texts: Classification | Choices | None = None
     if options.teacher is not None and not options.text_classification:
         raise RunError("--teacher labels texts; give them with --text-classification")
     if options.adaptive_depth and not options.text_classification:
         raise RunError("--adaptive-depth is of text classification; give --text-classification")
     if options.text_classification:
-        texts = build_classification(options, tokenizer, precision, compiles=compiles)
+        texts = build_classification(options, tokenizer, precision, world, compiles=compiles)
         feeds.append(
             example_feed(
                 "text-classification",
@@ -187,6 +190,7 @@ def _feeds(
                 config,
                 batch_size=sizes["text_classification"],
                 seed=options.seed,
+                division=division,
             )
         )
     if options.multiple_choice:
@@ -198,6 +202,7 @@ def _feeds(
                 config,
                 batch_size=sizes["multiple_choice"],
                 seed=options.seed,
+                division=division,
             )
         )
     if options.question_answering:
@@ -208,10 +213,11 @@ def _feeds(
                 config,
                 batch_size=sizes["question_answering"],
                 seed=options.seed,
+                division=division,
             )
         )
     if options.pretraining:
-        feeds.append(_pretraining(options, tokenizer, sizes["pretraining"]))
+        feeds.append(pretraining_feed(options, tokenizer, sizes["pretraining"], world))
     if not feeds:
         raise RunError(
             "nothing to train: give --text-classification, --multiple-choice, --task, "
@@ -280,38 +286,23 @@ def _question_examples(
     ]
 
 
-def _pretraining(
-    options: argparse.Namespace, tokenizer: AlbertTokenizer, num_rows: int
-) -> PlannedFeed:
-    tokenizer_file = options.initialize_from / "tokenizer.json"
-    shards = prepare(options.pretraining, tokenizer_file, options.output / "shards")
-    masking = NgramMasking(word_starts=word_starts(tokenizer))
-    return PlannedFeed(
-        plan=Plan(shards=shards, settings=_example_settings(options), seed=options.seed),
-        collate=Collator(shards=shards, masking=masking, length=options.length, seed=options.seed),
-        slicing=Slicing(num_rows=num_rows, rows_a_batch=num_rows),
-    )
-
-
-def _example_settings(options: argparse.Namespace) -> ExampleSettings:
-    """Return the settings with the sentence task of the checkpoint's pretraining."""
-    task = read_config(options.initialize_from).get("albert_sentence_task")
-    return ExampleSettings(length=options.length, sentence_task="nsp" if task == "nsp" else "sop")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
     options = _parser().parse_args(arguments)
-    return report_errors(lambda: _run(resolve(options)))
+    return report_errors(lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
-    check_folder(options)
     with join_world(options.device) as world:
-        if world.size > 1:
-            raise RunError("finetuning runs in one process; begin it without torchrun")
+        with setting_up(world):
+            options = resolve(argparse.Namespace(**{**vars(options), "device": world.device}))
+            check_folder(options)
+            if options.seeds is not None:
+                seeds_of(options)  # checked before a run begins
         train = partial(_run_one, world=world)
-        return train(options).status if options.seeds is None else train_seeds(options, train)
+        if options.seeds is None:
+            return train(options).status
+        return train_seeds(options, train, is_main=world.is_main)
 
 
 def _run_one(options: argparse.Namespace, world: World) -> Trained:
@@ -320,16 +311,26 @@ def _run_one(options: argparse.Namespace, world: World) -> Trained:
     }
     if len(options.label_column or ()) == 1:  # as runs record it that took only one
         settings["label_column"] = options.label_column[0]
-    precision = run_precision(options.precision, options.output, world)
-    with open_initial(options) as local:
-        return _train(local, {**settings, "precision": precision}, precision)
+    if options.precision == "auto":
+        del settings["precision"]  # that of the run, if it is known
+    with ExitStack() as stack:
+        with setting_up(world):
+            is_known_run(options.output, settings)
+            local = stack.enter_context(open_initial(options))
+        precision = run_precision(options.precision, options.output, world)
+        return _train(local, {**settings, "precision": precision}, precision, world)
 
 
 def _train(
-    options: argparse.Namespace, settings: Mapping[str, str], precision: PrecisionName
+    options: argparse.Namespace,
+    settings: Mapping[str, str],
+    precision: PrecisionName,
+    world: World,
 ) -> Trained:
-    is_known_run(options.output, settings)
-    run, extra_config, validation = _build(options, precision)
+    with setting_up(world):
+        run, extra_config, validation = _build(options, precision, world)
+    trains_all = all(set(run.model.heads) == set(feed.tasks) for feed in run.feeds)
+    run.objective = share(run.objective, run.model, world, "ddp", trains_all=trains_all)
     origin = Origin(
         program="training.finetune",
         stage={"settings": {**settings, **_data_names(options)}},

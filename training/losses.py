@@ -58,6 +58,10 @@ class Tally:
         if other._sums is not None:
             self._sums = other._sums if self._sums is None else self._sums + other._sums
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is sent to another process, whose device is another."""
+        return {**vars(self), "_sums": None if self._sums is None else self._sums.cpu()}
+
     @property
     def sums(self) -> tuple[float, float, float]:
         """Summed loss, right answers and predictions."""
@@ -89,6 +93,13 @@ class PredictionTally(Tally):
         if score.logits is not None and score.targets is not None:
             self._logits.append(score.logits.detach().float().cpu())
             self._targets.append(score.targets.cpu())
+
+    def merge(self, other: Tally) -> None:
+        """Add another tally."""
+        super().merge(other)
+        if isinstance(other, PredictionTally):
+            self._logits += other._logits
+            self._targets += other._targets
 
     @property
     def predictions(self) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.processes import run_in_process, run_killed, run_world, spoil
+from tests.training.processes import run_in_process, run_killed, spoil
 from tests.training.support import (
     SQUAD,
     SQUAD_V2,
@@ -109,13 +109,6 @@ def test_steps_that_come_to_nothing_are_undone_in_all_feeds(
         assert mine[name] == whole[name]
     assert mine["stability"]["num_rollbacks"] == 1
     assert not same_weights(tmp_path / "run", finetuned)
-
-
-def test_several_processes_are_refused(finetune_options: list[str], tmp_path: Path) -> None:
-    for ended in run_world(finetune_options, tmp_path / "run", program=PROGRAM):
-        assert ended.status == 1
-        assert ended.err == ("error: finetuning runs in one process; begin it without torchrun\n")
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_of_an_earlier_version_is_refused(

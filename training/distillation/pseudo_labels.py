@@ -24,6 +24,7 @@ from albert_serve.tasks.grouping import cut_batches
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import ExampleBatch, LossName
 from training.distillation.teacher import TeacherError, describe_model, load_frozen, num_positions
+from training.loop.distributed import World
 from training.losses import LogitsFunction, Score, cls_logits
 from training.model.heads import AlbertForTasks
 from training.system.precision import PrecisionName, precision
@@ -52,11 +53,13 @@ class PseudoLabels:
 def pseudo_label(
     texts: Sequence[_Text],
     teacher: str,
-    device: torch.device,
+    world: World,
     folder: Path,
     products: PrecisionName = "auto",
 ) -> PseudoLabels:
     """Label texts, or read the labels that an earlier call with the same input wrote.
+
+    The processes of a run divide the texts; all must call it, within `setting_up`.
 
     Args:
         teacher: a classifier of `transformers`: a folder, or a name on the hub.
@@ -67,15 +70,16 @@ def pseudo_label(
         TeacherError: the teacher cannot be loaded, is no classifier, or all texts are too long.
         OSError: the folder cannot be written.
     """
-    model, tokenizer = load_frozen(teacher, "AutoModelForSequenceClassification", device)
+    model, tokenizer = load_frozen(teacher, "AutoModelForSequenceClassification", world.device)
     digest = hashlib.sha256(repr(list(texts)).encode())
     key = {"texts": digest.hexdigest(), "teacher": describe_model(teacher, model)["teacher_sha256"]}
     logits = _read(folder / _FILE, key)
-    if logits is None:
-        with precision(device, products):
-            logits = _classify(texts, model, tokenizer, device)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / _FILE, save({"logits": logits}, metadata=key))
+    if world.meet(logits is None) or logits is None:
+        with precision(world.device, products):
+            logits = _classify(texts, model, tokenizer, world)
+        if world.is_main:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / _FILE, save({"logits": logits}, metadata=key))
     num_long = int(logits.isnan().any(1).sum())
     if num_long == len(texts):
         raise TeacherError(f"no text fits into what {teacher} reads")
@@ -103,7 +107,7 @@ def _read(file: Path, key: Mapping[str, str]) -> Tensor | None:
 
 
 @torch.no_grad()
-def _classify(texts: Sequence[_Text], model: Any, tokenizer: Any, device: torch.device) -> Tensor:
+def _classify(texts: Sequence[_Text], model: Any, tokenizer: Any, world: World) -> Tensor:
     backend = tokenizer.backend_tokenizer
     backend.no_padding()
     backend.no_truncation()
@@ -115,12 +119,15 @@ def _classify(texts: Sequence[_Text], model: Any, tokenizer: Any, device: torch.
     limit = num_positions(model.config)
     order = np.argsort(sizes, kind="stable")
     batches = cut_batches(order[sizes[order] <= limit].tolist(), sizes, _TOKENS_A_BATCH)
-    logits_NK = torch.full((len(texts), model.config.num_labels), torch.nan)
-    for batch in progress(batches, title="labelling texts", unit="batches"):
+    logits_NK = torch.zeros((len(texts), model.config.num_labels))
+    logits_NK[sizes > limit] = torch.nan
+    own = batches[world.rank :: world.size]
+    for batch in progress(own, title="labelling texts", unit="batches"):
         padded = tokenizer.pad([encoded[index] for index in batch], return_tensors="pt")
-        out = model(**padded.to(device))
+        out = model(**padded.to(world.device))
         logits_NK[batch] = out.logits.float().cpu()
-    return logits_NK
+    world.meet()
+    return world.sum_tensors(logits_NK)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

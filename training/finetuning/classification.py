@@ -26,6 +26,7 @@ from training.evaluation.validation import Validation
 from training.finetuning.examples import tokenise
 from training.glue.files import read_task
 from training.glue.tasks import TASKS, Metric
+from training.loop.distributed import World
 from training.loop.progress import RunError
 from training.loop.selection import Selection
 from training.losses import (
@@ -118,6 +119,7 @@ def build_classification(
     options: argparse.Namespace,
     tokenizer: AlbertTokenizer,
     precision: PrecisionName,
+    world: World,
     *,
     compiles: bool,
 ) -> Classification:
@@ -135,7 +137,7 @@ def build_classification(
     logits: LogitsFunction = exit_logits if options.adaptive_depth else cls_logits
     logits = compile_logits(logits) if compiles else logits
     if options.teacher is not None:
-        return _taught(options, tokenizer, precision, logits)
+        return _taught(options, tokenizer, precision, world, logits)
     splits = _read(options)
     if len(splits.names) < 2 and problem != "regression":
         shown = ", ".join(splits.names) or "none"
@@ -255,6 +257,7 @@ def _taught(
     options: argparse.Namespace,
     tokenizer: AlbertTokenizer,
     precision: PrecisionName,
+    world: World,
     logits: Callable[..., Tensor],
 ) -> Classification:
     """Return the same of texts with a teacher's logits as labels."""
@@ -267,7 +270,7 @@ def _taught(
 
     _check_teacher(options)
     texts = read_texts(options.text_classification, columns_of(options))
-    labels = pseudo_label(texts, options.teacher, options.device, options.output, precision)
+    labels = pseudo_label(texts, options.teacher, world, options.output, precision)
     return Classification(
         examples=pseudo_labelled_examples(texts, labels, tokenizer, length=options.length),
         labels=label_keys(labels.names, multi_label=labels.problem == "multi_label"),

@@ -100,6 +100,11 @@ def add_hyperparameters(group: argparse._ArgumentGroup) -> None:
         help="examples per step, of pretraining rows of --length tokens; one number, or one for "
         "each task in the order of --weights",
     )
+    add(
+        "--micro-batch-size",
+        type=parse_count,
+        help="maximum number of examples per forward pass, for less memory (all of a process)",
+    )
     add("--dropout", type=parse_part, help="of hidden states and attention (the checkpoint's)")
     add("--classifier-dropout", type=parse_part, help="of pooled states (the checkpoint's)")
     add_optimization(group, {})

@@ -17,10 +17,11 @@ from tests.training.support import read_metrics, same_weights, stop_at
 from training import distil, finetune
 from training.distillation.pseudo_labels import Problem, agreement, distillation_loss, pseudo_label
 from training.distillation.teacher import TeacherError
+from training.loop.distributed import World
 from training.model.checkpoint import load_checkpoint, read_config
 
 Capture = pytest.CaptureFixture[str]
-CPU = torch.device("cpu")
+ALONE = World()
 TEXTS = [
     *("The school is in the city.", "They won two games in May."),
     *("A river was named after him.", "Her father had been a king."),
@@ -68,7 +69,7 @@ def options(pretrained: Path, classifier: Path, texts: Path) -> list[str]:
 
 
 def test_logits_are_those_of_transformers(classifier: Path, tmp_path: Path) -> None:
-    labels = pseudo_label([(text, None) for text in TEXTS], str(classifier), CPU, tmp_path)
+    labels = pseudo_label([(text, None) for text in TEXTS], str(classifier), ALONE, tmp_path)
     assert labels.names == ("school", "king", "river")
     assert labels.problem == "single_label"
     model = transformers.AutoModelForSequenceClassification.from_pretrained(classifier).eval()
@@ -82,33 +83,33 @@ def test_logits_are_those_of_transformers(classifier: Path, tmp_path: Path) -> N
 
 def test_pairs_are_read_as_pairs(classifier: Path, tmp_path: Path) -> None:
     pairs = [(TEXTS[0], TEXTS[1]), (TEXTS[0], None)]
-    one, other = pseudo_label(pairs, str(classifier), CPU, tmp_path).logits
+    one, other = pseudo_label(pairs, str(classifier), ALONE, tmp_path).logits
     assert not torch.allclose(one, other)
 
 
 def test_logits_are_kept_and_made_anew_for_other_texts(classifier: Path, tmp_path: Path) -> None:
     texts = [(text, None) for text in TEXTS]
-    first = pseudo_label(texts, str(classifier), CPU, tmp_path)
+    first = pseudo_label(texts, str(classifier), ALONE, tmp_path)
     file = tmp_path / "teacher-logits.safetensors"
     made = file.stat().st_mtime_ns
-    again = pseudo_label(texts, str(classifier), CPU, tmp_path)
+    again = pseudo_label(texts, str(classifier), ALONE, tmp_path)
     assert torch.equal(first.logits, again.logits)
     assert file.stat().st_mtime_ns == made
-    fewer = pseudo_label(texts[:2], str(classifier), CPU, tmp_path)
+    fewer = pseudo_label(texts[:2], str(classifier), ALONE, tmp_path)
     assert len(fewer.logits) == 2
     file.write_bytes(file.read_bytes()[:50])  # cut short
-    assert torch.equal(pseudo_label(texts, str(classifier), CPU, tmp_path).logits, first.logits)
+    assert torch.equal(pseudo_label(texts, str(classifier), ALONE, tmp_path).logits, first.logits)
 
 
 def test_texts_longer_than_the_teacher_reads_are_left_out(
     classifier: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     texts = [(TEXTS[0], None), (" ".join(TEXTS * 4), None)]
-    labels = pseudo_label(texts, str(classifier), CPU, tmp_path)
+    labels = pseudo_label(texts, str(classifier), ALONE, tmp_path)
     assert labels.logits.isnan().any(1).tolist() == [False, True]
     assert "1 of 2 texts are longer than" in capsys.readouterr().out
     with pytest.raises(TeacherError, match="no text fits into what"):
-        pseudo_label(texts[1:], str(classifier), CPU, tmp_path)
+        pseudo_label(texts[1:], str(classifier), ALONE, tmp_path)
 
 
 def test_the_student_learns_its_teachers_labels(options: list[str], tmp_path: Path) -> None:

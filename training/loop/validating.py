@@ -1,0 +1,56 @@
+"""Validation of a run on held-out examples, which its processes divide among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from albert_serve.progress import progress
+from training.evaluation.validation import Validation, measure
+from training.loop.distributed import World, replica
+from training.loop.step import Run
+from training.losses import PredictionTally, Tally
+from training.model.heads import Task
+
+
+def validate(
+    run: Run, validation: Validation, *, should_stop: Callable[[], bool]
+) -> dict[Task, dict[str, float]] | None:
+    """Return the figures of each task, the same in all processes; None if it was interrupted.
+
+    All processes must call it. Each measures every N-th batch; all of them if the weights are
+    sharded, whose forward pass takes all processes.
+
+    Args:
+        should_stop: whether a single process is interrupted; several finish it.
+    """
+    world, alone = run.world, replica(run.objective)
+    first, stride = (world.rank, world.size) if alone is not None else (0, 1)
+    places = range(first, len(validation.batches), stride)
+    tallies = measure(
+        run.objective if alone is None else alone,
+        (validation.batches[n] for n in progress(places, title="validation", unit="batches")),
+        validation.tasks or run.feeds[0].tasks,
+        world.device,
+        run.precision,
+        should_stop=lambda: world.size == 1 and should_stop(),
+        tally=Tally if validation.metrics is None else PredictionTally,
+    )
+    if tallies is None:
+        return None
+    if alone is not None:
+        tallies = _merged(world.gather(tallies))
+    return {task: _agreed(validation.figures(tally), world) for task, tally in tallies.items()}
+
+
+def _merged(parts: list[dict[Task, Tally]]) -> dict[Task, Tally]:
+    whole, *others = parts
+    for part in others:
+        for task, tally in part.items():
+            whole[task].merge(tally)
+    return whole
+
+
+def _agreed(figures: dict[str, float], world: World) -> dict[str, float]:
+    """Return the main process' figures: another host may round otherwise, and decide otherwise."""
+    values = world.sum([value if world.is_main else 0.0 for value in figures.values()])
+    return dict(zip(figures, values, strict=True))
