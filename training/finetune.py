@@ -25,9 +25,11 @@ from albert_serve.progress import progress
 from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import REFERENCE_HELP, open_initial
 from training.data.choices import choice_feed
+from training.data.corpus import find_files
 from training.data.examples import MIN_LENGTH
 from training.data.feeds import Division, ExampleFeed, Feed, example_feed
-from training.data.questions import locate_answers, read_squad
+from training.data.labelled.texts import collecting, raise_listed
+from training.data.questions import read_located
 from training.data.windows import SpanExample, span_examples
 from training.errors import report_errors
 from training.evaluation.validation import Validation
@@ -45,7 +47,7 @@ from training.finetuning.options import (
 )
 from training.finetuning.pretraining import pretraining_feed
 from training.finetuning.seeds import Trained, check_folder, seeds_of, train_seeds
-from training.finetuning.start import changed_config, load_start
+from training.finetuning.start import changed_config, describe_attention, load_start
 from training.loop.distributed import World, join_world, setting_up, share
 from training.loop.progress import Progress, RunError, is_known_run
 from training.loop.provenance import file_names
@@ -112,6 +114,8 @@ def _build(
         classifier_dropout=options.classifier_dropout,
     )
     _check_length(options.length, config.max_positions)
+    if notice := describe_attention(config, world.device):
+        print(notice)
     feeds, texts, loss_of = _feeds(options, config, precision, world)
     labels = {} if texts is None else texts.labels
     progress = Progress(num_steps=_num_steps(options, feeds), budget_s=options.budget)
@@ -181,41 +185,35 @@ def _feeds(
         raise RunError("--teacher labels texts; give them with --text-classification")
     if options.adaptive_depth and not options.text_classification:
         raise RunError("--adaptive-depth is of text classification; give --text-classification")
+    make = partial(example_feed, config=config, seed=options.seed, division=division)
+    errors: list[str] = []  # of all data, to be listed at once
     if options.text_classification:
-        texts = build_classification(options, tokenizer, precision, world, compiles=compiles)
-        feeds.append(
-            example_feed(
-                "text-classification",
-                texts.examples,
-                config,
-                batch_size=sizes["text_classification"],
-                seed=options.seed,
-                division=division,
-            )
-        )
+        size = sizes["text_classification"]
+        with collecting(errors):
+            texts = build_classification(options, tokenizer, precision, world, compiles=compiles)
+            feeds.append(make("text-classification", texts.examples, batch_size=size))
     if options.multiple_choice:
-        texts = build_choices(options, tokenizer)
-        feeds.append(
-            choice_feed(
-                texts.examples,
-                tokenizer,
-                config,
-                batch_size=sizes["multiple_choice"],
-                seed=options.seed,
-                division=division,
+        with collecting(errors):
+            texts = build_choices(options, tokenizer)
+            feeds.append(
+                choice_feed(
+                    texts.examples,
+                    tokenizer,
+                    config,
+                    batch_size=sizes["multiple_choice"],
+                    seed=options.seed,
+                    division=division,
+                )
             )
-        )
     if options.question_answering:
-        feeds.append(
-            example_feed(
-                "question-answering",
-                _question_examples(options, tokenizer),
-                config,
-                batch_size=sizes["question_answering"],
-                seed=options.seed,
-                division=division,
-            )
-        )
+        size = sizes["question_answering"]
+        with collecting(errors):
+            questions = _question_examples(options, tokenizer)
+            feeds.append(make("question-answering", questions, batch_size=size))
+    if options.pretraining:
+        with collecting(errors):
+            find_files(options.pretraining)
+    raise_listed(errors)
     if options.pretraining:
         feeds.append(pretraining_feed(options, tokenizer, sizes["pretraining"], world))
     if not feeds:
@@ -273,7 +271,7 @@ def _steps_an_epoch(feeds: Sequence[Feed], option: str) -> int:
 def _question_examples(
     options: argparse.Namespace, tokenizer: AlbertTokenizer
 ) -> list[SpanExample]:
-    questions, num_repaired = locate_answers(read_squad(options.question_answering))
+    questions, num_repaired = read_located(options.question_answering)
     if num_repaired:
         print(
             f"{num_repaired:,} of {len(questions):,} answers did not stand at their answer_start; "

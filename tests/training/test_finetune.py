@@ -201,6 +201,27 @@ def test_options_of_the_data_that_do_not_fit(
     assert message in refusal(capsys, tmp_path / "run")
 
 
+def test_all_that_is_wrong_with_the_data_is_listed_at_once(
+    finetune_options: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    texts, broken, moved = (tmp_path / name for name in ("a.tsv", "broken.json", "moved.json"))
+    texts.write_text("text\tlabel\na city\t\na war\t0\na game\t1\n")
+    broken.write_text("{")
+    content = json.loads(SQUAD.read_text())
+    answers = content["data"][0]["paragraphs"][0]["qas"][0]["answers"]
+    answers[0] = {"text": "not in there", "answer_start": 3}
+    moved.write_text(json.dumps(content))
+    more = ("--text-classification", str(texts), "--question-answering", str(broken), str(moved))
+    missing = str(tmp_path / "none.txt")
+    assert run(finetune_options, tmp_path / "run", *more, "--pretraining", missing) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"error: {texts}, line 2: no value in column label"
+    assert lines[1].startswith(f"{broken} is not JSON: ")
+    assert lines[2].startswith(f"{moved}, question ")
+    assert "not the answer 'not in there', which stands at 0 places" in lines[2]
+    assert lines[3:] == [f"{missing} does not exist"]
+
+
 def test_weights_say_how_often_each_task_is_drawn(
     finetune_options: list[str], tmp_path: Path, capsys: Capture
 ) -> None:

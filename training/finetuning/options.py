@@ -91,7 +91,11 @@ def add_validation(group: argparse._ArgumentGroup) -> None:
 def add_hyperparameters(group: argparse._ArgumentGroup) -> None:
     """Add the options that a recipe has values for."""
     add = group.add_argument
-    add("--recipe", choices=("paper",), help="the paper's hyperparameters of --task (table 14)")
+    add(
+        "--recipe",
+        choices=("paper",),
+        help="the paper's hyperparameters (table 14) of --task, or of --question-answering alone",
+    )
     add("--length", type=parse_count, help="maximum tokens of a sequence")
     add(
         "--batch-size",

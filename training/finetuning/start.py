@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
 from albert_serve.config import AlbertConfig
 from training.model.checkpoint import (
     has_stored_exits,
@@ -82,6 +84,16 @@ def changed_config(
         "classifier_dropout": classifier_dropout,
     }
     return replace(config, **{name: value for name, value in values.items() if value is not None})
+
+
+def describe_attention(config: AlbertConfig, device: torch.device) -> str | None:
+    """Describe the cost of attention dropout on a GPU; None without it."""
+    if device.type != "cuda" or config.attention_dropout == 0.0:
+        return None
+    return (
+        f"attention dropout {config.attention_dropout:g}: the GPU's kernel for packed rows has no "
+        "dropout; attention is computed over whole rows, which is slower (--dropout 0 uses it)"
+    )
 
 
 def _with_config(model: AlbertForTasks, config: AlbertConfig) -> AlbertForTasks:
