@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -46,6 +46,7 @@ from training.finetuning.options import (
     resolve,
 )
 from training.finetuning.pretraining import pretraining_feed
+from training.finetuning.questions import Questions, build_held_out_questions
 from training.finetuning.seeds import Trained, check_folder, seeds_of, train_seeds
 from training.finetuning.start import changed_config, describe_attention, load_start
 from training.loop.distributed import World, join_world, setting_up, share
@@ -87,11 +88,10 @@ _EXAMPLES: Final = r"""examples:
 """
 # The tasks' data, in the order of --weights and --batch-size.
 _DATA_OPTIONS: Final = (
-    "text_classification",
-    "multiple_choice",
-    "question_answering",
-    "pretraining",
+    *("text_classification", "multiple_choice", "question_answering", "pretraining"),
 )
+# The data of the task that has validation.
+_Measured: TypeAlias = Classification | Choices | Questions
 # Options that do not affect the results.
 _NOT_RECORDED: Final = frozenset(
     {
@@ -171,8 +171,8 @@ def _check_length(length: int, max_positions: int) -> None:
 
 def _feeds(
     options: argparse.Namespace, config: AlbertConfig, precision: PrecisionName, world: World
-) -> tuple[list[Feed], Classification | Choices | None, dict[str, LossFunction]]:
-    """Return the task streams in the order of --weights, the labelled data, and the losses."""
+) -> tuple[list[Feed], _Measured | None, dict[str, LossFunction]]:
+    """Return the task streams in the order of --weights, the validated data, and the losses."""
     tokenizer = AlbertTokenizer.from_file(options.initialize_from / "tokenizer.json")
     feeds: list[Feed] = []
     compiles = should_compile(options)
@@ -180,7 +180,7 @@ def _feeds(
     division = Division(
         micro_batch_size=options.micro_batch_size, rank=world.rank, world_size=world.size
     )
-    texts: Classification | Choices | None = None
+    texts: _Measured | None = None
     if options.teacher is not None and not options.text_classification:
         raise RunError("--teacher labels texts; give them with --text-classification")
     if options.adaptive_depth and not options.text_classification:
@@ -206,10 +206,13 @@ def _feeds(
                 )
             )
     if options.question_answering:
-        size = sizes["question_answering"]
         with collecting(errors):
             questions = _question_examples(options, tokenizer)
+            size = sizes["question_answering"]
             feeds.append(make("question-answering", questions, batch_size=size))
+        if options.validation and not (options.text_classification or options.multiple_choice):
+            with collecting(errors):
+                texts = build_held_out_questions(options, tokenizer)
     if options.pretraining:
         with collecting(errors):
             find_files(options.pretraining)

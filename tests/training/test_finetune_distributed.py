@@ -30,6 +30,7 @@ from tests.training.processes import (
 from tests.training.support import (
     RACE,
     SQUAD,
+    SQUAD_V2,
     WIKI,
     best_step,
     checkpoint_state,
@@ -140,7 +141,10 @@ TASKS: dict[str, Callable[[Path], list[str]]] = {
     "multi-label": multi_label,
     "regression": regression,
     "multiple choice": lambda _: ["--task", "RACE", "--data", str(RACE), "--validate-every", "3"],
-    "questions": lambda _: ["--question-answering", str(SQUAD)],
+    "questions": lambda _: [
+        *("--question-answering", str(SQUAD), "--validation", str(SQUAD_V2)),
+        *("--validate-every", "3"),
+    ],
     "pretraining": lambda _: ["--pretraining", str(WIKI), "--batch-size", "4"],
     "teacher": taught,
     "several": several,

@@ -18,6 +18,7 @@ from training.data.examples import ExampleSettings
 from training.data.masking import NgramMasking
 from training.data.packing import Plan
 from training.data.shards import Shards
+from training.evaluation.questions import HeldOutQuestions
 from training.losses import PredictionTally, Tally
 from training.model.heads import Task
 from training.system.precision import PrecisionName, precision
@@ -51,12 +52,14 @@ class Validation:
     Attributes:
         tasks: the tasks of the batches; None for those of the run's first task stream.
         metrics: of text classification, from logits (N, K) and targets (N,); None for accuracy.
+        questions: of question answering, measured by their answers in place of the batches.
     """
 
     batches: Sequence[MicroBatch]
     every: int
     tasks: tuple[Task, ...] | None = None
     metrics: Callable[[Tensor, Tensor], Mapping[str, float]] | None = None
+    questions: HeldOutQuestions | None = None
 
     def figures(self, tally: Tally) -> dict[str, float]:
         """Return the figures of a task's tally by name."""

@@ -18,6 +18,7 @@ from albert_serve.bundle.manifest import ProblemType
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import TokenisedExample
 from training.data.collate import collate_examples
+from training.data.corpus import CorpusError
 from training.data.feeds import LabelledExample, labelled_examples
 from training.data.labelled.texts import LabelledSplits, LabelledText, read_splits, read_texts
 from training.evaluation.chance import chance_level
@@ -141,7 +142,7 @@ def build_classification(
     splits = _read(options)
     if len(splits.names) < 2 and problem != "regression":
         shown = ", ".join(splits.names) or "none"
-        raise RunError(f"all texts have the label {shown}; a classifier needs two or more")
+        raise CorpusError(f"all texts have the label {shown}; a classifier needs two or more")
     task = TASKS.get(options.task)
     official = OFFICIAL[problem] if task is None else task.metrics
     metrics = _metrics(options.metric, official, problem, len(splits.names))
@@ -303,11 +304,13 @@ def check_validation(options: argparse.Namespace) -> None:
         RunError: they do not.
     """
     if options.validation:
-        has_labels = options.text_classification or options.multiple_choice
-        if not has_labels or options.teacher is not None:
+        is_measured = (
+            options.text_classification or options.multiple_choice or options.question_answering
+        )
+        if not is_measured or options.teacher is not None:
             raise RunError(
-                "--validation takes labelled data; it goes with --text-classification or "
-                "--multiple-choice"
+                "--validation takes labelled data; it goes with --text-classification, "
+                "--multiple-choice or --question-answering"
             )
         return
     asked: Mapping[str, object] = {"--patience": options.patience, "--metric": options.metric}

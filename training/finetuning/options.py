@@ -24,7 +24,7 @@ from training.run.options import (
     with_task_data,
 )
 
-_FIGURES: Final = ("loss", *get_args(Metric))
+_FIGURES: Final = ("loss", *get_args(Metric), "exact_match")
 
 
 def add_classification(group: argparse._ArgumentGroup) -> None:
@@ -79,9 +79,9 @@ def add_validation(group: argparse._ArgumentGroup) -> None:
         "--validation",
         nargs="+",
         type=Path,
-        help="held-out files of text classification or multiple choice, measured during training; "
-        "the best checkpoint is kept as `best` (with --task: val.tsv if there is one, or its dev "
-        "files)",
+        help="held-out files of text classification or multiple choice, or else of question "
+        "answering, measured during training; the best checkpoint is kept as `best` (with --task: "
+        "val.tsv if there is one, or its dev files)",
     )
     add("--validate-every", type=parse_count, help="steps between validations (an epoch)")
     add("--metric", choices=_FIGURES, help="figure that decides which is the best (the task's)")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from albert_serve.progress import progress
-from training.evaluation.validation import Validation, measure
+from training.evaluation.questions import HeldOutQuestions
+from training.evaluation.validation import Validation, evaluating, measure
 from training.loop.distributed import World, replica
 from training.loop.step import Run
 from training.losses import PredictionTally, Tally
 from training.model.heads import Task
+from training.system.precision import precision
 
 
 def validate(
@@ -23,6 +25,8 @@ def validate(
     Args:
         should_stop: whether a single process is interrupted; several finish it.
     """
+    if validation.questions is not None:
+        return _validate_questions(run, validation.questions, should_stop)
     world, alone = run.world, replica(run.objective)
     first, stride = (world.rank, world.size) if alone is not None else (0, 1)
     places = range(first, len(validation.batches), stride)
@@ -40,6 +44,23 @@ def validate(
     if alone is not None:
         tallies = _merged(world.gather(tallies))
     return {task: _agreed(validation.figures(tally), world) for task, tally in tallies.items()}
+
+
+def _validate_questions(
+    run: Run, questions: HeldOutQuestions, should_stop: Callable[[], bool]
+) -> dict[Task, dict[str, float]] | None:
+    """Return the figures of the answers; each process answers every N-th question."""
+    world = run.world
+    with evaluating(run.objective), precision(world.device, run.precision):
+        answered = questions.answer(
+            run.model,
+            slice(world.rank, None, world.size),
+            should_stop=lambda: world.size == 1 and should_stop(),
+        )
+    if answered is None:
+        return None
+    every = [each for part in world.gather(answered) for each in part]
+    return {"question-answering": _agreed(questions.figures(every), world)}
 
 
 def _merged(parts: list[dict[Task, Tally]]) -> dict[Task, Tally]:
