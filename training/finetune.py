@@ -39,10 +39,19 @@ from training.finetuning.classification import (
     build_classification,
     check_validation,
 )
+from training.finetuning.heads import (
+    Placed,
+    label_config,
+    place,
+    record_of,
+    selection_of,
+    validation_of,
+)
 from training.finetuning.options import (
     add_classification,
     add_hyperparameters,
     add_validation,
+    parse,
     resolve,
 )
 from training.finetuning.seeds import Trained, check_folder, train_seeds
@@ -53,7 +62,7 @@ from training.loop.provenance import file_names
 from training.loop.reproducibility import run_precision
 from training.loop.step import Run
 from training.losses import LOSS_OF, LossFunction, Objective, compiled_losses
-from training.model.checkpoint import label_keys, read_config
+from training.model.checkpoint import read_config, read_tasks
 from training.optim.optimizers import OptimizerSettings, Schedule, build_optimizers
 from training.prepare import prepare
 from training.run.driver import Origin, train_run
@@ -76,6 +85,9 @@ _EXAMPLES: Final = r"""examples:
       --text-classification sst2/train.tsv --labels negative positive \
       --question-answering squad/train-v1.1.json --pretraining wiki/*.jsonl.xz \
       --weights 1 2 1 --budget 30m
+  python -m training.finetune --initialize-from runs/sentiment/best --output runs/both \
+      --text-classification sst2/train.tsv --labels negative positive \
+      --head topic --text-classification news/train.csv --label-column category --steps 20000
   python -m training.finetune --initialize-from albert/albert-base-v2 --output runs/mood \
       --text-classification mood.tsv --labels bad good --steps 5000
   python -m training.finetune --initialize-from runs/mnli/best --output runs/rte \
@@ -83,18 +95,13 @@ _EXAMPLES: Final = r"""examples:
   python -m training.finetune --initialize-from albert/albert-base-v2 --output runs/race \
       --task RACE --data RACE --recipe paper
 """
-# The tasks' data, in the order of --weights and --batch-size.
-_DATA_OPTIONS: Final = (
-    "text_classification",
-    "multiple_choice",
-    "question_answering",
-    "pretraining",
-)
+# The data of other tasks than classifiers', in the order of --weights and --batch-size.
+_DATA_OPTIONS: Final = ("multiple_choice", "question_answering", "pretraining")
 # Options that do not affect the results.
 _NOT_RECORDED: Final = frozenset(
     {
         *("output", "device", "save_every", "report_every", "keep", "seeds"),
-        *("validation", "validate_every", "metric"),
+        *("validation", "validate_every", "metric", "head"),
     }
 )
 
@@ -112,14 +119,15 @@ def _build(
         classifier_dropout=options.classifier_dropout,
     )
     _check_length(options.length, config.max_positions)
-    feeds, texts, loss_of = _feeds(options, config, precision)
-    labels = {} if texts is None else texts.labels
+    placed = place(options, read_tasks(options.initialize_from), hf)
+    feeds, datasets, loss_of = _feeds(options, placed, config, precision)
+    labels = {each.task: each.labels for each in datasets if isinstance(each, Classification)}
     progress = Progress(num_steps=_num_steps(options, feeds), budget_s=options.budget)
     validation, selection = None, None
-    if texts is not None and texts.held_out:
+    if validated := [each for each in datasets if each.held_out]:
         every = options.validate_every or _steps_an_epoch(feeds, "--validate-every")
-        validation = texts.validation(every=every, row_length=options.length)
-        selection = texts.selection(options)
+        validation = validation_of(validated, every=every, row_length=options.length)
+        selection = selection_of(validated, options)
     torch.manual_seed(options.seed)
     tasks = tuple(task for feed in feeds for task in feed.tasks)
     model = load_start(
@@ -151,10 +159,8 @@ def _build(
         precision=precision,
         selection=selection,
     )
-    has_labels = "text-classification" in model.tasks
-    kept = {key: hf[key] for key in label_keys([]) if key in hf and has_labels}
     task = {key: hf[key] for key in ("albert_sentence_task",) if key in hf}
-    return run, {**task, **(labels or kept)}, validation
+    return run, {**task, **label_config(hf, model.tasks, placed, labels)}, validation
 
 
 def _check_length(length: int, max_positions: int) -> None:
@@ -166,37 +172,34 @@ def _check_length(length: int, max_positions: int) -> None:
 
 
 def _feeds(
-    options: argparse.Namespace, config: AlbertConfig, precision: PrecisionName
-) -> tuple[list[Feed], Classification | Choices | None, dict[str, LossFunction]]:
+    options: argparse.Namespace,
+    placed: Sequence[Placed],
+    config: AlbertConfig,
+    precision: PrecisionName,
+) -> tuple[list[Feed], list[Classification | Choices], dict[str, LossFunction]]:
     """Return the task streams in the order of --weights, the labelled data, and the losses."""
     tokenizer = AlbertTokenizer.from_file(options.initialize_from / "tokenizer.json")
     feeds: list[Feed] = []
     compiles = should_compile(options)
-    sizes = _batch_sizes(options)
-    texts: Classification | Choices | None = None
+    sizes = _batch_sizes(options, placed)
+    datasets: list[Classification | Choices] = []
     if options.teacher is not None and not options.text_classification:
         raise RunError("--teacher labels texts; give them with --text-classification")
-    if options.adaptive_depth and not options.text_classification:
-        raise RunError("--adaptive-depth is of text classification; give --text-classification")
-    if options.text_classification:
-        texts = build_classification(options, tokenizer, precision, compiles=compiles)
+    for task, _, own in placed:
+        texts = build_classification(task, own, tokenizer, precision, compiles=compiles)
+        datasets.append(texts)
         feeds.append(
-            example_feed(
-                "text-classification",
-                texts.examples,
-                config,
-                batch_size=sizes["text_classification"],
-                seed=options.seed,
-            )
+            example_feed(task, texts.examples, config, batch_size=sizes[task], seed=options.seed)
         )
     if options.multiple_choice:
-        texts = build_choices(options, tokenizer)
+        choices = build_choices(options, tokenizer)
+        datasets.append(choices)
         feeds.append(
             choice_feed(
-                texts.examples,
+                choices.examples,
                 tokenizer,
                 config,
-                batch_size=sizes["multiple_choice"],
+                batch_size=sizes["multiple-choice"],
                 seed=options.seed,
             )
         )
@@ -206,7 +209,7 @@ def _feeds(
                 "question-answering",
                 _question_examples(options, tokenizer),
                 config,
-                batch_size=sizes["question_answering"],
+                batch_size=sizes["question-answering"],
                 seed=options.seed,
             )
         )
@@ -214,23 +217,23 @@ def _feeds(
         feeds.append(_pretraining(options, tokenizer, sizes["pretraining"]))
     if not feeds:
         raise RunError(
-            "nothing to train: give --text-classification, --multiple-choice, --task, "
+            "nothing to train: give --text-classification, --multiple-choice, --task, --head, "
             "--question-answering or --pretraining"
         )
     loss_of = compiled_losses() if compiles else dict(LOSS_OF)
-    if isinstance(texts, Classification):
-        loss_of["text-classification"] = texts.loss
-    return feeds, texts, loss_of
+    loss_of |= {each.task: each.loss for each in datasets if isinstance(each, Classification)}
+    return feeds, datasets, loss_of
 
 
-def _batch_sizes(options: argparse.Namespace) -> dict[str, int]:
-    """Return the examples a step of each task with data, by the option that names its data."""
-    names = [name for name in _DATA_OPTIONS if getattr(options, name)]
+def _batch_sizes(options: argparse.Namespace, placed: Sequence[Placed]) -> dict[str, int]:
+    """Return the examples a step of each task stream by its name, in the order of --weights."""
+    others = [name for name in _DATA_OPTIONS if getattr(options, name)]
+    names = [each.task for each in placed] + [name.replace("_", "-") for name in others]
     sizes = options.batch_size
     if len(sizes) not in (1, len(names)):
         raise RunError(
             f"--batch-size {' '.join(map(str, sizes))}: give one number, or one for each of "
-            + ", ".join(name.replace("_", "-") for name in names)
+            + ", ".join(names)
         )
     return dict(zip(names, sizes * len(names) if len(sizes) == 1 else sizes, strict=True))
 
@@ -301,7 +304,7 @@ def _example_settings(options: argparse.Namespace) -> ExampleSettings:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    options = _parser().parse_args(arguments)
+    options = parse(_parser(), arguments)
     return report_errors(lambda: _run(resolve(options)))
 
 
@@ -317,7 +320,7 @@ def _run(options: argparse.Namespace) -> int:
 def _run_one(options: argparse.Namespace, world: World) -> Trained:
     settings = {
         name: str(value) for name, value in vars(options).items() if name not in _NOT_RECORDED
-    }
+    } | {"heads": record_of(options)}
     if len(options.label_column or ()) == 1:  # as runs record it that took only one
         settings["label_column"] = options.label_column[0]
     precision = run_precision(options.precision, options.output, world)
@@ -347,7 +350,11 @@ def _data_names(options: argparse.Namespace) -> dict[str, list[str]]:
     return {
         "initialize_from": [options.initial_name],
         "data": [] if options.data is None else file_names([options.data]),
-        "text_classification": file_names(options.text_classification),
+        "text_classification": [
+            name
+            for each in (options, *options.heads)
+            for name in file_names(each.text_classification)
+        ],
         "multiple_choice": file_names(options.multiple_choice),
         "validation": file_names(options.validation),
         "question_answering": file_names(options.question_answering),
@@ -371,7 +378,8 @@ def _parser() -> argparse.ArgumentParser:
         "--weights",
         nargs="+",
         type=parse_positive,
-        help="relative frequency of each task, in that order (1)",
+        help="relative frequency of each task, in that order, further classifiers after the first "
+        "(1)",
     )
     add_end(parser).add_argument(
         "--epochs", type=parse_positive, help="passes over the examples, of one task"

@@ -40,6 +40,7 @@ WARNINGS_HEADER: Final = "X-Albert-Warnings"
 # The texts of a reply whose cuts are told in its header.
 MAX_CUTS_SHOWN: Final = 64
 
+MAX_HEAD_CHARS: Final = 64
 MAX_TOP_K: Final = 1000
 MAX_TARGETS: Final = 1000
 MAX_TARGET_CHARS: Final = 1000
@@ -185,6 +186,11 @@ class TextClassificationParameters(Parameters):
     )
     top_k: int | None = Field(
         None, ge=1, le=MAX_TOP_K, description="The best so many labels; left out, all."
+    )
+    head: str | None = Field(
+        None,
+        max_length=MAX_HEAD_CHARS,
+        description="The classifier, of a model that has several; left out, its default one.",
     )
     max_layers: int | None = Field(
         None,
@@ -420,6 +426,15 @@ class DepthInfo(Reply):
     patience: int | None = Field(None, description="Left out: never before max_layers.")
 
 
+class HeadInfo(Reply):
+    """One of the classifiers of a model that has several."""
+
+    name: str = Field(description="The value of the parameter `head`.")
+    labels: list[str]
+    problem_type: ProblemType | None = None
+    quality: TaskQuality | None = Field(None, description="Left out, it is not known.")
+
+
 class TaskInfo(Reply):
     """One task that the service answers."""
 
@@ -431,6 +446,11 @@ class TaskInfo(Reply):
     )
     adaptive_depth: DepthInfo | None = Field(
         None, description="Of text classification by a model that can answer after each layer."
+    )
+    heads: list[HeadInfo] | None = Field(
+        None,
+        description="Of text classification: the classifiers of a model that has several or named "
+        "ones; labels, problem type and quality of the task are those of the first, the default.",
     )
     quality: TaskQuality | None = Field(None, description="Left out, it is not known.")
     examples: list[InputExample] | None = Field(None, description="Of the model's manifest.")

@@ -333,13 +333,13 @@ class Trainer:
             run.world.device,
             run.precision,
             should_stop=lambda: run.world.size == 1 and stop.signal is not None,
-            tally=Tally if validation.metrics is None else PredictionTally,
+            tally=PredictionTally if validation.metrics else Tally,
         )
         if tallies is None:
             return
         figures: dict[str, float] = {}
-        for task, tally in tallies.items():
-            of_task = validation.figures(tally)
+        by_task = {task: validation.figures(task, tally) for task, tally in tallies.items()}
+        for task, of_task in by_task.items():
             figures |= {f"validation/{task}/{name}": value for name, value in of_task.items()}
             self._tell(
                 bar,
@@ -352,10 +352,9 @@ class Trainer:
         if self.metrics is not None:
             self.metrics.write_layers(step=run.progress.step, layers=layers)
         # Weights between skipped steps are not saved; see `_loop`.
-        if run.selection is not None and not run.stability.num_in_a_row:
-            (first, *_) = tallies.values()
-            if run.selection.take(run.progress.step, validation.figures(first)):
-                self.saver.save_best(run)
+        selection = None if run.stability.num_in_a_row else run.selection
+        if selection and selection.take(run.progress.step, validation.decisive(by_task)):
+            self.saver.save_best(run)
 
     @property
     def _is_over(self) -> bool:
