@@ -36,6 +36,7 @@ from training.run.options import (
 )
 from training.system.command_line import make_parser
 
+_WIDTH: Final = 24  # of the first column of the summary
 _EXAMPLES: Final = """\
 examples:
   python -m export runs/base/checkpoint models/base
@@ -103,27 +104,29 @@ def summarize(exported: Exported) -> str:
     sizes = {name: entry.size for name, entry in manifest.files.items()}
     graphs = sum(size for name, size in sizes.items() if name.endswith(".onnx"))
     total = sum(sizes.values())
+    share = total / exported.fp32_bytes
+    width = max(_WIDTH, *map(len, (*sizes, *manifest.parity)))
     return "\n".join(
         [
             f"{exported.bundle.folder} ({manifest.precision})",
-            *(f"  {name:<24} {size:>14,} bytes" for name, size in sizes.items()),
-            f"  {'graphs':<24} {graphs:>14,} bytes, which hold no weight",
-            f"  {'all':<24} {total:>14,} bytes, {total / exported.fp32_bytes:.3f} of fp32 weights",
+            *(f"  {name:<{width}} {size:>14,} bytes" for name, size in sizes.items()),
+            f"  {'graphs':<{width}} {graphs:>14,} bytes, which hold no weight",
+            f"  {'all':<{width}} {total:>14,} bytes, {share:.3f} of fp32 weights",
             "largest difference from torch",
-            *(f"  {name:<24} {value:>14.1e}" for name, value in manifest.parity.items()),
+            *(f"  {name:<{width}} {value:>14.1e}" for name, value in manifest.parity.items()),
             f"for CUDA in {manifest.cuda_precision}, emulated, over the largest value",
-            *(f"  {name:<24} {value:>14.1e}" for name, value in manifest.cuda_parity.items()),
-            *_summarize_quality(manifest.head_quality),
+            *(f"  {name:<{width}} {value:>14.1e}" for name, value in manifest.cuda_parity.items()),
+            *_summarize_quality(manifest.head_quality, width),
         ]
     )
 
 
-def _summarize_quality(quality: Mapping[str, Quality]) -> Iterator[str]:
+def _summarize_quality(quality: Mapping[str, Quality], width: int) -> Iterator[str]:
     if quality:
         yield "on real text, in percent: in torch, from the bundle"
     for task, found in quality.items():
         figures = f"{found.torch:.2f} {found.bundle:.2f}"
-        yield f"  {task:<24} {figures:>14} {found.metric} ({found.count:,})"
+        yield f"  {task:<{width}} {figures:>14} {found.metric} ({found.count:,})"
 
 
 def _real_data(options: argparse.Namespace) -> RealData | None:

@@ -263,12 +263,12 @@ class Manifest(BaseModel):
     @property
     def head_quality(self) -> dict[str, Quality]:
         """The quality of each head, as far as it was measured."""
-        own = {
-            head: entry.quality
+        further = [
+            (head, entry.quality)
             for head, entry in self.heads.items()
             if isinstance(entry, ClassifierEntry) and entry.quality is not None
-        }
-        return {**self.quality, **own}
+        ]
+        return dict([*self.quality.items(), *further])
 
     def with_quality(self, quality: Mapping[str, Quality]) -> Manifest:
         """Return the manifest with the quality of each head."""
@@ -292,7 +292,8 @@ def heads_of(tasks: Mapping[TaskName, TaskEntry]) -> dict[str, HeadEntry]:
     """Return the head of each task, and further classifiers of texts by `further_head`."""
     classifier = tasks.get(CLASSIFICATION)
     further = {} if classifier is None else classifier.heads
-    return {**tasks, **{further_head(name): each for name, each in further.items()}}
+    named = [(further_head(name), entry) for name, entry in further.items()]
+    return dict([*tasks.items(), *named])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -64,7 +64,7 @@ class TextClassification:
             InvalidInputError: parameters ask for a head that the model lacks, or for another depth
                 than it can have.
         """
-        if parameters.head not in (None, self.name):
+        if parameters.head is not None and parameters.head != self.name:
             return self._other(parameters.head).prepare(item, parameters)
         texts = TextInput(text=item) if isinstance(item, str) else item
         fitted = fit(
@@ -82,7 +82,7 @@ class TextClassification:
             cuts=fitted.cuts("" if isinstance(item, str) else ".text", ".text_pair"),
         )
 
-    def _other(self, name: str | None) -> TextClassification:
+    def _other(self, name: str) -> TextClassification:
         if name not in self.others:
             raise InvalidInputError(
                 f"the model has no head {name!r}; it has {', '.join((self.name, *self.others))}"

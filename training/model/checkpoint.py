@@ -135,7 +135,7 @@ def find_tasks(
     if is_choice and sizes.get("text-classification") == 1:
         sizes["multiple-choice"] = sizes.pop("text-classification")
     further = {match[1]: shapes[name][0] for name in shapes if (match := _FURTHER_BIAS(name))}
-    return {**sizes, **{further_head(name): size for name, size in further.items()}}
+    return {**sizes, **{further_head(name): further[name] for name in sorted(further)}}
 
 
 def _check_architectures(architectures: object) -> None:
