@@ -441,16 +441,16 @@ class TaskInfo(Reply):
     name: str
     labels: list[str] | None = None
     problem_type: ProblemType | None = None
+    heads: list[HeadInfo] | None = Field(
+        None,
+        description="Of text classification: the classifiers of a model that has several or named "
+        "ones; labels, problem type and quality of the task are those of the first, the default.",
+    )
     null_score_diff_threshold: float | None = Field(
         None, description="Of question answering: the default of the parameter."
     )
     adaptive_depth: DepthInfo | None = Field(
         None, description="Of text classification by a model that can answer after each layer."
-    )
-    heads: list[HeadInfo] | None = Field(
-        None,
-        description="Of text classification: the classifiers of a model that has several or named "
-        "ones; labels, problem type and quality of the task are those of the first, the default.",
     )
     quality: TaskQuality | None = Field(None, description="Left out, it is not known.")
     examples: list[InputExample] | None = Field(None, description="Of the model's manifest.")

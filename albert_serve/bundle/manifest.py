@@ -103,32 +103,6 @@ class AdaptiveDepth(BaseModel):
     patience: int | None = Field(None, ge=1)
 
 
-class Quality(BaseModel):
-    """The loss of a task's quality by the bundle's precision, measured on real text.
-
-    Attributes:
-        metric: its name, such as "accuracy"; without labels "agreement", the share of answers that
-            are equal to torch's.
-        torch: the metric of the checkpoint in torch, in fp32, in percent.
-        bundle: the metric of the bundle, in percent.
-        count: the number of predictions.
-        data: the names of the data files.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    metric: str
-    torch: float
-    bundle: float
-    count: int = Field(ge=1)
-    data: list[str] = Field(default_factory=list)
-
-    @property
-    def cost(self) -> float:
-        """Percentage points lost; negative if the bundle is better."""
-        return self.torch - self.bundle
-
-
 class HeadEntry(BaseModel):
     """One head of a bundle.
 
@@ -150,16 +124,6 @@ class HeadEntry(BaseModel):
         if self.labels and len(self.labels) != self.num_outputs:
             raise ValueError(f"{len(self.labels)} labels for {self.num_outputs} outputs")
         return self
-
-
-class ClassifierEntry(HeadEntry):
-    """A classifier of texts beside the default one.
-
-    Attributes:
-        quality: as `Manifest.quality`, where versions that know one classifier do not look.
-    """
-
-    quality: Quality | None = None
 
 
 class TaskEntry(HeadEntry):
@@ -197,6 +161,42 @@ class TaskEntry(HeadEntry):
             if not getattr(self, name):
                 content.pop(name, None)
         return content
+
+
+class Quality(BaseModel):
+    """The loss of a task's quality by the bundle's precision, measured on real text.
+
+    Attributes:
+        metric: its name, such as "accuracy"; without labels "agreement", the share of answers that
+            are equal to torch's.
+        torch: the metric of the checkpoint in torch, in fp32, in percent.
+        bundle: the metric of the bundle, in percent.
+        count: the number of predictions.
+        data: the names of the data files.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    metric: str
+    torch: float
+    bundle: float
+    count: int = Field(ge=1)
+    data: list[str] = Field(default_factory=list)
+
+    @property
+    def cost(self) -> float:
+        """Percentage points lost; negative if the bundle is better."""
+        return self.torch - self.bundle
+
+
+class ClassifierEntry(HeadEntry):
+    """A classifier of texts beside the default one.
+
+    Attributes:
+        quality: as `Manifest.quality`, where versions that know one classifier do not look.
+    """
+
+    quality: Quality | None = None
 
 
 class TaskExample(BaseModel):

@@ -28,6 +28,7 @@ from training import evaluate
 from training.average import average
 from training.evaluation.validation import HEADS_MEAN
 from training.finetune import main
+from training.loop.recorded import read_run
 from training.model.checkpoint import (
     load_checkpoint,
     read_config,
@@ -35,6 +36,7 @@ from training.model.checkpoint import (
     read_weights,
 )
 from training.model.heads import AlbertForTasks
+from training.plot import draw_curves
 
 Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)
@@ -262,7 +264,13 @@ def test_a_report_has_a_part_for_each(trained: Path, moods: Path, tmp_path: Path
     assert "## Texts (thing-data)" in report
 
 
-def test_three_seeds_of_two_heads(
+def test_curves_have_a_panel_for_each(trained: Path) -> None:
+    figure = draw_curves([read_run(trained)])
+    titles = [ax.get_title() for ax in figure.axes]
+    assert {"classification accuracy", "accuracy of thing"} <= set(titles)
+
+
+def test_seeds_of_two_heads(
     start: list[str], moods: Path, of_things: list[str], tmp_path: Path
 ) -> None:
     data = ["--text-classification", str(moods), *of_things, "--validate-every", "2"]
