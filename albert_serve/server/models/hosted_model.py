@@ -217,7 +217,7 @@ def _describe(task: str, manifest: Manifest, num_layers: int) -> TaskInfo:
 
 def _describe_heads(entry: TaskEntry, manifest: Manifest) -> list[HeadInfo]:
     """Return the description of each classifier of texts, the default one first."""
-    keys = {entry.default_head: CLASSIFICATION}
+    keys: dict[str, str] = {entry.default_head: CLASSIFICATION}
     keys |= {name: further_head(name) for name in entry.heads}
     heads = manifest.heads
     return [

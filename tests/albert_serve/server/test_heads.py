@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import onnxruntime as ort
 import pytest
 import torch
 
@@ -18,50 +19,30 @@ from albert_serve.bundle.manifest import Bundle
 from albert_serve.cli import main
 from albert_serve.client import AlbertClient, AsyncAlbertClient
 from albert_serve.errors import InvalidInputError
+from albert_serve.runtime.encoders import CpuEncoder, PaddedBatch
 from albert_serve.runtime.engine import Engine
+from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks.base import Logits, Prepared
 from albert_serve.tasks.load import load_tasks
 from albert_serve.tokenizer import AlbertTokenizer
-from export.write import export_bundle
+from tests.albert_serve.classifiers import LABELS, classifiers, export_classifiers, head_of
 from tests.albert_serve.support import Running, running_service, service_environment
 from training.model.albert import Batch
-from training.model.checkpoint import load_checkpoint, save_checkpoint
 from training.model.heads import AlbertForTasks
 
 PATH = "/text-classification"
-LABELS = {
-    "sentiment": ["negative", "positive"],
-    "rating": ["LABEL_0"],
-    "topic": ["sport", "politics", "music"],
-}
-
-
-def head_of(name: str) -> str:
-    return "text-classification" if name == "sentiment" else f"text-classification/{name}"
 
 
 @pytest.fixture(scope="module")
 def model(checkpoint_dir: Path) -> AlbertForTasks:
-    torch.manual_seed(3)
-    tasks = load_checkpoint(checkpoint_dir).tasks
-    heads = {head_of(name): len(labels) for name, labels in LABELS.items()}
-    return load_checkpoint(checkpoint_dir, {**tasks, **heads}).eval()
+    return classifiers(checkpoint_dir)
 
 
 @pytest.fixture(scope="module")
 def bundle(
     model: AlbertForTasks, checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Bundle:
-    folder = tmp_path_factory.mktemp("heads")
-    records = {
-        name: {"id2label": {str(index): label for index, label in enumerate(labels)}}
-        for name, labels in LABELS.items()
-    }
-    extra = {**records.pop("sentiment"), "albert_default_head": "sentiment"}
-    del records["rating"]
-    extra["albert_heads"] = records
-    save_checkpoint(model, folder / "checkpoint", tokenizer_from=checkpoint_dir, extra_config=extra)
-    return export_bundle(folder / "checkpoint", folder / "bundle").bundle
+    return export_classifiers(model, checkpoint_dir, tmp_path_factory.mktemp("heads"))
 
 
 @pytest.fixture(scope="module")
@@ -199,17 +180,19 @@ def test_the_document_and_the_metrics_know_the_task(running: Running) -> None:
 def test_a_batch_of_all_heads_is_one_call_of_the_encoder(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine.open(bundle)
+    engine = Engine.open(bundle, RuntimeOptions(device="cpu", num_threads=1))
     task = load_tasks(bundle)["text-classification"]
     prepared: list[Prepared[list[LabelScore]]] = [
         task.prepare("a film", TextClassificationParameters(head=name)) for name in LABELS
     ]
     calls: list[int] = []
-    encoder = engine._encoder.encoder
-    run = encoder.run
-    monkeypatch.setattr(
-        type(encoder), "run", lambda self, batch: calls.append(len(batch.ids)) or run(batch)
-    )
+    run = CpuEncoder.run
+
+    def counted(encoder: CpuEncoder, batch: PaddedBatch) -> ort.OrtValue:
+        calls.append(len(batch.ids))
+        return run(encoder, batch)
+
+    monkeypatch.setattr(CpuEncoder, "run", counted)
     logits: list[Logits] = engine.run([item.inputs[0] for item in prepared])
     assert calls == [3]
     answers = [item.finish([each]) for item, each in zip(prepared, logits, strict=True)]
