@@ -16,12 +16,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import torch
 
 from albert_serve.config import AlbertConfig
-from albert_serve.progress import progress
 from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import REFERENCE_HELP, open_initial
 from training.data.choices import choice_feed
@@ -29,24 +28,32 @@ from training.data.corpus import find_files
 from training.data.examples import MIN_LENGTH
 from training.data.feeds import Division, ExampleFeed, Feed, example_feed
 from training.data.labelled.texts import collecting, raise_listed
-from training.data.questions import read_located
-from training.data.windows import SpanExample, span_examples
 from training.errors import report_errors
 from training.evaluation.validation import Validation
-from training.finetuning.choices import Choices, build_choices
+from training.finetuning.choices import build_choices
 from training.finetuning.classification import (
     Classification,
     build_classification,
     check_validation,
 )
+from training.finetuning.heads import (
+    Measured,
+    Placed,
+    label_config,
+    place,
+    record_of,
+    selection_of,
+    validation_of,
+)
 from training.finetuning.options import (
     add_classification,
     add_hyperparameters,
     add_validation,
+    parse,
     resolve,
 )
 from training.finetuning.pretraining import pretraining_feed
-from training.finetuning.questions import Questions, build_held_out_questions
+from training.finetuning.questions import build_held_out_questions, question_examples
 from training.finetuning.seeds import Trained, check_folder, seeds_of, train_seeds
 from training.finetuning.start import changed_config, describe_attention, load_start
 from training.loop.distributed import World, join_world, setting_up, share
@@ -55,7 +62,7 @@ from training.loop.provenance import file_names
 from training.loop.reproducibility import run_precision
 from training.loop.step import Run
 from training.losses import LOSS_OF, LossFunction, Objective, compiled_losses
-from training.model.checkpoint import label_keys, read_config
+from training.model.checkpoint import read_config, read_tasks
 from training.optim.optimizers import OptimizerSettings, Schedule, build_optimizers
 from training.run.driver import Origin, train_run
 from training.run.options import (
@@ -77,6 +84,9 @@ _EXAMPLES: Final = r"""examples:
       --text-classification sst2/train.tsv --labels negative positive \
       --question-answering squad/train-v1.1.json --pretraining wiki/*.jsonl.xz \
       --weights 1 2 1 --budget 30m
+  python -m training.finetune --initialize-from runs/sentiment/best --output runs/both \
+      --text-classification sst2/train.tsv --labels negative positive \
+      --head topic --text-classification news/train.csv --label-column category --steps 20000
   python -m training.finetune --initialize-from albert/albert-base-v2 --output runs/mood \
       --text-classification mood.tsv --labels bad good --steps 5000
   python -m training.finetune --initialize-from runs/mnli/best --output runs/rte \
@@ -86,17 +96,13 @@ _EXAMPLES: Final = r"""examples:
   torchrun --nproc-per-node 8 -m training.finetune --initialize-from runs/base/checkpoint \
       --output runs/mnli --task MNLI --recipe paper
 """
-# The tasks' data, in the order of --weights and --batch-size.
-_DATA_OPTIONS: Final = (
-    *("text_classification", "multiple_choice", "question_answering", "pretraining"),
-)
-# The data of the task that has validation.
-_Measured: TypeAlias = Classification | Choices | Questions
+# The data of other tasks than classifiers', in the order of --weights and --batch-size.
+_DATA_OPTIONS: Final = ("multiple_choice", "question_answering", "pretraining")
 # Options that do not affect the results.
 _NOT_RECORDED: Final = frozenset(
     {
         *("output", "device", "save_every", "report_every", "keep", "seeds"),
-        *("validation", "validate_every", "metric", "micro_batch_size"),
+        *("validation", "validate_every", "metric", "head", "micro_batch_size"),
     }
 )
 
@@ -116,14 +122,15 @@ def _build(
     _check_length(options.length, config.max_positions)
     if notice := describe_attention(config, world.device):
         print(notice)
-    feeds, texts, loss_of = _feeds(options, config, precision, world)
-    labels = {} if texts is None else texts.labels
+    placed = place(options, read_tasks(options.initialize_from), hf)
+    feeds, datasets, loss_of = _feeds(options, placed, config, precision, world)
+    labels = {each.task: each.labels for each in datasets if isinstance(each, Classification)}
     progress = Progress(num_steps=_num_steps(options, feeds), budget_s=options.budget)
     validation, selection = None, None
-    if texts is not None and texts.held_out:
+    if validated := [each for each in datasets if each.held_out]:
         every = options.validate_every or _steps_an_epoch(feeds, "--validate-every")
-        validation = texts.validation(every=every, row_length=options.length)
-        selection = texts.selection(options)
+        validation = validation_of(validated, every=every, row_length=options.length)
+        selection = selection_of(validated, options)
     torch.manual_seed(options.seed)
     tasks = tuple(task for feed in feeds for task in feed.tasks)
     model = load_start(
@@ -155,10 +162,8 @@ def _build(
         precision=precision,
         selection=selection,
     )
-    has_labels = "text-classification" in model.tasks
-    kept = {key: hf[key] for key in label_keys([]) if key in hf and has_labels}
     task = {key: hf[key] for key in ("albert_sentence_task",) if key in hf}
-    return run, {**task, **(labels or kept)}, validation
+    return run, {**task, **label_config(hf, model.tasks, placed, labels)}, validation
 
 
 def _check_length(length: int, max_positions: int) -> None:
@@ -170,49 +175,52 @@ def _check_length(length: int, max_positions: int) -> None:
 
 
 def _feeds(
-    options: argparse.Namespace, config: AlbertConfig, precision: PrecisionName, world: World
-) -> tuple[list[Feed], _Measured | None, dict[str, LossFunction]]:
+    options: argparse.Namespace,
+    placed: Sequence[Placed],
+    config: AlbertConfig,
+    precision: PrecisionName,
+    world: World,
+) -> tuple[list[Feed], list[Measured], dict[str, LossFunction]]:
     """Return the task streams in the order of --weights, the validated data, and the losses."""
     tokenizer = AlbertTokenizer.from_file(options.initialize_from / "tokenizer.json")
     feeds: list[Feed] = []
     compiles = should_compile(options)
-    sizes = _batch_sizes(options)
+    sizes = _batch_sizes(options, placed)
     division = Division(
         micro_batch_size=options.micro_batch_size, rank=world.rank, world_size=world.size
     )
-    texts: _Measured | None = None
+    datasets: list[Measured] = []
     if options.teacher is not None and not options.text_classification:
         raise RunError("--teacher labels texts; give them with --text-classification")
-    if options.adaptive_depth and not options.text_classification:
-        raise RunError("--adaptive-depth is of text classification; give --text-classification")
     make = partial(example_feed, config=config, seed=options.seed, division=division)
     errors: list[str] = []  # of all data, to be listed at once
-    if options.text_classification:
-        size = sizes["text_classification"]
+    for task, _, own in placed:
         with collecting(errors):
-            texts = build_classification(options, tokenizer, precision, world, compiles=compiles)
-            feeds.append(make("text-classification", texts.examples, batch_size=size))
+            texts = build_classification(task, own, tokenizer, precision, world, compiles=compiles)
+            datasets.append(texts)
+            feeds.append(make(task, texts.examples, batch_size=sizes[task]))
     if options.multiple_choice:
         with collecting(errors):
-            texts = build_choices(options, tokenizer)
+            choices = build_choices(options, tokenizer)
+            datasets.append(choices)
             feeds.append(
                 choice_feed(
-                    texts.examples,
+                    choices.examples,
                     tokenizer,
                     config,
-                    batch_size=sizes["multiple_choice"],
+                    batch_size=sizes["multiple-choice"],
                     seed=options.seed,
                     division=division,
                 )
             )
     if options.question_answering:
         with collecting(errors):
-            questions = _question_examples(options, tokenizer)
-            size = sizes["question_answering"]
+            questions = question_examples(options, tokenizer)
+            size = sizes["question-answering"]
             feeds.append(make("question-answering", questions, batch_size=size))
-        if options.validation and not (options.text_classification or options.multiple_choice):
+        if options.validation and not (placed or options.multiple_choice):
             with collecting(errors):
-                texts = build_held_out_questions(options, tokenizer)
+                datasets.append(build_held_out_questions(options, tokenizer))
     if options.pretraining:
         with collecting(errors):
             find_files(options.pretraining)
@@ -221,23 +229,23 @@ def _feeds(
         feeds.append(pretraining_feed(options, tokenizer, sizes["pretraining"], world))
     if not feeds:
         raise RunError(
-            "nothing to train: give --text-classification, --multiple-choice, --task, "
+            "nothing to train: give --text-classification, --multiple-choice, --task, --head, "
             "--question-answering or --pretraining"
         )
     loss_of = compiled_losses() if compiles else dict(LOSS_OF)
-    if isinstance(texts, Classification):
-        loss_of["text-classification"] = texts.loss
-    return feeds, texts, loss_of
+    loss_of |= {each.task: each.loss for each in datasets if isinstance(each, Classification)}
+    return feeds, datasets, loss_of
 
 
-def _batch_sizes(options: argparse.Namespace) -> dict[str, int]:
-    """Return the examples a step of each task with data, by the option that names its data."""
-    names = [name for name in _DATA_OPTIONS if getattr(options, name)]
+def _batch_sizes(options: argparse.Namespace, placed: Sequence[Placed]) -> dict[str, int]:
+    """Return the examples a step of each task stream by its name, in the order of --weights."""
+    others = [name for name in _DATA_OPTIONS if getattr(options, name)]
+    names = [each.task for each in placed] + [name.replace("_", "-") for name in others]
     sizes = options.batch_size
     if len(sizes) not in (1, len(names)):
         raise RunError(
             f"--batch-size {' '.join(map(str, sizes))}: give one number, or one for each of "
-            + ", ".join(name.replace("_", "-") for name in names)
+            + ", ".join(names)
         )
     return dict(zip(names, sizes * len(names) if len(sizes) == 1 else sizes, strict=True))
 
@@ -271,25 +279,9 @@ def _steps_an_epoch(feeds: Sequence[Feed], option: str) -> int:
     raise RunError(f"epochs are those of one task; with several tasks give {option}")
 
 
-def _question_examples(
-    options: argparse.Namespace, tokenizer: AlbertTokenizer
-) -> list[SpanExample]:
-    questions, num_repaired = read_located(options.question_answering)
-    if num_repaired:
-        print(
-            f"{num_repaired:,} of {len(questions):,} answers did not stand at their answer_start; "
-            "the only place that fits was taken"
-        )
-    return [
-        example
-        for question in progress(questions, title="tokenising questions", unit="questions")
-        for example in span_examples(question, tokenizer, length=options.length)
-    ]
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    options = _parser().parse_args(arguments)
+    options = parse(_parser(), arguments)
     return report_errors(lambda: _run(options))
 
 
@@ -309,7 +301,7 @@ def _run(options: argparse.Namespace) -> int:
 def _run_one(options: argparse.Namespace, world: World) -> Trained:
     settings = {
         name: str(value) for name, value in vars(options).items() if name not in _NOT_RECORDED
-    }
+    } | {"heads": record_of(options)}
     if len(options.label_column or ()) == 1:  # as runs record it that took only one
         settings["label_column"] = options.label_column[0]
     if options.precision == "auto":
@@ -349,7 +341,11 @@ def _data_names(options: argparse.Namespace) -> dict[str, list[str]]:
     return {
         "initialize_from": [options.initial_name],
         "data": [] if options.data is None else file_names([options.data]),
-        "text_classification": file_names(options.text_classification),
+        "text_classification": [
+            name
+            for each in (options, *options.heads)
+            for name in file_names(each.text_classification)
+        ],
         "multiple_choice": file_names(options.multiple_choice),
         "validation": file_names(options.validation),
         "question_answering": file_names(options.question_answering),
@@ -373,7 +369,8 @@ def _parser() -> argparse.ArgumentParser:
         "--weights",
         nargs="+",
         type=parse_positive,
-        help="relative frequency of each task, in that order (1)",
+        help="relative frequency of each task, in that order, further classifiers after the first "
+        "(1)",
     )
     add_end(parser).add_argument(
         "--epochs", type=parse_positive, help="passes over the examples, of one task"

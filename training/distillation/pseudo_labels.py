@@ -175,7 +175,7 @@ class PseudoLabelLoss:
         logits_BK = self.logits(model, batch).float()
         loss = distillation_loss(logits_BK, batch.targets, self.problem, self.temperature)
         right = agreement(logits_BK, batch.targets, self.problem)
-        return {"text-classification": Score(loss=loss, right=right, count=len(logits_BK))}
+        return {batch.task: Score(loss=loss, right=right, count=len(logits_BK))}
 
 
 def distillation_loss(

@@ -64,7 +64,7 @@ def seeds_of(options: argparse.Namespace) -> list[int]:
         RunError: they contradict other options.
     """
     asked: list[int] = options.seeds
-    if not options.validation:
+    if not any(each.validation for each in (options, *options.heads)):
         raise RunError(
             "--seeds compares runs by their validation; give --validation, or --task with its data"
         )

@@ -340,10 +340,9 @@ class Trainer:
         if self.metrics is not None:
             self.metrics.write_layers(step=run.progress.step, layers=layers)
         # Weights between skipped steps are not saved; see `_loop`.
-        if run.selection is not None and not run.stability.num_in_a_row:
-            (first, *_) = by_task.values()
-            if run.selection.take(run.progress.step, first):
-                self.saver.save_best(run)
+        selection = None if run.stability.num_in_a_row else run.selection
+        if selection and selection.take(run.progress.step, validation.decisive(by_task)):
+            self.saver.save_best(run)
 
     @property
     def _is_over(self) -> bool:

@@ -37,13 +37,15 @@ def validate(
         world.device,
         run.precision,
         should_stop=lambda: world.size == 1 and should_stop(),
-        tally=Tally if validation.metrics is None else PredictionTally,
+        tally=PredictionTally if validation.metrics else Tally,
     )
     if tallies is None:
         return None
     if alone is not None:
         tallies = _merged(world.gather(tallies))
-    return {task: _agreed(validation.figures(tally), world) for task, tally in tallies.items()}
+    return {
+        task: _agreed(validation.figures(task, tally), world) for task, tally in tallies.items()
+    }
 
 
 def _validate_questions(
