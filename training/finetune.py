@@ -45,6 +45,7 @@ from training.finetuning.heads import (
     selection_of,
     validation_of,
 )
+from training.finetuning.held_out import build_held_out_questions, question_examples
 from training.finetuning.options import (
     add_classification,
     add_hyperparameters,
@@ -53,7 +54,6 @@ from training.finetuning.options import (
     resolve,
 )
 from training.finetuning.pretraining import pretraining_feed
-from training.finetuning.questions import build_held_out_questions, question_examples
 from training.finetuning.seeds import Trained, check_folder, seeds_of, train_seeds
 from training.finetuning.start import changed_config, describe_attention, load_start
 from training.loop.distributed import World, join_world, setting_up, share

@@ -13,7 +13,7 @@ from training.evaluation.metrics import LOWEST
 from training.evaluation.validation import HEADS_MEAN, Validation
 from training.finetuning.choices import Choices
 from training.finetuning.classification import Classification
-from training.finetuning.questions import Questions
+from training.finetuning.held_out import Questions
 from training.loop.progress import RunError
 from training.loop.selection import Selection
 from training.model.heads import Task, is_classifier
