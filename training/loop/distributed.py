@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, cast
 
 import torch
-from huggingface_hub.utils import disable_progress_bars
+from huggingface_hub.utils.tqdm import disable_progress_bars
 from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
