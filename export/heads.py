@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from onnx import ModelProto, TensorProto, helper
 
-from albert_serve.bundle.weights import OUTPUT_LAYERS, UNPOOLED_TASKS, WORDS, StoredTensor, TaskName
+from albert_serve.bundle.weights import UNPOOLED_TASKS, WORDS, StoredTensor, output_layer
 from albert_serve.config import AlbertConfig
 from export.encoder import HIDDEN
 from export.graph import CPU_FORM, Form, Initializers, Nodes, make_model
@@ -20,7 +20,7 @@ from export.layers import activate, as_rows, linear, matmul, multiply, norm
 
 def build_head(
     config: AlbertConfig,
-    task: TaskName,
+    head: str,
     num_outputs: int,
     stored: Mapping[str, StoredTensor],
     form: Form = CPU_FORM,
@@ -32,17 +32,17 @@ def build_head(
     """
     nodes = Nodes(Initializers(stored, replace(form, compute="fp32")), rows="rows")
     rows_RH = nodes.add("Gather", [as_rows(nodes, HIDDEN, config.hidden_size), "rows"])
-    if task == "fill-mask":
+    if head == "fill-mask":
         logits_RK = _fill_mask(nodes, config, rows_RH)
     else:
-        pooled_RH = rows_RH if task in UNPOOLED_TASKS else _pool(nodes, rows_RH)
-        logits_RK = linear(nodes, pooled_RH, OUTPUT_LAYERS[task])
+        pooled_RH = rows_RH if head in UNPOOLED_TASKS else _pool(nodes, rows_RH)
+        logits_RK = linear(nodes, pooled_RH, output_layer(head))
     nodes.return_as(logits_RK, "logits")
     hidden_shape: list[str | int | None] = ["batch", "sequence", config.hidden_size]
     hidden = helper.make_tensor_value_info(HIDDEN, TensorProto.FLOAT, hidden_shape)
     rows = helper.make_tensor_value_info("rows", TensorProto.INT64, ["rows"])
     logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["rows", num_outputs])
-    return make_model(task.replace("-", "_"), nodes, [hidden, rows], [logits])
+    return make_model(head.replace("-", "_"), nodes, [hidden, rows], [logits])
 
 
 def _pool(nodes: Nodes, rows_RH: str) -> str:

@@ -66,7 +66,7 @@ class Engine:
     Attributes:
         config: the sizes of the model.
         device: "cpu" or "cuda".
-        tasks: the names of the tasks whose heads the bundle holds, and feature extraction.
+        tasks: the heads that the bundle holds, by `EncoderInput.task`, and feature extraction.
         max_batch_tokens: the limit of tokens, padding included, of one encoder call; a longer
             single input runs alone.
         call_cost_tokens: the overhead of an encoder call, as tokens of compute.
@@ -158,17 +158,17 @@ class Engine:
     def _open_on(
         cls, device: str, bundle: Bundle, options: RuntimeOptions, pool: EncoderPool
     ) -> Engine:
-        tasks = bundle.manifest.tasks
+        names = bundle.manifest.heads
         if device == "cuda":
             provider = cuda_provider(captures=False)
             heads = {
-                str(name): open_session(bundle.cuda_head_file(name), cuda_options(), cuda=provider)
-                for name in tasks
+                name: open_session(bundle.cuda_head_file(name), cuda_options(), cuda=provider)
+                for name in names
             }
         else:
             heads = {
-                str(name): open_session(bundle.head_file(name), head_options(), folds=False)
-                for name in tasks
+                name: open_session(bundle.head_file(name), head_options(), folds=False)
+                for name in names
             }
         return cls(bundle.config, pool.open(bundle, options, device), heads, device=device)
 
