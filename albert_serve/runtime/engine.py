@@ -29,6 +29,7 @@ from albert_serve.runtime.cuda import (
     ADVICE,
     CAPABILITIES,
     NO_DRIVER,
+    cannot_be_used,
     compute_capability,
     cuda_provider,
     later_on_cuda_thread,
@@ -146,9 +147,7 @@ class Engine:
                 cls._has_used_cuda = True
                 return engine
         if options.device == "cuda":
-            raise EngineError(
-                f"CUDA is asked for and cannot be used: {reason}. {ADVICE}"
-            ) from cause
+            raise cannot_be_used(reason) from cause
         if cls._has_used_cuda:  # a reload must not move a model to the CPU unnoticed
             raise EngineError(f"the model cannot be opened on CUDA: {reason}") from cause
         _log_reason(reason)

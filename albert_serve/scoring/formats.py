@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, Final, Literal, TypeAlias, cast, get_args
 
-from albert_serve.errors import ConfigError, InvalidInputError
+from albert_serve.errors import ConfigError, InvalidInputError, how_to_install
 
 Format: TypeAlias = Literal["jsonl", "csv", "tsv", "parquet"]
 
@@ -142,7 +142,7 @@ def optional_module(name: str, purpose: str, extra: str = "score") -> ModuleType
     except ModuleNotFoundError as error:
         package = name.partition(".")[0]
         raise ConfigError(
-            f"{purpose} needs {package}; pip install {package}, or albert-serve[{extra}]"
+            f"{purpose} needs {package}: pip install {package}, or {how_to_install(extra)}"
         ) from error
 
 
