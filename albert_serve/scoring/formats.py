@@ -22,6 +22,7 @@ from albert_serve.errors import ConfigError, InvalidInputError
 Format: TypeAlias = Literal["jsonl", "csv", "tsv", "parquet"]
 
 MAX_LINE_BYTES: Final = 16 << 20
+DELIMITERS: Final = {"csv": ",", "tsv": "\t"}
 STDIN, STDOUT = "/dev/stdin", "/dev/stdout"
 _SUFFIXES: Final[dict[str, Format]] = {
     ".jsonl": "jsonl",

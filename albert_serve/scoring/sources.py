@@ -16,8 +16,9 @@ from albert_serve.errors import (
     InvalidInputError,
     MalformedRequestError,
 )
-from albert_serve.scoring.errors import ChangedJobError
+from albert_serve.scoring.errors import ChangedJobError, first_line
 from albert_serve.scoring.formats import (
+    DELIMITERS,
     MAX_LINE_BYTES,
     FileType,
     Format,
@@ -28,7 +29,6 @@ from albert_serve.scoring.formats import (
     optional_module,
 )
 
-_DELIMITERS: Final = {"csv": ",", "tsv": "\t"}
 _ROWS_A_BATCH: Final = 1024
 _BYTES_A_BATCH: Final = 4 << 20
 # Of a column, so that row groups may have any size.
@@ -211,7 +211,11 @@ class Reader:
                         continue
                     num_fitting = _BYTES_A_BATCH * num_in_group // max(1, about.total_byte_size)
                     for batch in file.iter_batches(
-                        min(max(1, num_fitting), _ROWS_A_BATCH), row_groups=[group], columns=wanted
+                        min(max(1, num_fitting), _ROWS_A_BATCH),
+                        row_groups=[group],
+                        columns=wanted,
+                        # Each of Arrow's threads would keep memory that others have freed.
+                        use_threads=False,
                     ):
                         start = max(0, num_skipped - number)
                         yield from records_of(batch, fields, keep, f"{prefix}row ", number, start)
@@ -303,8 +307,7 @@ def _parquet_columns(path: Path) -> dict[str, Any]:
 
 
 def _damaged(path: Path, error: Exception) -> InvalidInputError:
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return InvalidInputError(f"{path} is damaged or incomplete: {reason}")
+    return InvalidInputError(f"{path} is damaged or incomplete: {first_line(error)}")
 
 
 def _rows(
@@ -314,7 +317,7 @@ def _rows(
     csv.field_size_limit(MAX_LINE_BYTES)
     reader = csv.reader(
         _decoded(path, stream),
-        delimiter=_DELIMITERS[kind.format],
+        delimiter=DELIMITERS[kind.format],
         quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE,
         strict=True,
     )
