@@ -8,6 +8,7 @@ import io
 import lzma
 import os
 import stat
+import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -145,6 +146,13 @@ def optional_module(name: str, purpose: str, extra: str = "score") -> ModuleType
         raise ConfigError(
             f"{purpose} needs {package}; pip install {package}, or albert-serve[{extra}]"
         ) from error
+
+
+def release_arrow_memory() -> None:
+    """Return what Arrow has freed to the system: its allocator keeps most of it."""
+    pyarrow = sys.modules.get("pyarrow")
+    if pyarrow is not None:
+        pyarrow.default_memory_pool().release_unused()
 
 
 @contextmanager

@@ -26,7 +26,14 @@ from albert_serve.progress import progress_bar
 from albert_serve.scoring.answering import Answering, Counts, Part
 from albert_serve.scoring.distributed.ahead import answering_for
 from albert_serve.scoring.errors import OutputError, StoppedError
-from albert_serve.scoring.formats import STDOUT, FileType, is_stdout, is_stream, type_by_name
+from albert_serve.scoring.formats import (
+    STDOUT,
+    FileType,
+    is_stdout,
+    is_stream,
+    release_arrow_memory,
+    type_by_name,
+)
 from albert_serve.scoring.inputs import find_inputs
 from albert_serve.scoring.local import Scorer
 from albert_serve.scoring.memo import Memo
@@ -241,6 +248,7 @@ class _Job:
             yield reader, bar
 
     def _advance(self, part: Part, reader: Reader, bar: tqdm[Any]) -> None:
+        release_arrow_memory()
         counts = part.counts()
         num_rows = self.total.num_rows
         num_bytes = reader.num_bytes * num_rows // (num_rows + part.num_later_rows)

@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
 from albert_serve.scoring.answers import Result, table_values
-from albert_serve.scoring.formats import DELIMITERS, compressor, optional_module
+from albert_serve.scoring.formats import (
+    DELIMITERS,
+    compressor,
+    optional_module,
+    release_arrow_memory,
+)
 from albert_serve.scoring.output.layout import Layout, without_surrogates
 from albert_serve.scoring.output.tables import to_table
 from albert_serve.scoring.rows import Row
@@ -185,3 +190,4 @@ def _join_parquet(files: Sequence[Path], target: BinaryIO, layout: Layout) -> No
             if is_full or number == len(files):
                 writer.write_table(pa.concat_tables(tables))
                 tables = []
+                release_arrow_memory()
