@@ -67,8 +67,8 @@ class Measurement:
     """The memory of one job.
 
     Attributes:
-        first_pss_bytes: median of the first tenth of the time in which it scored.
-        last_pss_bytes: median of the last tenth.
+        first_pss_bytes: median of the first tenth of the time in which it wrote parts.
+        last_pss_bytes: median of the last tenth of it.
         peak_pss_bytes: of all samples.
         peak_rss_bytes: the system's, so that nothing between samples is missed.
     """
@@ -173,12 +173,12 @@ def measure(bundle: Path, source: Path, name: str) -> Measurement:
     """Score a file in a process of its own, and watch its memory."""
     output = source.with_name(f"scored-{source.name}")
     summary = source.with_name("summary.json")
-    log = output.with_name(f"{output.name}.parts") / "_parts.jsonl"
+    parts = output.with_name(f"{output.name}.parts")
     options = ["--task", "text-classification", "--bundle", str(bundle), "--restart"]
     command = [sys.executable, "-m", "albert_serve", "score", *options, "--summary", str(summary)]
     errors = source.with_name("errors.txt")
     samples: list[Memory] = []
-    num_before = None  # while it hashes the input
+    scoring: list[int] = []  # while it neither hashes the input nor joins the parts
     began_s = time.perf_counter()
     with (
         errors.open("wb") as stream,
@@ -190,15 +190,15 @@ def measure(bundle: Path, source: Path, name: str) -> Measurement:
             memory = read_memory(Path(f"/proc/{process.pid}"))
             if memory is not None:
                 samples.append(memory)
-            if num_before is None and log.exists():
-                num_before = len(samples) - 1
+                if (parts / "_parts.jsonl").exists() and not (parts / ".joined.partial").exists():
+                    scoring.append(memory.pss_bytes)
             time.sleep(_SAMPLE_EVERY_S)
     duration_s = time.perf_counter() - began_s
     if process.returncode:
         raise BenchmarkError(f"the job ended with {process.returncode}: {last_line(errors)}")
     counts = json.loads(summary.read_bytes())
-    sizes = [sample.pss_bytes for sample in samples[num_before:]]
-    tenth = max(1, len(sizes) // 10)
+    scoring = scoring or [sample.pss_bytes for sample in samples]  # of a job that is over at once
+    tenth = max(1, len(scoring) // 10)
     measurement = Measurement(
         name=name,
         num_rows=counts["num_rows"],
@@ -206,8 +206,8 @@ def measure(bundle: Path, source: Path, name: str) -> Measurement:
         output_bytes=output.stat().st_size,
         duplicate_share=counts["duplicate_share"],
         duration_s=duration_s,
-        first_pss_bytes=sorted(sizes[:tenth])[tenth // 2],
-        last_pss_bytes=sorted(sizes[-tenth:])[tenth // 2],
+        first_pss_bytes=sorted(scoring[:tenth])[tenth // 2],
+        last_pss_bytes=sorted(scoring[-tenth:])[tenth // 2],
         peak_pss_bytes=max(sample.pss_bytes for sample in samples),
         peak_rss_bytes=max(sample.peak_bytes for sample in samples),
     )

@@ -54,6 +54,14 @@ def test_a_jobs_memory_is_sampled(bundle_dir: Path, tmp_path: Path) -> None:
     assert 0 < measured.last_pss_bytes <= measured.peak_pss_bytes <= measured.peak_rss_bytes
 
 
+@pytest.mark.slow
+def test_the_memory_of_a_job_does_not_grow_with_its_input(tmp_path: Path) -> None:
+    source = tmp_path / "in.parquet"
+    write_parquet(source, rows_of("distinct", 100_000), 800_000_000)
+    measured = measure(make_bundle(tmp_path), source, "parquet")
+    assert measured.last_pss_bytes < measured.first_pss_bytes + 20_000_000
+
+
 def test_inputs_have_distinct_rows_in_one_row_group(tmp_path: Path) -> None:
     write_parquet(tmp_path / "in.parquet", rows_of("distinct", 100), 500_000)
     file = parquet.ParquetFile(tmp_path / "in.parquet")
