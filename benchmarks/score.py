@@ -40,7 +40,7 @@ from training.system.command_line import make_parser
 
 _REPOSITORY: Final = Path(__file__).parents[1]
 _PRECISIONS: Final = ("fp32", "int8")
-PEERS: Final = ("pipeline fp32", "bf16 autocast")
+_PEERS: Final = ("pipeline fp32", "bf16 autocast")
 _HEADINGS: Final = (
     *("", "texts", "tokens/s", "x pipeline", "x bf16"),
     *("tokens/CPU s", "x pipeline", "x bf16"),
@@ -103,7 +103,7 @@ def _run(options: argparse.Namespace) -> int:
         print(f"{name}: {speed.tokens_per_s:.0f} tokens/s", flush=True)
         return speed
 
-    speeds = [measure(peer, "checkpoint", sample) for peer in PEERS]
+    speeds = [measure(peer, "checkpoint", sample) for peer in _PEERS]
     for precision in _PRECISIONS:
         speeds.append(measure(f"engine {precision}", f"bundle-{precision}", every))
         speeds.append(measure(f"job {precision}", f"bundle-{precision}", every))
@@ -127,14 +127,13 @@ def spread(texts: Sequence[str], count: int) -> list[str]:
 def report(speeds: Sequence[Speed], notes: Sequence[str]) -> str:
     """Return the table of all speeds, and the notes, in Markdown."""
     named = {speed.name: speed for speed in speeds}
+    peers = [named[name] for name in _PEERS]
     rows = [
         [
             f"{speed.name}, {speed.note}" if speed.note else speed.name,
             str(speed.num_texts),
-            f"{speed.tokens_per_s:.0f}",
-            *(ratio(speed, named[peer], "tokens_per_s") for peer in PEERS),
-            f"{speed.tokens_per_cpu_s:.0f}",
-            *(ratio(speed, named[peer], "tokens_per_cpu_s") for peer in PEERS),
+            *_rates(speed.tokens_per_s, [peer.tokens_per_s for peer in peers]),
+            *_rates(speed.tokens_per_cpu_s, [peer.tokens_per_cpu_s for peer in peers]),
         ]
         for speed in speeds
     ]
@@ -147,9 +146,8 @@ def report(speeds: Sequence[Speed], notes: Sequence[str]) -> str:
     return f"{table(_HEADINGS, rows)}\n\n{bullets([*shares, *notes])}\n"
 
 
-def ratio(speed: Speed, peer: Speed, measure: str) -> str:
-    """Return the ratio of two speeds."""
-    return f"{getattr(speed, measure) / getattr(peer, measure):.2f}"
+def _rates(rate: float, of_peers: Sequence[float]) -> list[str]:
+    return [f"{rate:.0f}", *(f"{rate / other:.2f}" for other in of_peers)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
