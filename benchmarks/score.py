@@ -25,6 +25,7 @@ from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.subprocess_call import run_in_process
 from benchmarks.harness.tables import bullets, table, write_between
 from benchmarks.scoring.speeds import (
+    BATCH_SIZES,
     MAX_TOKENS,
     TASK,
     Speed,
@@ -59,7 +60,7 @@ Nothing else should run on the machine meanwhile.
 
 
 def _make_models(options: argparse.Namespace, folder: Path) -> dict[str, Path]:
-    """Make a checkpoint at random, and its bundles."""
+    """Make a checkpoint at random, and its bundles; those of an earlier run are taken."""
     made: dict[str, Path] = {}
     for form in ("checkpoint", *(f"bundle-{precision}" for precision in _PRECISIONS)):
         plan = models.Plan(
@@ -69,11 +70,12 @@ def _make_models(options: argparse.Namespace, folder: Path) -> dict[str, Path]:
             preset=options.preset,
             tokenizer=options.tokenizer,
             inputs=folder / "inputs",
-            target=folder / form,
+            target=folder / f"{options.preset}-{form}",
             max_tokens=MAX_TOKENS,
             num_threads=options.threads,
         )
-        models.make(plan, folder / f"{form}.log")
+        if not (plan.target / "model.safetensors").exists():
+            models.make(plan, folder / f"{form}.log")
         made[form] = plan.target
     return made
 
@@ -98,7 +100,13 @@ def _run(options: argparse.Namespace) -> int:
         function = {"job": measure_job, "engine": measure_engine}.get(
             name.partition(" ")[0], measure_peer
         )
-        subject = Subject(name=name, model=made[form], texts=file, num_threads=options.threads)
+        subject = Subject(
+            name=name,
+            model=made[form],
+            texts=file,
+            num_threads=options.threads,
+            batch_sizes=options.batch_sizes,
+        )
         speed = run_in_process(function, subject)
         print(f"{name}: {speed.tokens_per_s:.0f} tokens/s", flush=True)
         return speed
@@ -109,7 +117,8 @@ def _run(options: argparse.Namespace) -> int:
         speeds.append(measure(f"job {precision}", f"bundle-{precision}", every))
     of_all = f"{len(texts)} of the {num_all} texts of {options.texts.name}"
     cut = f"{options.preset} with random weights, texts cut to {MAX_TOKENS} tokens"
-    text = report(speeds, [f"{of_all}; {cut}", *machine])
+    sizes = f"batch sizes of transformers: {', '.join(map(str, options.batch_sizes))}"
+    text = report(speeds, [f"{of_all}; {cut}; {sizes}", *machine])
     print(f"\n{text}")
     content = {"speeds": [asdict(speed) for speed in speeds], "machine": machine}
     (folder / "results.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
@@ -162,6 +171,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--texts", type=Path, required=True, help="JSONL with a `text`, or text; compressed or not")
     add("--num-texts", type=parse_count, help="a sample of so many (all)")
     add("--num-peer-texts", type=parse_count, default=96, help="of transformers (%(default)s)")
+    add(
+        "--batch-sizes",
+        type=parse_count,
+        nargs="+",
+        default=list(BATCH_SIZES),
+        help="of transformers, of which the best counts (%(default)s)",
+    )
     add("--preset", choices=list(PRESETS), default="base", help="sizes (%(default)s)")
     add(
         "--tokenizer",

@@ -243,6 +243,9 @@ def plain_values(batch: Any, index: int) -> dict[str, Any]:
 
 
 def _as_python(name: str, scalar: Any) -> Any:
+    if getattr(scalar.type, "unit", "") == "ns" and (scalar.value or 0) % 1000:
+        # Python's types have no nanoseconds; those of pandas would lose them later.
+        return scalar.cast(optional_module("pyarrow", "Parquet").string()).as_py()
     try:
         return scalar.as_py()
     except UnicodeDecodeError as error:
@@ -252,7 +255,7 @@ def _as_python(name: str, scalar: Any) -> Any:
             ) from error
         # As in CSV: lone surrogates, which no task takes.
         return scalar.as_buffer().to_pybytes().decode("utf-8", errors="surrogateescape")
-    except ValueError:  # nanoseconds, which Python's types do not have
+    except ValueError:  # nanoseconds in a list or structure
         return scalar.cast(optional_module("pyarrow", "Parquet").string()).as_py()
 
 

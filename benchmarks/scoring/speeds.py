@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from training.data.corpus import read_documents
 
 TASK: Final[TaskName] = "text-classification"
 MAX_TOKENS: Final = 512
-_BATCH_SIZES: Final = (1, 2, 4, 8, 16, 32)
+BATCH_SIZES: Final = (1, 2, 4, 8, 16, 32)
 _ENGINE_WINDOW: Final = 1024
 _PARAMETERS: Final = {"truncation": True}
 
@@ -36,12 +36,14 @@ class Subject:
     Attributes:
         model: the folder of a bundle, or of a checkpoint for `transformers`.
         texts: JSONL, one `{"text"}` a line.
+        batch_sizes: those that `transformers` is measured with.
     """
 
     name: str
     model: Path
     texts: Path
     num_threads: int
+    batch_sizes: Sequence[int] = BATCH_SIZES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +156,7 @@ def measure_peer(subject: Subject) -> Speed:
     texts = sorted(read_texts(subject.texts), key=len)
     player.process(texts[:4], 1)
     speeds = []
-    for batch_size in _BATCH_SIZES:
+    for batch_size in subject.batch_sizes:
         clock = _Clock()
         with clock.running():
             result = player.process(texts, batch_size)
