@@ -26,6 +26,8 @@ from albert_serve.scoring.rows import Row
 # Parts are joined into row groups of at least so many rows.
 _ROWS_A_GROUP: Final = 1 << 16
 _BYTES_A_GROUP: Final = 1 << 26
+# Pages of Parquet end at multiples of so many rows; with wide rows, more would be much memory.
+_PAGE_ROWS: Final = 64
 
 
 class Writer(Protocol):
@@ -147,7 +149,7 @@ class _ParquetWriter:
         pq = optional_module("pyarrow.parquet", "Parquet")
         self._layout = layout
         self._schema = layout.schema()
-        self._writer = pq.ParquetWriter(raw, self._schema)
+        self._writer = pq.ParquetWriter(raw, self._schema, write_batch_size=_PAGE_ROWS)
 
     def write(self, rows: Sequence[Row], results: Sequence[Result]) -> None:
         if rows:
@@ -180,7 +182,7 @@ def _join_parquet(files: Sequence[Path], target: BinaryIO, layout: Layout) -> No
     pa = optional_module("pyarrow", "Parquet")
     pq = optional_module("pyarrow.parquet", "Parquet")
     tables: list[Any] = []
-    with pq.ParquetWriter(target, layout.schema()) as writer:
+    with pq.ParquetWriter(target, layout.schema(), write_batch_size=_PAGE_ROWS) as writer:
         for number, file in enumerate(files, start=1):
             tables.append(pq.ParquetFile(file).read(use_threads=False))
             is_full = (
