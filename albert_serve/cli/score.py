@@ -27,7 +27,7 @@ from albert_serve.scoring.formats import STDOUT, Format, is_stdout
 from albert_serve.scoring.job import score_files
 from albert_serve.scoring.local import LocalScorer, Scorer
 from albert_serve.scoring.options import ScoreOptions, ScoreSummary
-from albert_serve.scoring.parts import writing
+from albert_serve.scoring.output.parts import writing
 from albert_serve.scoring.remote import NUM_CONCURRENT, WAIT_S, RemoteScorer
 from albert_serve.settings import Settings
 
