@@ -31,7 +31,7 @@ from albert_serve.bundle.card import count_parameters, read_figures, read_metada
 from albert_serve.bundle.figures import read_figure
 from albert_serve.bundle.manifest import WEIGHTS_FILE, Bundle, Manifest
 from albert_serve.errors import TooMuchAtOnceError
-from albert_serve.server.threads import run_in_thread
+from albert_serve.server.process.threads import run_in_thread
 from albert_serve.settings import Settings
 from albert_serve.tasks import AnyTask, Logits, Prepared, Work, prepare_request, shape_reply
 
