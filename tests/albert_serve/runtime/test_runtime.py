@@ -170,16 +170,12 @@ def fail_for_space(file: Path) -> None:
 def test_processes_that_start_together_make_one_entry(
     bundle_dir: Path, options: RuntimeOptions
 ) -> None:
+    bundle = Bundle.open(bundle_dir)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(3, mp_context=context) as pool:
-        found = set(pool.map(_pack, [(bundle_dir, options)] * 3))
-    assert len(found) == 1
+        graphs = set(pool.map(packed_encoder, [bundle] * 3, [options] * 3))
+    assert len(graphs) == 1
     assert len(entries(options)) == 1
-
-
-def _pack(given: tuple[Path, RuntimeOptions]) -> Path | None:
-    folder, options = given
-    return packed_encoder(Bundle.open(folder), options)
 
 
 def test_packed_weights_are_mapped_and_not_copied(
