@@ -16,7 +16,7 @@ _WITH_PROCESSES: Final = (
     "albert_serve/bundle/test_store.py",
     "albert_serve/client",
     "albert_serve/doctor",
-    "albert_serve/runtime/test_runtime.py",
+    "albert_serve/runtime/test_prepacking.py",
     "albert_serve/scoring/distributed/test_ray.py",
     "albert_serve/scoring/distributed/test_spark.py",
     "albert_serve/scoring/test_killed.py",

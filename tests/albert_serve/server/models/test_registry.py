@@ -31,7 +31,6 @@ from albert_serve.server.metrics import Metrics
 from albert_serve.server.models.registry import Models, check_models
 from albert_serve.settings import Settings
 from albert_serve.tokenizer import AlbertTokenizer
-from export.write import Limits, export_bundle
 from tests.albert_serve.support import (
     Running,
     copy_with,
@@ -44,15 +43,6 @@ from tests.albert_serve.support import (
 # Anchors of which each merges the one before ten times: a billion in all.
 MERGED = itertools.pairwise("abcdefghijk")
 REQUEST = {"inputs": "The [MASK] run.", "parameters": {"top_k": 3}}
-
-
-@pytest.fixture(scope="session")
-def int8_dir(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same checkpoint in int8: another revision, whose answers are a little different."""
-    folder = tmp_path_factory.mktemp("int8") / "tiny"
-    return export_bundle(
-        checkpoint_dir, folder, precision="int8", limits=Limits(forced=True)
-    ).bundle.folder
 
 
 @pytest.fixture
