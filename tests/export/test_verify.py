@@ -1,4 +1,4 @@
-"""The checks before a bundle is given out find what they are there to find."""
+"""The checks of a new bundle find wrong weights, graphs and outputs."""
 
 from __future__ import annotations
 

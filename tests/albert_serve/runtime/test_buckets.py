@@ -48,7 +48,7 @@ def test_buckets_give_the_numbers_of_the_exact_shape(bundle_dir: Path) -> None:
 
 
 def test_an_engine_runs_on_buckets(bundle_dir: Path) -> None:
-    """What a CUDA device does, but for the device."""
+    """As on a CUDA device, but for the device."""
     bundle = Bundle.open(bundle_dir)
     reference = Engine.open(bundle, RuntimeOptions(num_threads=1))
     session = open_session(bundle.encoder_file, encoder_options(RuntimeOptions(num_threads=1)))

@@ -72,8 +72,8 @@ def test_int8_answers_do_not_depend_on_the_texts_beside_them(int8_dir: Path) -> 
     inputs = some_inputs(engine.tasks)
     inputs += [EncoderInput(ids=[999] * 16, types=[1] * 16, task=engine.tasks[0], rows=[0])]
     together = engine.run(inputs)
-    for given, expected in zip(inputs, together, strict=True):
-        np.testing.assert_array_equal(engine.run([given])[0], expected)
+    for alone, expected in zip(inputs, together, strict=True):
+        np.testing.assert_array_equal(engine.run([alone])[0], expected)
 
 
 def test_the_fusion_that_is_slower_does_not_happen(bundle_dir: Path, tmp_path: Path) -> None:

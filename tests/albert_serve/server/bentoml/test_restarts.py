@@ -70,7 +70,7 @@ class Deaths:
         self.restarts.keep(running, num_workers)
 
     def delay_s(self) -> float:
-        """How long it takes until the next worker is due."""
+        """The time until the next worker is due."""
         begin_s = self.now_s
         while not self.restarts.are_due:
             self.now_s += 0.5

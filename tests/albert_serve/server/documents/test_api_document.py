@@ -61,6 +61,6 @@ def examine(running: Running, folder: Path, *options: str) -> None:
     assert "Traceback" not in running.log
 
 
-def shortened(told: str) -> str:
-    """What it printed; a request of it may have a million characters."""
-    return "\n".join(line[:300] for line in told.splitlines())
+def shortened(output: str) -> str:
+    """The output with its lines cut: a request in it may have a million characters."""
+    return "\n".join(line[:300] for line in output.splitlines())

@@ -24,10 +24,10 @@ REQUEST = {"inputs": "The [MASK] run.", "parameters": {"top_k": 3}}
 
 def put(bundle: Path, place: Path) -> None:
     """A bundle in place of another: who has the old files open keeps them."""
-    beside = place.with_name(f".{place.name}-new")
-    shutil.copytree(bundle, beside)
+    staging = place.with_name(f".{place.name}-new")
+    shutil.copytree(bundle, staging)
     shutil.move(place, place.with_name(f".{place.name}-{time.monotonic_ns()}"))
-    beside.rename(place)
+    staging.rename(place)
 
 
 def environment(models: Path, home: Path, **others: str) -> dict[str, str]:
@@ -39,8 +39,8 @@ def environment(models: Path, home: Path, **others: str) -> dict[str, str]:
 def wait_for(condition: Callable[[], object], running: Running) -> None:
     give_up_s = time.monotonic() + 30
     while not condition():
-        told = [line for line in running.log.splitlines() if " 200 " not in line]
-        assert time.monotonic() < give_up_s, "\n".join(told)
+        lines = [line for line in running.log.splitlines() if " 200 " not in line]
+        assert time.monotonic() < give_up_s, "\n".join(lines)
         time.sleep(0.1)
 
 

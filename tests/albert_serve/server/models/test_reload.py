@@ -1,4 +1,4 @@
-"""What a reload does to the hosted models, in this process and in the workers of a service."""
+"""A reload adds, replaces and removes hosted models, in this process and in a service's workers."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ from tests.albert_serve.support import (
 
 def answers_with(running: Running, revision: str) -> bool:
     """Whether all that answer have this revision: of several workers any may."""
-    asked = (httpx.get(f"{running.url}/info").json()["revision"] for _ in range(8))
-    return all(answer == revision for answer in asked)
+    revisions = (httpx.get(f"{running.url}/info").json()["revision"] for _ in range(8))
+    return all(answer == revision for answer in revisions)
 
 
-def logged(running: Running, told: str, times: int) -> bool:
-    return running.log.count(f"model served {told}") == times
+def logged(running: Running, change: str, times: int) -> bool:
+    return running.log.count(f"model served {change}") == times
 
 
 def test_a_reload_adds_replaces_and_removes(
@@ -113,8 +113,8 @@ def test_a_bundle_that_does_not_verify_changes_nothing(
     reloaded(models)
     assert models.default.info().revision == revision
     assert "model tiny was not loaded, the one before goes on: " in caplog.text
-    told = {"model": "tiny", "outcome": "rejected"}
-    assert registry.get_sample_value("albert_serve_reloads_total", told) == 1
+    labels = {"model": "tiny", "outcome": "rejected"}
+    assert registry.get_sample_value("albert_serve_reloads_total", labels) == 1
 
 
 def test_what_was_rejected_is_not_opened_for_other_settings_either(
@@ -226,8 +226,8 @@ def test_a_worker_that_was_killed_comes_back_as_the_others_are(
         assert not list(gauges.glob(f"gauge_live*_{killed}.db"))
         wait_until_started(running, 3)
         # The first by name when the service began, and not the one that is first now.
-        asked = [httpx.get(f"{running.url}/info").json()["model_id"] for _ in range(16)]
-        assert set(asked) == {"first"}
+        names = [httpx.get(f"{running.url}/info").json()["model_id"] for _ in range(16)]
+        assert set(names) == {"first"}
 
 
 def test_a_bundle_that_becomes_whole_is_served_after_a_reload(shelf: Path) -> None:

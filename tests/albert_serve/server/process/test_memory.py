@@ -1,4 +1,4 @@
-"""What requests have freed goes back to the system."""
+"""Memory that requests have freed is returned to the system."""
 
 from __future__ import annotations
 
