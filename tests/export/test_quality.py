@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import item
+from hypothesis import given
 from hypothesis import strategies as st
 
 from albert_serve.bundle.manifest import ProblemType, Quality, TaskEntry
@@ -404,7 +404,7 @@ def test_what_is_within_the_limits_is_let_through() -> None:
     check_quality({}, max_cost=0.0)
 
 
-@item(st.integers(1, 5000), st.integers(0, 200), st.integers(0, 5000))
+@given(st.integers(1, 5000), st.integers(0, 200), st.integers(0, 5000))
 def test_a_cost_of_the_limit_is_let_through(count: int, num_lost: int, num_right: int) -> None:
     """However the shares are rounded."""
     num_right = min(count, num_right)
