@@ -5,6 +5,7 @@ A single test that takes seconds has the mark itself.
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Final
 
@@ -47,6 +48,12 @@ _WITH_PROCESSES: Final = (
     "training/test_pretrain.py",
     "training/test_requirements.py",
 )
+
+
+def pytest_configure() -> None:
+    """Take interrupts, which tests send: programs that a shell starts in the background do not."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

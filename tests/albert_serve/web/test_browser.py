@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).parents[3]
 TESTS = "tests/albert_serve/web/test_looks.py"
 MISSING = "chromium is not installed; apt-get install chromium"
@@ -23,6 +25,7 @@ def without_browser(folder: Path, *tools: str) -> dict[str, str]:
     return {**others, "PATH": str(folder)}
 
 
+@pytest.mark.slow
 def test_a_missing_browser_fails_in_ci(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", TESTS],

@@ -35,7 +35,7 @@ def guarded(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def test_the_document_is_true(guarded: Running, tmp_path: Path) -> None:
     header = f"Authorization: Bearer {KEY}"
-    options = ["--phases", "examples,fuzzing", "--max-examples", "30", "--header", header]
+    options = ["--phases", "examples,fuzzing", "--max-examples", "15", "--header", header]
     examine(guarded, tmp_path, *options)
 
 
