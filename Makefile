@@ -43,7 +43,7 @@ serve-gpu: $(VENV)/.gpu  ## the same on an NVIDIA GPU (driver 580 or newer); wit
 	ALBERT_SERVE_DEVICE=cuda $(BIN)/albert-serve serve --port $(PORT)
 
 test: $(VENV)/.dev  ## run the tests (but the slow ones)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
 
 test-fast: $(VENV)/.dev  ## run the tests without processes, browsers and compilers, in a minute
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m 'not slow and not process'

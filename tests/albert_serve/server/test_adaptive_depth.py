@@ -108,8 +108,8 @@ def test_texts_are_answered_after_the_layers_that_a_request_allows(
     reply = httpx.post(f"{adaptive.url}/text-classification", json=body, timeout=30)
     assert reply.status_code == 200
     for text, scores in zip(sentences, reply.json(), strict=True):
-        wanted = expected(model, bundle, text, **limits)
-        assert by_label(scores) == pytest.approx(wanted, abs=1e-4)
+        expected_scores = expected(model, bundle, text, **limits)
+        assert by_label(scores) == pytest.approx(expected_scores, abs=1e-4)
 
 
 def test_info_has_the_layers_and_the_defaults(adaptive: Running) -> None:
@@ -123,7 +123,7 @@ def test_both_clients_ask_for_fewer_layers(
     adaptive: Running, model: AlbertForTasks, bundle: Bundle, sentences: list[str]
 ) -> None:
     text = sentences[0]
-    wanted = expected(model, bundle, text, max_layers=1)
+    expected_scores = expected(model, bundle, text, max_layers=1)
 
     async def ask() -> list[LabelScore]:
         async with AsyncAlbertClient(adaptive.url) as client:
@@ -131,11 +131,11 @@ def test_both_clients_ask_for_fewer_layers(
 
     with AlbertClient(adaptive.url) as client:
         assert by_label(client.text_classification(text, max_layers=1)) == pytest.approx(
-            wanted, abs=1e-4
+            expected_scores, abs=1e-4
         )
         with pytest.raises(InvalidInputError, match="max_layers is 4; the model has 3 layers"):
             client.text_classification(text, max_layers=4)
-    assert by_label(asyncio.run(ask())) == pytest.approx(wanted, abs=1e-4)
+    assert by_label(asyncio.run(ask())) == pytest.approx(expected_scores, abs=1e-4)
 
 
 @pytest.mark.parametrize(
