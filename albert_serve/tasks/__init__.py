@@ -79,6 +79,7 @@ class TaskSetup:
         problem_type: Hugging Face's, for text classification; None decides by the labels.
         null_score_diff_threshold: of question answering.
         adaptive_depth: of text classification by a model that can answer after each layer.
+        stops_early: whether the engine can answer a text before the last layer.
     """
 
     tokenizer: AlbertTokenizer
@@ -89,6 +90,7 @@ class TaskSetup:
     problem_type: ProblemType | None = None
     null_score_diff_threshold: float = 0.0
     adaptive_depth: AdaptiveDepth | None = None
+    stops_early: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +120,7 @@ def _open_text_classification(setup: TaskSetup) -> TextClassification:
         problem_type=setup.problem_type,
         num_layers=setup.num_layers,
         adaptive_depth=setup.adaptive_depth,
+        stops_early=setup.stops_early,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,8 @@ from albert_serve.tasks.fitting import fit
 from albert_serve.tasks.probability import finite, sigmoid, softmax
 from albert_serve.tokenizer import AlbertTokenizer
 
+ALL_LAYERS: Final = "max_layers and patience have no effect on a GPU: all layers were computed"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextClassification:
@@ -36,6 +39,8 @@ class TextClassification:
         problem_type: selects the score function; None selects it by the number of labels.
         num_layers: of the model.
         adaptive_depth: the defaults of a model that can answer after each; None: it cannot.
+        stops_early: whether the engine can; if not, a request that could have fewer layers gets a
+            warning.
     """
 
     tokenizer: AlbertTokenizer
@@ -44,6 +49,7 @@ class TextClassification:
     problem_type: ProblemType | None = None
     num_layers: int = 0
     adaptive_depth: AdaptiveDepth | None = None
+    stops_early: bool = True
 
     def prepare(
         self, item: str | TextInput, parameters: TextClassificationParameters
@@ -68,6 +74,7 @@ class TextClassification:
             finish=lambda logits: self._finish(logits[0], parameters),
             num_truncated=fitted.num_truncated,
             cuts=fitted.cuts("" if isinstance(item, str) else ".text", ".text_pair"),
+            warnings=[] if depth is None or self.stops_early else [ALL_LAYERS],
         )
 
     def _finish(self, logits: Logits, parameters: TextClassificationParameters) -> list[LabelScore]:

@@ -54,7 +54,7 @@ def _cells(measure: Measure, figure: Figure, runs: Sequence[SeedResult]) -> list
         f"{statistics.median(points):.1f}",
         f"{min(points):.1f} to {max(points):.1f}",
         str(len(points)),
-        f"{100 * chance(figure, figures[0]) :.1f}",
+        f"{100 * chance(figure, figures[0]):.1f}",
         figure.paper,
     ]
 
