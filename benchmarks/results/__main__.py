@@ -27,7 +27,7 @@ from training.system.command_line import make_parser
 
 _DOCS: Final = REPOSITORY / "docs" / "results.md"
 _BEGIN: Final = "<!-- written by python -m benchmarks.results: begin -->"
-_END: Final = "<!-- end -->"
+_END: Final = "<!-- written by python -m benchmarks.results: end -->"
 _EXAMPLES: Final = r"""examples:
   python -m benchmarks.results --data data/ --output runs/results --write
   python -m benchmarks.results --data data/ --output runs/base --initialize-from \

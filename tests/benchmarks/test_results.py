@@ -11,19 +11,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from albert_serve.bundle.manifest import Bundle
+from albert_serve.tokenizer import AlbertTokenizer
+from benchmarks.results import depth
 from benchmarks.results.__main__ import main
+from benchmarks.results.depth import draw, measure
 from benchmarks.results.page import chance
 from benchmarks.results.tasks import TASKS, Figure
+from export.write import export_bundle
 from tests.training.conftest import one_thread  # noqa: F401 - a fixture
 from tests.training.support import REPOSITORY
 from training import finetune
+from training.data.labelled.texts import LabelledText
+from training.evaluation.classification import classify
+from training.evaluation.depth import depth_figures
 from training.evaluation.metrics import metric_figures
 from training.glue.tasks import Metric
+from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
 
 Capture = pytest.CaptureFixture[str]
 
 DATA = REPOSITORY / "tests" / "data"
-PAGE = "before\n<!-- written by python -m benchmarks.results: begin -->\n<!-- end -->\nafter\n"
+_MARK = "<!-- written by python -m benchmarks.results: {} -->\n"
+PAGE = f"before\n{_MARK.format('begin')}{_MARK.format('end')}after\n"
 TITLES = [measure.title for task in TASKS.values() for measure in task.measures]
 
 
@@ -107,3 +117,37 @@ def test_chance_is_the_figure_of_one_answer_for_all(metric: Metric) -> None:
     figure = Figure(title="", key=f"text_classification_{metric}")
     expected = metric_figures((metric,), always_one, targets)[metric]
     assert chance(figure, {"text_classification_classes": classes}) == pytest.approx(expected)
+
+
+@pytest.fixture
+def adaptive(checkpoint_dir: Path, tmp_path: Path) -> Bundle:
+    model = load_checkpoint(checkpoint_dir, has_exits=True).eval()
+    labels = {"id2label": read_config(checkpoint_dir)["id2label"]}
+    folder = tmp_path / "checkpoint"
+    save_checkpoint(model, folder, tokenizer_from=checkpoint_dir, extra_config=labels)
+    return export_bundle(folder, tmp_path / "bundle").bundle
+
+
+def test_every_depth_is_measured_and_drawn(adaptive: Bundle, tmp_path: Path) -> None:
+    words = ("good", "war and peace", "the city was lost", "music")
+    texts = [LabelledText(text=text, pair=None, label=1) for text in words]
+    measured = measure(adaptive, texts, num_rounds=1, num_threads=1)
+    model = load_checkpoint(tmp_path / "checkpoint").eval()
+    tokenizer = AlbertTokenizer.from_file(adaptive.tokenizer_file)
+    classified = classify(model, tokenizer, texts, ["negative", "positive"])
+    assert classified.layer_logits is not None
+    figures = depth_figures(("accuracy",), classified.layer_logits, classified.targets)
+    by_layer = {str(row["layers"]): row["accuracy"] for row in figures["by_layer"]}
+    by_layer["all 3"] = by_layer.pop("3")
+    by_patience = {f"patience {row['patience']}": row["accuracy"] for row in figures["by_patience"]}
+    expected = {title: 100 * value for title, value in (by_layer | by_patience).items()}
+    assert {title: each.accuracy for title, each in measured.items()} == pytest.approx(expected)
+    assert measured["all 3"].speed == 1
+    assert all(each.speed > 0 for each in measured.values())
+    draw([measured, measured], tmp_path / "depth.png")
+    assert (tmp_path / "depth.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_depth_needs_a_finished_run(data: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert depth.main(["--data", str(data), "--output", str(tmp_path / "none")]) == 1
+    assert "--tasks sst2-depth" in capsys.readouterr().err
