@@ -221,7 +221,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def _text(models: Sequence[Mapping[str, Measured]], num_texts: int, num_threads: int) -> str:
     lines: list[Any] = [
-        f"{len(models)} models (seeds), {num_texts} texts in batches of like lengths, fp32, throughput by processor time:",
+        f"{len(models)} models (seeds), {num_texts} texts in batches of like lengths, fp32; "
+        "throughput by processor time:",
         "",
         table(_HEADINGS, _rows(models)),
         "",
