@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from albert_serve.api.schemas import TextClassificationParameters
 from albert_serve.bundle.manifest import Bundle
@@ -220,9 +220,9 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _text(models: Sequence[Mapping[str, Measured]], num_texts: int, num_threads: int) -> str:
-    lines: list[Any] = [
-        f"{len(models)} models (seeds), {num_texts} texts in batches of like lengths, fp32; "
-        "throughput by processor time:",
+    title = f"{len(models)} models (seeds), {num_texts} texts in batches of like lengths, fp32:"
+    lines = [
+        title,
         "",
         table(_HEADINGS, _rows(models)),
         "",
