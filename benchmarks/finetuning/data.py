@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.finetuning.jobs import FinetuningTask
 from benchmarks.harness.errors import BenchmarkError
-from training.data.batch import TokenisedExample
 from training.data.feeds import labelled_examples
 from training.data.labelled.columns import COMMON_COLUMNS
 from training.data.labelled.texts import read_labelled
@@ -50,27 +50,11 @@ def write_examples(
         BenchmarkError: there are none.
         CorpusError: the files cannot be read.
     """
-    examples: Sequence[TokenisedExample]
-    if task == "text-classification":
-        texts, _ = read_labelled(files, None, COMMON_COLUMNS, "single_label_classification")
-        examples, _ = labelled_examples(
-            texts[:num_examples], tokenizer, length=length, truncation=True
-        )
-        targets = [int(example.target) % 2 for example in examples]
-    else:
-        questions, _ = locate_answers(read_squad(files)[:num_examples])
-        examples = [
-            example
-            for question in questions
-            for example in span_examples(question, tokenizer, length=length)
-        ][:num_examples]
-        targets = [example.target for example in examples]
+    make = _texts if task == "text-classification" else _spans
+    examples = make(files, tokenizer, length, num_examples)
     if not examples:
         raise BenchmarkError(f"{', '.join(map(str, files))}: no examples")
-    rows = [
-        (example.ids, example.types, target)
-        for example, target in zip(examples, targets, strict=True)
-    ]
+    rows = [(example.ids, example.types, example.target) for example in examples]
     target.write_text(json.dumps(rows), encoding="utf-8")
     return sum(len(example.ids) for example in examples) / len(examples)
 
@@ -78,3 +62,31 @@ def write_examples(
 def read_examples(file: Path) -> list[Example]:
     """Read what `write_examples` wrote."""
     return [Example(*row) for row in json.loads(file.read_bytes())]
+
+
+def _texts(
+    files: Sequence[Path], tokenizer: AlbertTokenizer, length: int, num_examples: int
+) -> list[Example]:
+    """Return texts; of more than two labels the even ones count as one, as do the odd ones."""
+    texts, _ = read_labelled(files, None, COMMON_COLUMNS, "single_label_classification")
+    examples, _ = labelled_examples(texts[:num_examples], tokenizer, length=length, truncation=True)
+    return [
+        Example(example.ids, example.types, int(example.label) % 2)
+        for example in examples
+        if not isinstance(example.label, tuple)
+    ]
+
+
+def _spans(
+    files: Sequence[Path], tokenizer: AlbertTokenizer, length: int, num_examples: int
+) -> list[Example]:
+    questions, _ = locate_answers(read_squad(files)[:num_examples])
+    windows = (
+        window
+        for question in questions
+        for window in span_examples(question, tokenizer, length=length)
+    )
+    return [
+        Example(window.ids, window.types, list(window.target))
+        for window in islice(windows, num_examples)
+    ]
