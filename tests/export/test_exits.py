@@ -26,8 +26,7 @@ from export.errors import ExportError
 from export.precision import restore_weights
 from export.source import read_source, with_depth
 from export.verify import external_tensors
-from export.write import Depth as ExportedDepth
-from export.write import Limits, export_bundle
+from export.write import DepthOptions, Limits, export_bundle
 from tests.export.exporting import TINY, ragged, randomize, run_encoder, write_checkpoint
 from training.data.labelled.texts import LabelledText
 from training.evaluation.classification import classify
@@ -271,7 +270,7 @@ def test_a_bundle_that_is_exported_again_keeps_its_defaults(
     shutil.copytree(checkpoint, tmp_path / "checkpoint")
     (tmp_path / "checkpoint/evaluation.json").write_text(json.dumps(FIGURES))
     first = export_bundle(
-        tmp_path / "checkpoint", tmp_path / "first", depth=ExportedDepth(patience=2)
+        tmp_path / "checkpoint", tmp_path / "first", depth=DepthOptions(patience=2)
     ).bundle
     again = export_bundle(first.folder, tmp_path / "again").bundle
     assert again.manifest.tasks == first.manifest.tasks
@@ -315,7 +314,7 @@ def test_a_cost_of_depth_is_refused_with_what_helps(checkpoint: Path, tmp_path: 
         export_bundle(
             checkpoint,
             target,
-            depth=ExportedDepth(max_layers=1),
+            depth=DepthOptions(max_layers=1),
             data=RealData(text=(text,)),
             limits=Limits(max_cost=-1000.0),
         )
@@ -352,8 +351,8 @@ def test_fewer_layers_of_a_plain_checkpoint(tmp_path: Path, capsys: Capture) -> 
 def test_fewer_layers_of_an_adaptive_one_have_its_classifier(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    cut = export_bundle(checkpoint, tmp_path / "two", depth=ExportedDepth(num_layers=2)).bundle
-    one = export_bundle(checkpoint, tmp_path / "one", depth=ExportedDepth(num_layers=1)).bundle
+    cut = export_bundle(checkpoint, tmp_path / "two", depth=DepthOptions(num_layers=2)).bundle
+    one = export_bundle(checkpoint, tmp_path / "one", depth=DepthOptions(num_layers=1)).bundle
     assert cut.manifest.tasks["text-classification"].adaptive_depth == AdaptiveDepth()
     assert one.manifest.tasks["text-classification"].adaptive_depth is None
     model = load_checkpoint(checkpoint).eval()
@@ -385,7 +384,7 @@ def test_depths_that_a_checkpoint_cannot_have(
 
 def test_a_default_of_more_layers_than_there_are(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="--max-layers 5: the checkpoint has 4 layers"):
-        export_bundle(checkpoint, tmp_path / "bundle", depth=ExportedDepth(max_layers=5))
+        export_bundle(checkpoint, tmp_path / "bundle", depth=DepthOptions(max_layers=5))
 
 
 def test_a_manifest_of_more_layers_than_there_are(checkpoint: Path, tmp_path: Path) -> None:

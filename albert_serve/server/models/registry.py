@@ -229,7 +229,7 @@ class Models:
         if self.settings.max_batch_tokens is not None:
             engine.max_batch_tokens = self.settings.max_batch_tokens
         engine.warm_up()
-        tasks = load_tasks(bundle, self._tokenizer(bundle))
+        tasks = load_tasks(bundle, self._tokenizer(bundle), device=engine.device)
         return _Loaded(
             spec=spec,
             options=options,

@@ -11,15 +11,16 @@ import httpx
 import pytest
 import torch
 
-from albert_serve.api.schemas import DepthInfo, InfoReply, LabelScore
+from albert_serve.api.schemas import DepthInfo, InfoReply, LabelScore, TextClassificationRequest
 from albert_serve.bundle.manifest import AdaptiveDepth, Bundle
 from albert_serve.client import AlbertClient, AsyncAlbertClient
 from albert_serve.errors import InvalidInputError
+from albert_serve.tasks import prepare_request
 from albert_serve.tasks.base import Depth
-from albert_serve.tasks.text_classification import resolve_depth
+from albert_serve.tasks.load import load_tasks
+from albert_serve.tasks.text_classification import ALL_LAYERS, resolve_depth
 from albert_serve.tokenizer import AlbertTokenizer
-from export.write import Depth as ExportedDepth
-from export.write import export_bundle
+from export.write import DepthOptions, export_bundle
 from tests.albert_serve.support import Running, running_service, service_environment
 from training.evaluation.depth import layers_used
 from training.model.albert import Batch
@@ -46,7 +47,7 @@ def bundle(
     save_checkpoint(
         model, folder / "checkpoint", tokenizer_from=checkpoint_dir, extra_config=labels
     )
-    depth = ExportedDepth(max_layers=2)
+    depth = DepthOptions(max_layers=2)
     return export_bundle(folder / "checkpoint", folder / "bundle", depth=depth).bundle
 
 
@@ -110,6 +111,25 @@ def test_texts_are_answered_after_the_layers_that_a_request_allows(
     for text, scores in zip(sentences, reply.json(), strict=True):
         expected_scores = expected(model, bundle, text, **limits)
         assert by_label(scores) == pytest.approx(expected_scores, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("device", "limits", "warnings"),
+    [
+        ("cuda", {"patience": 1}, [ALL_LAYERS]),
+        ("cuda", {"max_layers": 2}, [ALL_LAYERS]),
+        ("cuda", {}, [ALL_LAYERS]),
+        ("cuda", {"max_layers": NUM_LAYERS}, []),
+        ("cpu", {"patience": 1}, []),
+    ],
+)
+def test_a_caller_learns_that_an_engine_on_a_gpu_computes_all_layers(
+    bundle: Bundle, device: str, limits: dict[str, int], warnings: list[str]
+) -> None:
+    task = load_tasks(bundle, device=device)["text-classification"]
+    request = TextClassificationRequest.model_validate({"inputs": "a", "parameters": limits})
+    [prepared] = prepare_request(task, request)
+    assert prepared.warnings == warnings
 
 
 def test_info_has_the_layers_and_the_defaults(adaptive: Running) -> None:
