@@ -15,8 +15,9 @@ from torch import Tensor
 from training.model.albert import Batch, move
 from training.model.heads import Task
 
-# A task's own loss has the task's name; the others are distillation's (training.distil).
-LossName = Literal[Task, "hidden-states", "attention-relations"]
+# A task's own loss has the task's name; the others are of pairs in both orders
+# (training/data/order.py) and distillation's (training.distil).
+LossName = Literal[Task, "paired-order", "hidden-states", "attention-relations"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

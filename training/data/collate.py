@@ -82,10 +82,10 @@ class Collator:
                 labels.append(example.label)
         return PretrainBatch(
             tokens=packed.batch(),
-            rows=_rounded(np.concatenate(positions), 0),
-            targets=_rounded(np.concatenate(targets), IGNORED),
-            firsts=_rounded(np.array(packed.firsts), 0),
-            labels=_rounded(np.array(labels), IGNORED),
+            rows=rounded(np.concatenate(positions), 0),
+            targets=rounded(np.concatenate(targets), IGNORED),
+            firsts=rounded(np.array(packed.firsts), 0),
+            labels=rounded(np.array(labels), IGNORED),
             num_tokens=packed.num_tokens,
             counts={
                 "fill-mask": sum(map(len, positions)),
@@ -165,13 +165,14 @@ def collate_examples(
     )
 
 
-def _rounded(values: NDArray[np.int64], filler: int) -> Tensor:
-    return _filled(values, -(-len(values) // _ROUNDING) * _ROUNDING, filler)
+def rounded(values: NDArray[np.int64], filler: int) -> Tensor:
+    """Round the last dimension up, so that compiled code meets few shapes."""
+    return _filled(values, -(-values.shape[-1] // _ROUNDING) * _ROUNDING, filler)
 
 
 def _filled(values: NDArray[np.int64], size: int, filler: int) -> Tensor:
-    whole = np.full(size, filler, np.int64)
-    whole[: len(values)] = values
+    whole = np.full((*values.shape[:-1], size), filler, np.int64)
+    whole[..., : values.shape[-1]] = values
     return torch.from_numpy(whole)
 
 

@@ -112,10 +112,19 @@ def _report_to_torchrun(error: TrainingError) -> None:
         Path(file).write_text(json.dumps(report))
 
 
-def share(objective: nn.Module, model: AlbertForTasks, world: World, how: Parallelism) -> nn.Module:
+def share(
+    objective: nn.Module,
+    model: AlbertForTasks,
+    world: World,
+    how: Parallelism,
+    *,
+    trains_all: bool = True,
+) -> nn.Module:
     """Wrap the objective over `model` for training by all processes.
 
-    `ddp` replicates the model; `fsdp` shards weights, gradients and optimizer states.
+    Args:
+        how: `ddp` replicates the model; `fsdp` shards weights, gradients and optimizer states.
+        trains_all: whether each step trains all parameters, as several tasks in turn do not.
     """
     if how == "fsdp" and distributed.is_initialized():
         for block in (*model.albert.encoder.attentions, *model.albert.encoder.ffns):
@@ -124,7 +133,7 @@ def share(objective: nn.Module, model: AlbertForTasks, world: World, how: Parall
         fully_shard(objective)
         return objective
     if world.size > 1:
-        return DistributedDataParallel(objective)
+        return DistributedDataParallel(objective, find_unused_parameters=not trains_all)
     return objective
 
 

@@ -114,17 +114,21 @@ class Run:
                 with precision(self.world.device, self.precision):
                     scores = self.objective(batch)
                 self._loss(scores, totals).backward()  # type: ignore[no-untyped-call]
-            for name, score in scores.items():
-                tallies[name].add(score)
+            for name, tally in tallies.items():
+                tally.add(scores[name])
         return tallies
 
     def _loss(self, scores: Mapping[LossName, Score], totals: Mapping[LossName, float]) -> Tensor:
         """Return a micro-batch's share of the step's loss, the mean over all its predictions.
 
-        The factor `world.size` undoes the averaging of gradients over processes.
+        The factor `world.size` undoes the averaging of gradients over processes. A head that the
+        batch has no label for has a loss of 0.
         """
         parts = [
-            self.loss_weights.get(name, 1.0) * self.world.size / max(totals[name], 1) * score.loss
+            self.loss_weights.get(name, 1.0)
+            * self.world.size
+            / max(totals.get(name, 0), 1)
+            * score.loss
             for name, score in scores.items()
         ]
         return torch.stack(parts).sum()

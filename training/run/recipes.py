@@ -32,6 +32,12 @@ class Recipe:
         mask_rate: fraction of the tokens that is predicted.
         sentence_weight: weight of the sentence task's loss.
         start: the initialization.
+        order_share: fraction of the steps that are on pairs of segments in both orders, without
+            masks, in place of a sentence task of the masked rows.
+        order_length: maximum tokens of such a pair; None for 512, or the model's positions.
+        order_batch_size: rows of such pairs per step, each twice; None for as many tokens as in
+            the other steps.
+        order_sentences: minimum sentences of each segment.
     """
 
     length: int
@@ -53,6 +59,10 @@ class Recipe:
     start: Start
     dropout: Dropout
     seed: int = 0
+    order_share: float = 0.0
+    order_length: int | None = None
+    order_batch_size: int | None = None
+    order_sentences: int = 2
 
     @property
     def optimizer_settings(self) -> OptimizerSettings:

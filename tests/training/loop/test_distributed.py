@@ -103,6 +103,7 @@ MUON = ("--optimizer", "muon", "--lr", "1e-3")
         ((*ADAMW, "--parallel", "fsdp"), 2, 3e-5),
         pytest.param((*ADAMW, "--parallel", "ddp"), 2, 3e-5, marks=pytest.mark.slow),
         ((*MUON, "--parallel", "ddp"), 2, 2e-4),
+        ((*LAMB, "--order-share", "0.5", "--order-sentences", "1"), 2, 3e-5),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else str(value),
 )
