@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from training.data.batch import LossName, MicroBatch
 from training.data.feeds import Feed
+from training.data.mask_rate import MaskRates
 from training.loop.distributed import World, accumulating, shard_like, shard_states, whole
 from training.loop.progress import Progress, RunError, Stability
 from training.loop.reproducibility import reproducible
@@ -61,6 +62,7 @@ class Run:
         num_steps: steps so far, by the task stream's name.
         num_tokens: real tokens trained on so far.
         selection: the best validation so far; None if none is to be kept.
+        mask_rates: of masked rows; None for that of their collation.
     """
 
     model: AlbertForTasks
@@ -79,6 +81,7 @@ class Run:
     num_steps: Counter[str] = field(default_factory=Counter)
     num_tokens: int = 0
     selection: Selection | None = None
+    mask_rates: MaskRates | None = None
 
     def step(self, done: float) -> Step:
         """Train one step on a task stream drawn at random; `done` is the run's progress before it.
@@ -87,6 +90,8 @@ class Run:
         """
         feed = self._draw()
         batches = feed.step()
+        if self.mask_rates is not None:
+            batches = [self.mask_rates.thin(batch, done) for batch in batches]
         *counts, num_tokens = self.world.sum(
             [sum(batch.counts[name] for batch in batches) for name in feed.losses]
             + [sum(batch.num_tokens for batch in batches)]

@@ -81,7 +81,7 @@ class Job:
     def masking(self) -> NgramMasking:
         """The masking of tokens."""
         tokenizer = AlbertTokenizer.from_file(self.tokenizer / "tokenizer.json")
-        return NgramMasking(word_starts=word_starts(tokenizer), rate=self.recipe.mask_rate)
+        return NgramMasking(word_starts=word_starts(tokenizer), rate=self.recipe.mask_rates.highest)
 
     @property
     def slicing(self) -> Slicing:
@@ -246,6 +246,7 @@ class Job:
             world=self.world,
             progress=self.progress,
             precision=self.precision,
+            mask_rates=None if self.recipe.final_mask_rate is None else self.recipe.mask_rates,
         )
 
 

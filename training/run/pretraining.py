@@ -76,8 +76,8 @@ def train_job(
         flops_a_token=train_flops_per_token(
             job.config,
             length=length,
-            masked_rate=job.recipe.mask_rate,
-            read_rate=job.recipe.mask_rate + 1 / length,
+            masked_rate=job.recipe.mask_rates.mean,
+            read_rate=job.recipe.mask_rates.mean + 1 / length,
             num_sentence_outputs=2 if "sentence-order" in job.tasks else 0,
         ),
         peak_flops=peak_flops(world.device, job.precision),

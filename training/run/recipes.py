@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from albert_serve.config import AlbertConfig, preset
 from training.data.examples import SentenceTask
+from training.data.mask_rate import MaskRates
 from training.model.initialization import Start
 from training.optim.optimizers import OptimizerName, OptimizerSettings, Schedule, ScheduleName
 
@@ -29,7 +30,8 @@ class Recipe:
         pooled_factor: learning-rate multiplier of the parameters that read the [CLS] row.
         warmup: fraction of the run that is warm-up.
         decay: fraction of the run that is decay (`wsd`).
-        mask_rate: fraction of the tokens that is predicted.
+        mask_rate: fraction of the tokens that is predicted, at the beginning of the run.
+        final_mask_rate: the same at its end, linear between; None if it stays.
         sentence_weight: weight of the sentence task's loss.
         start: the initialization.
         order_share: fraction of the steps that are on pairs of segments in both orders, without
@@ -63,6 +65,7 @@ class Recipe:
     order_length: int | None = None
     order_batch_size: int | None = None
     order_sentences: int = 2
+    final_mask_rate: float | None = None
 
     @property
     def optimizer_settings(self) -> OptimizerSettings:
@@ -74,6 +77,12 @@ class Recipe:
             pooled_factor=self.pooled_factor,
             weight_decay=self.weight_decay,
         )
+
+    @property
+    def mask_rates(self) -> MaskRates:
+        """The mask rates at the beginning and at the end of the run."""
+        last = self.mask_rate if self.final_mask_rate is None else self.final_mask_rate
+        return MaskRates(first=self.mask_rate, last=last)
 
     @property
     def rate_schedule(self) -> Schedule:
