@@ -185,8 +185,8 @@ def _whole_pairs(part: Part, rng: np.random.Generator, settings: ExampleSettings
             cut = first + least + int(next(cuts) * (last - first - 2 * least + 1))
             chunks.append((bounds[first], bounds[cut], bounds[last]))
             first = last
-    begin, cut, end = np.array(chunks, np.int64).reshape(-1, 3).T
-    return Examples(np.stack([begin, cut, cut, end], axis=1), np.zeros(len(chunks), np.int64))
+    bounds_N4 = np.array(chunks, np.int64).reshape(-1, 3)[:, [0, 1, 1, 2]]
+    return Examples(bounds_N4, np.zeros(len(chunks), np.int64))
 
 
 def _next_or_not(
