@@ -144,6 +144,7 @@ def small_values(folder: Path, labelled: Path, teacher: Path) -> dict[str, str]:
         "VOCAB_SIZE": "800",
         "EMBEDDING_SIZE": "32",
         "SPANS_QUESTIONS": "30",
+        "EVALUATION_LENGTH": "64",
         "OPTIONS": "--no-compile --device cpu",
     }
 
