@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help setup serve serve-gpu test test-fast test-slow fuzz fuzz-waiting bench-pretrain bench-finetune bench-engine bench-sizes bench-serve bench-score bench-score-memory bench-reliability image-cpu image-gpu default-model docs check format clean
+.PHONY: help setup serve serve-gpu test test-fast test-slow fuzz fuzz-waiting bench-pretrain bench-finetune bench-engine bench-sizes bench-serve bench-score bench-score-memory bench-reliability image-cpu image-gpu default-model reproduce-model docs check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -100,6 +100,12 @@ default-model: $(VENV)/.dev  ## the int8 form of the bundle in models/, which th
 		--question-answering tests/data/squad_dev/dev-v1.1.json \
 		--examples albert_serve/web/examples.json
 	rm -f $(PACKAGED)/README.md
+
+# Variables of scripts/default_model.toml; RUNS is the folder of the runs.
+ROAD := CORPUS VALIDATION SST2_TRAIN SST2_DEV SQUAD_TRAIN SQUAD_DEV TEACHER BUNDLE BUNDLE_INT8 OPTIONS
+reproduce-model: $(VENV)/.dev  ## train the default model as it was trained, for a day (CORPUS=..., ...; without any it says which)
+	@$(BIN)/python -m scripts.reproduce_model $(if $(RUNS),--runs '$(RUNS)') \
+		$(foreach name,$(ROAD),$(if $($(name)),'$(name)=$($(name))'))
 
 docs: $(VENV)/.dev  ## write docs/client-reference.md from the docstrings of the client
 	$(BIN)/python -m scripts.client_reference

@@ -43,6 +43,7 @@ from training.evaluation.questions import (
 from training.evaluation.reports.report import write_report
 from training.evaluation.reports.submissions import write_glue, write_squad
 from training.evaluation.results import Results
+from training.evaluation.sentence_order import order_figures
 from training.evaluation.task import classify_task, task_figures
 from training.evaluation.validation import held_out, measure, unigram_entropy
 from training.glue.files import dev_files, read_task, read_test
@@ -97,6 +98,9 @@ def evaluate_pretraining(
 ) -> dict[str, float]:
     """Evaluate masked tokens (loss in nats, accuracy) and the sentence task; nan without any.
 
+    Next sentences are among masked tokens, as they are learnt; the order of segments is asked for
+    without masks, in both orders.
+
     `unigram_entropy` is the loss of a model that has learnt the token frequencies of this text
     and nothing else.
     """
@@ -115,14 +119,15 @@ def evaluate_pretraining(
         "masked_tokens": masked.count,
         "unigram_entropy": unigram_entropy(shards, model.config.vocab_size),
     }
-    if "sentence-order" in tallies:
-        name = "sentence_order" if settings.sentence_task == "sop" else "next_sentence"
+    if settings.sentence_task == "nsp":
         order = tallies["sentence-order"]
         figures |= {
-            f"{name}_loss": order.loss,
-            f"{name}_accuracy": order.accuracy,
-            f"{name}_pairs": order.count,
+            "next_sentence_loss": order.loss,
+            "next_sentence_accuracy": order.accuracy,
+            "next_sentence_pairs": order.count,
         }
+    if settings.sentence_task == "sop":
+        figures |= order_figures(model, shards, settings, products)
     return figures
 
 

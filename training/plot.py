@@ -70,6 +70,7 @@ _PANELS: Final = (
     Panel(title="masked loss (nats)", figure="fill-mask/loss"),
     Panel(title="masked accuracy", figure="fill-mask/accuracy", scale="part"),
     Panel(title="sentence accuracy", figure="sentence-order/accuracy", scale="part"),
+    Panel(title="accuracy of both orders", figure="paired-order/accuracy", scale="part"),
     Panel(title="classification accuracy", figure="text-classification/accuracy", scale="part"),
     Panel(title="answer accuracy", figure="question-answering/accuracy", scale="part"),
     Panel(title="choice accuracy", figure="multiple-choice/accuracy", scale="part"),

@@ -53,6 +53,12 @@ def test_pretraining(clone: Path) -> None:
     for name in settings:
         assert [line["step"] for line in read_metrics(clone / "runs" / name)][-1] == 2
         assert load_checkpoint(clone / "runs" / name / "checkpoint").config.vocab_size == 800
+    order = printed_commands(PRETRAINING, "--order-share 0.25")
+    spans = printed_commands(PRETRAINING, "training.spans")
+    few = "--batch-size 2 2 --steps 2 --report-every 1"
+    run_printed([*order, *spans], clone, {"training.pretrain": TWO_STEPS, "training.finetune": few})
+    model = load_checkpoint(clone / "runs" / "spans" / "checkpoint")
+    assert {"fill-mask", "sentence-order", "question-answering"} <= model.tasks.keys()
     for name in ("curves.png", "layers.png"):
         assert (clone / name).read_bytes().startswith(b"\x89PNG")
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from training.model.albert import Batch, move
 
-# A head's loss has the head's name; distillation has `hidden-states` and `attention-relations`.
+# A head's loss has the head's name; the others are of pairs in both orders
+# (training/data/order.py) and distillation's (training.distil).
 LossName: TypeAlias = str
 
 
@@ -46,6 +47,7 @@ class PretrainBatch(MicroBatch):
     Attributes:
         rows: (R,) positions of the tokens to predict, as indices into the flattened (B * S).
         targets: (R,) the original ids; IGNORED where R was rounded up.
+        rates: (R,) the mask rate from which on each is among the tokens to predict.
         firsts: (C,) positions of each sequence's [CLS], as indices into the flattened (B * S).
         labels: (C,) of the sentence task, or IGNORED.
     """
@@ -53,6 +55,7 @@ class PretrainBatch(MicroBatch):
     task: str = "pretraining"
     rows: Tensor
     targets: Tensor
+    rates: Tensor
     firsts: Tensor
     labels: Tensor
 

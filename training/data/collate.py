@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -72,20 +72,23 @@ class Collator:
         packed = PackedRows(len(rows), self.length)
         positions: list[NDArray[np.int64]] = []
         targets: list[NDArray[np.int64]] = []
+        rates: list[NDArray[np.float64]] = []
         labels: list[int] = []
         for line, row in enumerate(rows):
             for example, whole, second in row:
-                masked, chosen = self.masking(whole, example.mask_rng(self.seed))
+                masked, chosen, of_chosen = self.masking.ranked(whole, example.mask_rng(self.seed))
                 types = (np.arange(len(whole)) >= second).astype(np.int64)
                 positions.append(packed.add(line, masked, types) + chosen)
                 targets.append(whole[chosen])
+                rates.append(of_chosen)
                 labels.append(example.label)
         return PretrainBatch(
             tokens=packed.batch(),
-            rows=_rounded(np.concatenate(positions), 0),
-            targets=_rounded(np.concatenate(targets), IGNORED),
-            firsts=_rounded(np.array(packed.firsts), 0),
-            labels=_rounded(np.array(labels), IGNORED),
+            rows=rounded(np.concatenate(positions), 0),
+            targets=rounded(np.concatenate(targets), IGNORED),
+            rates=rounded(np.concatenate(rates), 0),
+            firsts=rounded(np.array(packed.firsts), 0),
+            labels=rounded(np.array(labels), IGNORED),
             num_tokens=packed.num_tokens,
             counts={
                 "fill-mask": sum(map(len, positions)),
@@ -165,13 +168,14 @@ def collate_examples(
     )
 
 
-def _rounded(values: NDArray[np.int64], filler: int) -> Tensor:
-    return _filled(values, -(-len(values) // _ROUNDING) * _ROUNDING, filler)
+def rounded(values: NDArray[Any], filler: int) -> Tensor:
+    """Round the last dimension up, so that compiled code meets few shapes."""
+    return _filled(values, -(-values.shape[-1] // _ROUNDING) * _ROUNDING, filler)
 
 
-def _filled(values: NDArray[np.int64], size: int, filler: int) -> Tensor:
-    whole = np.full(size, filler, np.int64)
-    whole[: len(values)] = values
+def _filled(values: NDArray[Any], size: int, filler: int) -> Tensor:
+    whole = np.full((*values.shape[:-1], size), filler, values.dtype)
+    whole[..., : values.shape[-1]] = values
     return torch.from_numpy(whole)
 
 

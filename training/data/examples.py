@@ -6,7 +6,7 @@ depend on (seed, epoch, part) alone, so a run can be resumed anywhere.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,6 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 from training.data.shards import Part
 
 SentenceTask = Literal["sop", "nsp", "none"]
+# Pairs of segments for sentence order without masks (training/data/order.py).
+Pairs = Literal["pairs"]
 
 IGNORED: Final = -100  # torch's ignore_index
 # Tokens of the shortest pair worth training on: three special ones and a few of each segment.
@@ -34,13 +36,16 @@ class ExampleSettings:
     Attributes:
         length: maximum tokens of an example, with special tokens.
         sentence_task: second segment: the first one's neighbour, in order or swapped (`sop`); the
-            next one or a random document's (`nsp`); none (`none`).
+            next one or a random document's (`nsp`); none (`none`). With `pairs` both segments are
+            whole sentences, in order, and a chunk that has too few gives no example.
         short_rate: fraction of the documents that are cut into shorter examples.
+        min_sentences: of each segment of `pairs`.
     """
 
     length: int
-    sentence_task: SentenceTask = "sop"
+    sentence_task: SentenceTask | Pairs = "sop"
     short_rate: float = 0.1
+    min_sentences: int = 1
 
     @property
     def room(self) -> int:
@@ -114,6 +119,8 @@ def build_examples(
     chunk of one sentence has no label; there it got a random second segment.
     """
     rng = np.random.default_rng([_EXAMPLES, seed, epoch, number])
+    if settings.sentence_task == "pairs":
+        return _whole_pairs(part, rng, settings)
     if settings.sentence_task == "nsp":
         rows = list(_next_or_not(part, rng, settings))
         chunks = np.array(rows, np.int64).reshape(-1, 5)
@@ -159,6 +166,27 @@ def _chunk_bounds(
             chunks.append((bounds[first], bounds[cut], bounds[last]))
             first = last
     return np.array(chunks, np.int64).reshape(-1, 3)
+
+
+def _whole_pairs(part: Part, rng: np.random.Generator, settings: ExampleSettings) -> Examples:
+    """Cut chunks of whole sentences into two segments at a random sentence, all of label 0.
+
+    A sentence with which no chunk of enough sentences fits is skipped.
+    """
+    cuts = iter(rng.random(len(part.sentences)).tolist())
+    least, chunks = settings.min_sentences, list[tuple[int, int, int]]()
+    for bounds, target in zip(_documents(part), _targets(part, rng, settings), strict=True):
+        first = 0
+        while (shortest := first + 2 * least) < len(bounds):
+            last = max(bisect_right(bounds, bounds[first] + target) - 1, shortest)
+            if bounds[last] - bounds[first] > settings.room:
+                first += 1
+                continue
+            cut = first + least + int(next(cuts) * (last - first - 2 * least + 1))
+            chunks.append((bounds[first], bounds[cut], bounds[last]))
+            first = last
+    bounds_N4 = np.array(chunks, np.int64).reshape(-1, 3)[:, [0, 1, 1, 2]]
+    return Examples(bounds_N4, np.zeros(len(chunks), np.int64))
 
 
 def _next_or_not(

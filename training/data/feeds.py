@@ -205,6 +205,8 @@ class PlannedFeed:
     @property
     def tasks(self) -> tuple[Task, ...]:
         """The tasks whose heads it trains."""
+        if self.plan.settings.sentence_task == "pairs":
+            return ("sentence-order",)
         if self.plan.settings.sentence_task == "none":
             return ("fill-mask",)
         return ("fill-mask", "sentence-order")

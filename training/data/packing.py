@@ -98,7 +98,13 @@ class Plan:
             TrainingError: the corpus yields no example.
         """
         rows: list[list[Example]] = []
+        num_empty = 0
         for at, window in self._windows(start):
+            num_empty = 0 if window.num_rows else num_empty + 1
+            if num_empty > len(self.shards.parts):
+                raise TrainingError(
+                    "no document of the corpus has sentences enough for a pair; give others"
+                )
             for number in range(at.row, window.num_rows):
                 rows.append(window.row(number))
                 if len(rows) == num_rows:
@@ -183,7 +189,7 @@ def arrange(
     sizes = np.concatenate([examples.sizes for _, examples in parts])
     shuffled = rng.permutation(len(sizes))
     row_of = pack(sizes[shuffled], length)
-    num_rows = int(row_of.max()) + 1
+    num_rows = int(row_of.max(initial=-1)) + 1
     place = rng.permutation(num_rows)[row_of]
     order = np.argsort(place, kind="stable")
     bounds = np.searchsorted(place[order], np.arange(num_rows + 1))

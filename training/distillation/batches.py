@@ -107,6 +107,7 @@ class DistilCollator:
             tokens=student.tokens,
             rows=student.rows,
             targets=student.targets,
+            rates=student.rates,
             firsts=student.firsts,
             labels=student.labels,
             num_tokens=student.num_tokens,

@@ -19,7 +19,7 @@ from training.distillation.start import shared_pieces, start_from_teacher
 from training.distillation.teacher import Teacher, TeacherError
 from training.loop.step import Run
 from training.losses import LOSS_OF
-from training.model.heads import AlbertForTasks, Task, head_sizes
+from training.model.heads import AlbertForTasks, head_sizes
 from training.run.job import Job
 
 # Minimum fraction of the corpus' tokens that are one piece of the teacher's vocabulary. The
@@ -35,11 +35,10 @@ class LossWeights:
     hidden: float
     relations: float
 
-    def by_name(self, sentence: float) -> dict[LossName, float]:
+    def by_name(self) -> dict[LossName, float]:
         """Return the weights by the losses' names."""
         return {
             "fill-mask": self.masked,
-            "sentence-order": sentence,
             "hidden-states": self.hidden,
             "attention-relations": self.relations,
         }
@@ -82,20 +81,18 @@ class Distillation:
             student=torch.compile(student_states) if job.compiles else student_states,
         )
         return job.assemble(
-            self._student(job, tokenizer, feed.tasks),
+            self._student(job, tokenizer),
             feed,
             {**LOSS_OF, "distillation": loss},
-            self.weights.by_name(job.recipe.sentence_weight),
+            self.weights.by_name(),
         )
 
-    def _student(
-        self, job: Job, tokenizer: AlbertTokenizer, tasks: tuple[Task, ...]
-    ) -> AlbertForTasks:
+    def _student(self, job: Job, tokenizer: AlbertTokenizer) -> AlbertForTasks:
         """Return the student with its initial weights."""
         if job.initialize_from is not None or job.recipe.start != "teacher":
-            return job.model(tasks)
+            return job.model()
         torch.manual_seed(job.recipe.seed)
-        model = AlbertForTasks(job.config, head_sizes(job.config, tasks))
+        model = AlbertForTasks(job.config, head_sizes(job.config, job.tasks))
         counts = job.shards.token_counts(job.config.vocab_size)
         kept = start_from_teacher(model, self.teacher, tokenizer, counts, self.start_layers)
         if job.world.is_main:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from training.data.batch import MicroBatch, PretrainBatch
+from training.data.batch import LossName, MicroBatch, PretrainBatch
 from training.data.collate import Collator
 from training.data.examples import ExampleSettings
 from training.data.masking import NgramMasking
@@ -85,21 +85,21 @@ class Validation:
 def measure(
     objective: nn.Module,
     batches: Iterable[MicroBatch],
-    tasks: tuple[Task, ...],
+    tasks: Sequence[LossName],
     device: torch.device,
     products: PrecisionName = "auto",
     *,
     should_stop: Callable[[], bool] = lambda: False,
     tally: type[Tally] = Tally,
-) -> dict[Task, Tally] | None:
-    """Return each task's tally over the batches; None if `should_stop` interrupted it.
+) -> dict[LossName, Tally] | None:
+    """Return the tally of each loss over the batches; None if `should_stop` interrupted it.
 
     Args:
         objective: the `Objective`, wrapped by `share`; all processes must call this function.
         products: precision of matrix products.
         tally: the class of the tallies.
     """
-    tallies: dict[Task, Tally] = {task: tally() for task in tasks}
+    tallies: dict[LossName, Tally] = {task: tally() for task in tasks}
     with evaluating(objective), precision(device, products):
         for batch in batches:
             if should_stop():

@@ -17,6 +17,7 @@ from training.losses import Tally
 _SHORT: Final[dict[str, str]] = {
     "fill-mask": "masked",
     "sentence-order": "order",
+    "paired-order": "pairs",
     "hidden-states": "hidden",
     "attention-relations": "relations",
 }

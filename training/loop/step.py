@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from training.data.batch import LossName, MicroBatch
 from training.data.feeds import Feed
+from training.data.mask_rate import MaskRates
 from training.loop.distributed import World, accumulating, shard_like, shard_states, whole
 from training.loop.progress import Progress, RunError, Stability
 from training.loop.reproducibility import reproducible
@@ -61,6 +62,7 @@ class Run:
         num_steps: steps so far, by the task stream's name.
         num_tokens: real tokens trained on so far.
         selection: the best validation so far; None if none is to be kept.
+        mask_rates: of masked rows; None for that of their collation.
     """
 
     model: AlbertForTasks
@@ -79,6 +81,7 @@ class Run:
     num_steps: Counter[str] = field(default_factory=Counter)
     num_tokens: int = 0
     selection: Selection | None = None
+    mask_rates: MaskRates | None = None
 
     def step(self, done: float) -> Step:
         """Train one step on a task stream drawn at random; `done` is the run's progress before it.
@@ -87,6 +90,8 @@ class Run:
         """
         feed = self._draw()
         batches = feed.step()
+        if self.mask_rates is not None:
+            batches = [self.mask_rates.thin(batch, done) for batch in batches]
         *counts, num_tokens = self.world.sum(
             [sum(batch.counts[name] for batch in batches) for name in feed.losses]
             + [sum(batch.num_tokens for batch in batches)]
@@ -114,17 +119,21 @@ class Run:
                 with precision(self.world.device, self.precision):
                     scores = self.objective(batch)
                 self._loss(scores, totals).backward()  # type: ignore[no-untyped-call]
-            for name, score in scores.items():
-                tallies[name].add(score)
+            for name, tally in tallies.items():
+                tally.add(scores[name])
         return tallies
 
     def _loss(self, scores: Mapping[LossName, Score], totals: Mapping[LossName, float]) -> Tensor:
         """Return a micro-batch's share of the step's loss, the mean over all its predictions.
 
-        The factor `world.size` undoes the averaging of gradients over processes.
+        The factor `world.size` undoes the averaging of gradients over processes. A head that the
+        batch has no label for has a loss of 0.
         """
         parts = [
-            self.loss_weights.get(name, 1.0) * self.world.size / max(totals[name], 1) * score.loss
+            self.loss_weights.get(name, 1.0)
+            * self.world.size
+            / max(totals.get(name, 0), 1)
+            * score.loss
             for name, score in scores.items()
         ]
         return torch.stack(parts).sum()

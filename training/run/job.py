@@ -17,6 +17,7 @@ from training.data.collate import Collate, Collator, Slicing
 from training.data.examples import ExampleSettings
 from training.data.feeds import Feed, PlannedFeed
 from training.data.masking import NgramMasking, word_starts
+from training.data.order import OrderCollator
 from training.data.packing import Plan
 from training.data.shards import Shards
 from training.loop.distributed import Parallelism, World, share
@@ -28,9 +29,12 @@ from training.model.heads import AlbertForTasks, Task, head_sizes
 from training.model.initialization import start_local
 from training.model.resizing import grow_depth
 from training.optim.optimizers import build_optimizers
+from training.order_losses import OrderLoss, order_logits
 from training.run.recipes import Recipe
 from training.system.precision import PrecisionName
 
+# Maximum tokens of a pair in both orders, where neither the recipe nor the model has less.
+_ORDER_LENGTH: Final = 512
 # Default tokens of a micro-batch.
 _TOKENS_A_MICRO_BATCH: Final = {"cpu": 8192, "cuda": 65536}
 
@@ -77,7 +81,7 @@ class Job:
     def masking(self) -> NgramMasking:
         """The masking of tokens."""
         tokenizer = AlbertTokenizer.from_file(self.tokenizer / "tokenizer.json")
-        return NgramMasking(word_starts=word_starts(tokenizer), rate=self.recipe.mask_rate)
+        return NgramMasking(word_starts=word_starts(tokenizer), rate=self.recipe.mask_rates.highest)
 
     @property
     def slicing(self) -> Slicing:
@@ -87,10 +91,8 @@ class Job:
             RunError: the rows are not divisible.
         """
         rows, size = self.recipe.batch_size, self.world.size
-        if rows % size:
-            raise RunError(f"--batch-size {rows} is no multiple of the {size} processes")
-        most = _TOKENS_A_MICRO_BATCH.get(self.world.device.type, 8192) // self.recipe.length
-        rows_a_batch = self.micro_batch_size or largest_divisor(rows // size, max(1, most))
+        fitting = self._rows_a_batch(rows, self.recipe.length, "--batch-size")
+        rows_a_batch = self.micro_batch_size or fitting
         if rows % (rows_a_batch * size):
             raise RunError(
                 f"--batch-size {rows} is no multiple of --micro-batch-size {rows_a_batch} "
@@ -99,6 +101,13 @@ class Job:
         return Slicing(
             num_rows=rows, rows_a_batch=rows_a_batch, rank=self.world.rank, world_size=size
         )
+
+    def _rows_a_batch(self, num_rows: int, length: int, option: str) -> int:
+        """Return the rows of a micro-batch that suit the device."""
+        if num_rows % self.world.size:
+            raise RunError(f"{option} {num_rows} is no multiple of the {self.world.size} processes")
+        most = _TOKENS_A_MICRO_BATCH.get(self.world.device.type, 8192) // length
+        return largest_divisor(num_rows // self.world.size, max(1, most))
 
     @property
     def plan(self) -> Plan:
@@ -124,10 +133,10 @@ class Job:
             return 0
         return max(1, min(8, (os.cpu_count() or 1) // self.world.size - 1))
 
-    def model(self, tasks: tuple[Task, ...]) -> AlbertForTasks:
+    def model(self) -> AlbertForTasks:
         """Return the model with its initial weights."""
         torch.manual_seed(self.recipe.seed)
-        sizes = head_sizes(self.config, tasks)
+        sizes = head_sizes(self.config, self.tasks)
         if self.initialize_from is not None:
             shallow = load_checkpoint(self.initialize_from, sizes)
             return grow_depth(shallow, self.config.num_layers)
@@ -154,16 +163,52 @@ class Job:
         self.check()
         feed = self.feed(self.collator)
         return self.assemble(
-            self.model(feed.tasks),
+            self.model(),
             feed,
             compiled_losses() if self.compiles else LOSS_OF,
-            {"sentence-order": self.recipe.sentence_weight},
+            {},
         )
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks whose heads the run trains."""
+        has_order = self.recipe.order_share or self.recipe.sentence_task != "none"
+        return ("fill-mask", "sentence-order") if has_order else ("fill-mask",)
 
     def feed(self, collate: Collate) -> PlannedFeed:
         """Return the task stream over the corpus."""
         return PlannedFeed(
             plan=self.plan, collate=collate, slicing=self.slicing, num_workers=self.num_loaders
+        )
+
+    def order_feed(self) -> PlannedFeed:
+        """Return the task stream of pairs in both orders.
+
+        Raises:
+            RunError: the rows are not divisible.
+        """
+        recipe = self.recipe
+        length = recipe.order_length or min(_ORDER_LENGTH, self.config.max_positions)
+        as_many = recipe.batch_size * recipe.length // (2 * length)
+        rows = recipe.order_batch_size or max(1, as_many)
+        settings = ExampleSettings(
+            length=length,
+            sentence_task="pairs",
+            short_rate=recipe.short_rate,
+            min_sentences=recipe.order_sentences,
+        )
+        return PlannedFeed(
+            plan=Plan(shards=self.shards, settings=settings, seed=recipe.seed),
+            collate=OrderCollator(shards=self.shards, length=length),
+            slicing=Slicing(
+                num_rows=rows,
+                rows_a_batch=self._rows_a_batch(rows, 2 * length, "--order-batch-size"),
+                rank=self.world.rank,
+                world_size=self.world.size,
+            ),
+            num_workers=self.num_loaders,
+            name="sentence-order",
+            further_losses=("paired-order",),
         )
 
     def assemble(
@@ -176,20 +221,32 @@ class Job:
         """Assemble the run at step 0 of a new model on a task stream."""
         model = model.to(self.world.device)
         model.albert.encoder.recomputes = self.recomputes
+        share_of_order = self.recipe.order_share
+        feeds = [feed, self.order_feed()] if share_of_order else [feed]
+        logits = torch.compile(order_logits) if self.compiles else order_logits
+        loss_of = {**loss_of, "sentence-order": OrderLoss(logits=logits)}
         objective = Objective(model, self.world.device, loss_of)
+        sentence_weight = self.recipe.sentence_weight
         return Run(
             model=model,
-            objective=share(objective, model, self.world, self.parallelism),
+            objective=share(
+                objective, model, self.world, self.parallelism, trains_all=len(feeds) == 1
+            ),
             optimizers=build_optimizers(model, self.recipe.optimizer_settings, self.precision),
             schedule=self.recipe.rate_schedule,
-            feeds=[feed],
-            weights=[1.0],
-            loss_weights=loss_weights,
+            feeds=feeds,
+            weights=[1 - share_of_order, share_of_order][: len(feeds)],
+            loss_weights={
+                "sentence-order": sentence_weight,
+                "paired-order": sentence_weight,
+                **loss_weights,
+            },
             clip_norm=self.recipe.clip_norm,
             seed=self.recipe.seed,
             world=self.world,
             progress=self.progress,
             precision=self.precision,
+            mask_rates=None if self.recipe.final_mask_rate is None else self.recipe.mask_rates,
         )
 
 

@@ -76,9 +76,9 @@ def train_job(
         flops_a_token=train_flops_per_token(
             job.config,
             length=length,
-            masked_rate=job.recipe.mask_rate,
-            read_rate=job.recipe.mask_rate + 1 / length,
-            num_sentence_outputs=0 if job.recipe.sentence_task == "none" else 2,
+            masked_rate=job.recipe.mask_rates.mean,
+            read_rate=job.recipe.mask_rates.mean + 1 / length,
+            num_sentence_outputs=2 if "sentence-order" in job.tasks else 0,
         ),
         peak_flops=peak_flops(world.device, job.precision),
     )
@@ -134,13 +134,15 @@ def _validation(options: argparse.Namespace, job: Job) -> Validation | None:
 
 def _origin(options: argparse.Namespace, record: Mapping[str, Any], program: str) -> Origin:
     files = [options.shards] if options.corpus is None else [Path(n) for n, _ in record["corpus"]]
+    settings = record["settings"]
+    task = settings["sentence_task"]
     return Origin(
         program=program,
         stage={
-            "settings": {**record["settings"], "precision": record["precision"]},
+            "settings": {**settings, "precision": record["precision"]},
             "corpus": file_names(files),
             "initialize_from": options.initial_name,
         },
         tokenizer_from=options.tokenizer,
-        extra_config={"albert_sentence_task": record["settings"]["sentence_task"]},
+        extra_config={"albert_sentence_task": "sop" if settings["order_share"] else task},
     )

@@ -59,8 +59,28 @@ def add_recipe(how: argparse._ArgumentGroup) -> None:
     add = how.add_argument
     add("--length", type=parse_count, help="tokens per row")
     add("--batch-size", type=parse_count, help="rows per step")
-    add("--mask-rate", type=parse_part, help="fraction of the tokens that is predicted")
+    add(
+        "--mask-rate",
+        nargs="+",
+        type=parse_part,
+        metavar="RATE",
+        help="fraction of the tokens that is predicted; two, such as 0.3 0.15, for one that "
+        "changes linearly over the run",
+    )
     add("--sentence-task", choices=get_args(SentenceTask), help="order, next sentence, or none")
+    add(
+        "--order-share",
+        type=parse_part,
+        help="fraction of the steps that learn sentence order from both orders of a pair, without "
+        "masks, in place of --sentence-task (0)",
+    )
+    add("--order-length", type=parse_count, help="maximum tokens of such a pair (512)")
+    add(
+        "--order-batch-size",
+        type=parse_count,
+        help="rows of such pairs per step, each in both orders (as many tokens as in other steps)",
+    )
+    add("--order-sentences", type=parse_count, help="least sentences of each side of a pair (2)")
     add("--short-rate", type=parse_part, help="fraction of documents cut into shorter examples")
     add("--dropout", choices=get_args(Dropout), help="0.1 except in xxlarge, or none")
     add_optimization(how, {})
@@ -90,7 +110,31 @@ def changed_recipe(recipe: Recipe, options: argparse.Namespace) -> Recipe:
     }
     if "batch_size" in overrides and "lr" not in overrides and "optimizer" not in overrides:
         overrides["lr"] = scaled_lr(recipe, overrides["batch_size"])
+    if rates := overrides.pop("mask_rate", None):
+        if len(rates) > 2:
+            raise RunError(f"--mask-rate takes one rate, or the first and the last: not {rates}")
+        overrides["mask_rate"], *final = rates
+        overrides["final_mask_rate"] = final[0] if final else None
+    if overrides.get("order_share"):
+        overrides = _order_overrides(recipe, overrides)
     return replace(recipe, **overrides)
+
+
+def _order_overrides(recipe: Recipe, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Return the overrides for a run with pairs in both orders.
+
+    Raises:
+        RunError: they leave no masked rows, or give those a sentence task as well.
+    """
+    if overrides["order_share"] == 1:
+        raise RunError("--order-share 1 leaves no step to masked tokens; give less")
+    if overrides.get("sentence_task", "none") != "none":
+        raise RunError(
+            f"--sentence-task {overrides['sentence_task']} and --order-share train the same head; "
+            "give one of them"
+        )
+    # The small recipes' weight is for one label a sequence among its masked tokens.
+    return {"sentence_weight": 1.0, **overrides, "sentence_task": "none"}
 
 
 @contextmanager
@@ -181,9 +225,11 @@ def _check_length(config: AlbertConfig, recipe: Recipe) -> AlbertConfig:
     Raises:
         RunError: it has too few.
     """
-    if not MIN_LENGTH <= recipe.length <= config.max_positions:
-        raise RunError(
-            f"--length {recipe.length}: a sequence has from {MIN_LENGTH} tokens to the model's "
-            f"{config.max_positions} positions (--max-positions)"
-        )
+    lengths = {"length": recipe.length, "order-length": recipe.order_length or recipe.length}
+    for name, length in lengths.items():
+        if not MIN_LENGTH <= length <= config.max_positions:
+            raise RunError(
+                f"--{name} {length}: a sequence has from {MIN_LENGTH} tokens to the model's "
+                f"{config.max_positions} positions (--max-positions)"
+            )
     return config

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from albert_serve.config import AlbertConfig, preset
 from training.data.examples import SentenceTask
+from training.data.mask_rate import MaskRates
 from training.model.initialization import Start
 from training.optim.optimizers import OptimizerName, OptimizerSettings, Schedule, ScheduleName
 
@@ -29,9 +30,16 @@ class Recipe:
         pooled_factor: learning-rate multiplier of the parameters that read the [CLS] row.
         warmup: fraction of the run that is warm-up.
         decay: fraction of the run that is decay (`wsd`).
-        mask_rate: fraction of the tokens that is predicted.
+        mask_rate: fraction of the tokens that is predicted, at the beginning of the run.
+        final_mask_rate: the same at its end, linear between; None if it stays.
         sentence_weight: weight of the sentence task's loss.
         start: the initialization.
+        order_share: fraction of the steps that are on pairs of segments in both orders, without
+            masks, in place of a sentence task of the masked rows.
+        order_length: maximum tokens of such a pair; None for 512, or the model's positions.
+        order_batch_size: rows of such pairs per step, each twice; None for as many tokens as in
+            the other steps.
+        order_sentences: minimum sentences of each segment.
     """
 
     length: int
@@ -53,6 +61,11 @@ class Recipe:
     start: Start
     dropout: Dropout
     seed: int = 0
+    order_share: float = 0.0
+    order_length: int | None = None
+    order_batch_size: int | None = None
+    order_sentences: int = 2
+    final_mask_rate: float | None = None
 
     @property
     def optimizer_settings(self) -> OptimizerSettings:
@@ -64,6 +77,12 @@ class Recipe:
             pooled_factor=self.pooled_factor,
             weight_decay=self.weight_decay,
         )
+
+    @property
+    def mask_rates(self) -> MaskRates:
+        """The mask rates at the beginning and at the end of the run."""
+        last = self.mask_rate if self.final_mask_rate is None else self.final_mask_rate
+        return MaskRates(first=self.mask_rate, last=last)
 
     @property
     def rate_schedule(self) -> Schedule:

@@ -38,6 +38,11 @@ def test_the_paper_s_numbers() -> None:
         "start": "random",  # modeling.py: truncated normal of 0.02
         "dropout": "v1",  # Table 1's models; section 4.8 takes it away later
         "seed": 0,
+        "order_share": 0.0,  # not the paper's: sentence order stands in the masked rows
+        "order_length": None,
+        "order_batch_size": None,
+        "order_sentences": 2,
+        "final_mask_rate": None,
     }
     assert NgramMasking(word_starts=np.zeros(1, bool)).max_words == 3  # section 4.1
 

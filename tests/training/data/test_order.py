@@ -1,0 +1,148 @@
+"""Pairs of whole sentences, cut anew in each epoch, that stand in a batch in both orders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.training.support import make_part
+from training.data.batch import MicroBatch
+from training.data.collate import Slicing
+from training.data.examples import IGNORED, ExampleSettings, build_examples
+from training.data.feeds import PlannedFeed
+from training.data.order import OrderBatch, OrderCollator
+from training.data.packing import Plan
+from training.data.shards import Shards
+from training.errors import TrainingError
+
+corpora = st.lists(
+    st.lists(st.integers(1, 12) | st.integers(1, 60), min_size=1, max_size=12),
+    min_size=1,
+    max_size=8,
+)
+PAIRS = ExampleSettings(length=128, sentence_task="pairs", min_sentences=2)
+
+
+def feed_of(
+    shards: Shards, chosen: ExampleSettings = PAIRS, *, num_workers: int = 0
+) -> PlannedFeed:
+    return PlannedFeed(
+        plan=Plan(shards=shards, settings=chosen, seed=3),
+        collate=OrderCollator(shards=shards, length=chosen.length),
+        slicing=Slicing(num_rows=4, rows_a_batch=4),
+        num_workers=num_workers,
+        name="sentence-order",
+        further_losses=("paired-order",),
+    )
+
+
+def sequences(batch: OrderBatch) -> list[list[int]]:
+    """The tokens of each pair: all in order, then all swapped."""
+    ids = batch.tokens.ids.flatten()
+    assert batch.tokens.packing is not None
+    numbers = batch.tokens.packing.sequences.flatten()
+    rows = [
+        (numbers[first:] == numbers[first]).long().cumprod(0).sum()
+        for first in batch.firsts[batch.labels != IGNORED].tolist()
+    ]
+    firsts = batch.firsts[batch.labels != IGNORED].tolist()
+    return [ids[at : at + int(size)].tolist() for at, size in zip(firsts, rows, strict=True)]
+
+
+def only(batches: Iterable[object]) -> OrderBatch:
+    (batch,) = batches
+    assert isinstance(batch, OrderBatch)
+    return batch
+
+
+@settings(deadline=None, max_examples=80)
+@given(corpora, st.integers(10, 90), st.integers(1, 3), st.integers(0, 2**40), st.floats(0, 1))
+def test_both_segments_are_whole_neighbouring_sentences_of_a_document(
+    documents: list[list[int]], length: int, least: int, seed: int, short_rate: float
+) -> None:
+    part = make_part(documents)
+    chosen = ExampleSettings(
+        length=length, sentence_task="pairs", min_sentences=least, short_rate=short_rate
+    )
+    examples = build_examples(part, chosen, seed=seed, epoch=0)
+    assert (examples.labels == 0).all()
+    assert (examples.sizes <= length).all()
+    begins = part.sentences[part.documents]
+    for a, b, c, d in examples.bounds.tolist():
+        assert a < b == c < d
+        assert np.isin([a, b, d], part.sentences).all()
+        first, cut, last = np.searchsorted(part.sentences, [a, b, d])
+        assert min(cut - first, last - cut) >= least
+        assert np.searchsorted(begins, a, "right") == np.searchsorted(begins, d, "left")
+    assert (examples.bounds[1:, 0] >= examples.bounds[:-1, 3]).all()
+
+
+def test_sentences_that_no_pair_has_room_for_are_skipped() -> None:
+    part = make_part([[5, 5, 90, 5, 5], [90, 5]])
+    chosen = ExampleSettings(length=33, sentence_task="pairs", short_rate=0.0)
+    examples = build_examples(part, chosen, seed=0, epoch=0)
+    assert examples.bounds.tolist() == [[0, 5, 5, 10], [100, 105, 105, 110]]
+
+
+def test_cuts_are_new_in_each_epoch(shards: Shards) -> None:
+    part = shards.parts[0]
+    cuts = [build_examples(part, PAIRS, seed=1, epoch=epoch).bounds for epoch in (0, 0, 1)]
+    assert np.array_equal(cuts[0], cuts[1])
+    assert len(cuts[0]) > 50
+    assert not np.array_equal(cuts[0][:, 1], cuts[2][:, 1])
+
+
+def test_a_batch_has_each_pair_in_both_orders_and_no_mask(shards: Shards) -> None:
+    feed = feed_of(shards)
+    assert (feed.tasks, feed.losses) == (("sentence-order",), ("sentence-order", "paired-order"))
+    batch = only(feed.step())
+    in_order, swapped = np.split(np.array(sequences(batch), object), 2)
+    num_pairs = batch.counts["paired-order"]
+    assert num_pairs == len(in_order) >= 4
+    assert batch.counts["sentence-order"] == 2 * num_pairs
+    assert batch.labels[batch.labels != IGNORED].tolist() == [0] * num_pairs + [1] * num_pairs
+    text = shards.parts[0].tokens.tolist()
+    for one, other in zip(in_order, swapped, strict=True):
+        cls, *first, sep = one[: one.index(3) + 1]
+        *second, end = one[one.index(3) + 1 :]
+        assert other == [cls, *second, sep, *first, end]
+        assert first + second in (text[at : at + len(first + second)] for at in range(len(text)))
+    assert not (batch.tokens.ids == 4).any()
+    assert batch.num_tokens == sum(map(len, [*in_order, *swapped]))
+
+
+def test_types_are_those_of_the_two_segments(shards: Shards) -> None:
+    batch = only(feed_of(shards).step())
+    types, ids = batch.tokens.types.flatten(), batch.tokens.ids.flatten()
+    for first, whole in zip(
+        batch.firsts[batch.labels != IGNORED].tolist(), sequences(batch), strict=True
+    ):
+        second = whole.index(3) + 1
+        assert ids[first] == 2
+        expected = [0] * second + [1] * (len(whole) - second)
+        assert types[first : first + len(whole)].tolist() == expected
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_feed_goes_on_where_another_stopped(shards: Shards, num_workers: int) -> None:
+    whole, begun, resumed = (feed_of(shards, num_workers=num_workers) for _ in range(3))
+    batches = [only(whole.step()) for _ in range(5)]
+    for _ in range(3):
+        begun.step()
+    resumed.restore(begun.state())
+    for batch in batches[3:]:
+        other = only(resumed.step())
+        assert isinstance(other, MicroBatch)
+        assert batch.tokens.ids.equal(other.tokens.ids)
+        assert batch.firsts.equal(other.firsts)
+
+
+def test_a_corpus_without_a_pair_is_an_error() -> None:
+    part = make_part([[5], [7]])
+    shards = Shards(parts=(part,), tokenizer_sha256="", fingerprint="")
+    with pytest.raises(TrainingError, match="no document of the corpus has sentences enough"):
+        feed_of(shards).step()

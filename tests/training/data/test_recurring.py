@@ -1,0 +1,134 @@
+"""Spans that recur in a passage become questions whose answer stands where they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.training.support import WIKI
+from training.data.corpus import read_documents, split_sentences
+from training.data.questions import Question, locate_answers
+from training.data.recurring import (
+    MARKER,
+    Occurrence,
+    SpanSettings,
+    passages,
+    recurring_spans,
+    span_questions,
+    to_squad,
+)
+
+SETTINGS = SpanSettings(question_words=(2, 40))
+SENTENCES = [
+    "The Royal Navy of Norway built ships in Bergen.",
+    "Its ships were old, the royal navy of Norway said.",
+    "In the city the Royal Navy, Norway and the others met.",
+    "It rained in the city.",
+]
+
+
+def texts(sentences: list[str], spans: list[list[Occurrence]]) -> list[list[str]]:
+    return [[sentences[at][begin:end] for at, begin, end in span] for span in spans]
+
+
+def questions(
+    sentences: list[str], settings: SpanSettings = SETTINGS, seed: int = 0
+) -> list[Question]:
+    return list(span_questions(sentences, settings, np.random.default_rng(seed), "p"))
+
+
+def test_the_longest_spans_of_each_place_are_found() -> None:
+    """Not "Royal Navy" within the longer one, nor spans of stop words or over a comma."""
+    found = recurring_spans(SENTENCES, SETTINGS)
+    assert texts(SENTENCES, found) == [["Royal Navy of Norway", "royal navy of Norway"]]
+    short = recurring_spans(SENTENCES, SpanSettings(span_words=2))
+    assert texts(SENTENCES, short) == [["Royal Navy", "royal navy", "Royal Navy"]]
+
+
+def test_stop_words_may_be_others() -> None:
+    spans = recurring_spans(SENTENCES, SpanSettings(stop_words={"royal"}))
+    assert texts(SENTENCES, spans) == [
+        ["The Royal Navy of Norway", "the royal navy of Norway"],
+        ["In the city", "in the city"],
+    ]
+    few = SpanSettings(stop_words={"the", "city"})
+    assert texts(SENTENCES, recurring_spans(SENTENCES, few)) == [
+        ["Royal Navy of Norway", "royal navy of Norway"]
+    ]
+
+
+def test_a_span_that_recurs_in_one_sentence_alone_is_none() -> None:
+    assert not recurring_spans(["New York is in New York.", "It is a city."], SETTINGS)
+
+
+def test_the_other_sentences_are_the_context_with_one_answer() -> None:
+    sentences = [
+        "The old harbour was built by monks.",
+        "Near the old harbour and the old harbour wall stands a church.",
+        "Ships left the old harbour in spring.",
+    ]
+    for seed in range(20):
+        (question,) = questions(sentences, seed=seed)
+        assert question.answers == ("old harbour",)
+        assert question.start is not None
+        stop = question.start + len("old harbour")
+        assert question.context[question.start : stop] == "old harbour"
+        assert question.context.count("old harbour") == 1
+        assert "old harbour" not in question.question
+        assert MARKER in question.question
+        whole = f"{question.question} {question.context}"
+        assert whole.count(MARKER) == 3
+        restored = whole.replace(MARKER, "old harbour")
+        assert sorted(restored) == sorted(" ".join(sentences))
+
+
+def test_questions_are_bounded() -> None:
+    sentences = [f"Blue lake {n} and green hill {n} met red rock {n} here." for n in range(4)]
+    settings = SpanSettings(num_questions=2, question_words=(2, 40))
+    assert len(questions(sentences, settings)) == 2
+    assert len(questions(sentences, SpanSettings(num_questions=9))) == 3
+    assert not questions(sentences, SpanSettings(question_words=(30, 40)))
+    assert not questions(sentences, SpanSettings(question_words=(2, 5)))
+
+
+def test_passages_are_all_sentences_in_turn() -> None:
+    sentences = ["one two three", "four five", "six " * 9, "seven", "eight nine"]
+    assert list(passages(sentences, 5)) == [
+        ["one two three", "four five"],
+        ["six " * 9],
+        ["seven", "eight nine"],
+    ]
+
+
+@pytest.fixture(scope="module")
+def real() -> list[Question]:
+    made: list[Question] = []
+    for number, document in enumerate(read_documents([WIKI])):
+        for index, passage in enumerate(passages(split_sentences(document), 200)):
+            rng = np.random.default_rng([0, number, index])
+            made += span_questions(passage, SpanSettings(), rng, f"{number}-{index}")
+    return made
+
+
+def test_real_text_has_questions_with_answers_at_their_place(real: list[Question]) -> None:
+    assert len(real) > 30
+    located, num_repaired = locate_answers(real)
+    assert num_repaired == 0
+    assert len({question.id for question in located}) == len(real)
+    for question in real:
+        (answer,) = question.answers
+        assert 2 <= len(answer.split()) <= 10
+        assert MARKER in question.question
+        assert answer.lower() not in question.question.lower()
+        words = answer.lower().split()
+        assert {words[0], words[-1]}.isdisjoint(SpanSettings().stop_words)
+
+
+def test_squad_s_format_has_one_answer(real: list[Question], tmp_path: Path) -> None:
+    paragraph = to_squad(real[0])
+    (record,) = paragraph["qas"]
+    (answer,) = record["answers"]
+    begin = answer["answer_start"]
+    assert paragraph["context"][begin : begin + len(answer["text"])] == answer["text"]

@@ -1,0 +1,103 @@
+"""Both orders of a pair are compared, and what its content adds to both is of no effect."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from training.data.examples import IGNORED
+from training.data.order import OrderBatch
+from training.model.albert import Batch
+from training.order_losses import OrderLoss
+
+# Log-odds of "in order" for each pair as it is, and swapped.
+IN_ORDER, SWAPPED = [2.0, -1.0, 3.0, 0.5], [-2.0, -3.0, 3.5, 1.5]
+
+
+def batch_of(num_pairs: int, rounded_to: int) -> OrderBatch:
+    labels = torch.full((2, rounded_to), IGNORED)
+    labels[:, :num_pairs] = torch.tensor([[0], [1]])
+    empty = torch.zeros(1, 1, dtype=torch.long)
+    return OrderBatch(
+        tokens=Batch(ids=empty, types=empty),
+        firsts=torch.zeros(2 * rounded_to, dtype=torch.long),
+        labels=labels.flatten(),
+        num_tokens=1,
+        counts={"sentence-order": 2 * num_pairs, "paired-order": num_pairs},
+    )
+
+
+def scores(logits: Tensor, num_pairs: int, rounded_to: int) -> dict[Any, Any]:
+    loss = OrderLoss(logits=lambda *_: logits)
+    return dict(loss(cast("Any", None), batch_of(num_pairs, rounded_to)))
+
+
+def value(score: Any) -> float:
+    return float(score.loss.detach())
+
+
+def logits_of(in_order: list[float], swapped: list[float]) -> Tensor:
+    odds = torch.tensor([*in_order, 9.0, *swapped, 9.0])  # one pair that only rounds up
+    return torch.stack([odds + 1, torch.ones(len(odds))], dim=1).requires_grad_()
+
+
+def test_losses_are_those_by_hand() -> None:
+    result = scores(logits_of(IN_ORDER, SWAPPED), 4, 5)
+    pairs = list(zip(IN_ORDER, SWAPPED, strict=True))
+    paired = [math.log1p(math.exp(-(one - other) / 2)) for one, other in pairs]
+    alone = [math.log1p(math.exp(-one)) + math.log1p(math.exp(other)) for one, other in pairs]
+    assert value(result["paired-order"]) == pytest.approx(sum(paired), rel=1e-6)
+    assert value(result["sentence-order"]) == pytest.approx(sum(alone), rel=1e-6)
+    assert (int(result["paired-order"].right), result["paired-order"].count) == (2, 4)
+    assert (int(result["sentence-order"].right), result["sentence-order"].count) == (5, 8)
+
+
+def test_cross_entropy_is_that_of_the_service_s_softmax() -> None:
+    logits = logits_of(IN_ORDER, SWAPPED)
+    labels = batch_of(4, 5).labels
+    expected = torch.nn.functional.cross_entropy(
+        logits, labels, ignore_index=IGNORED, reduction="sum"
+    )
+    assert value(scores(logits, 4, 5)["sentence-order"]) == pytest.approx(float(expected.detach()))
+
+
+def test_content_that_both_orders_have_does_not_change_the_paired_loss() -> None:
+    shifted = [odds + 5 for odds in IN_ORDER], [odds + 5 for odds in SWAPPED]
+    one, other = (scores(logits_of(*both), 4, 5) for both in ((IN_ORDER, SWAPPED), shifted))
+    assert value(one["paired-order"]) == pytest.approx(value(other["paired-order"]))
+    assert value(one["sentence-order"]) < value(other["sentence-order"])
+
+
+def test_both_losses_have_their_optimum_at_the_pairs_true_odds() -> None:
+    """Of four pairs that look the same, one is the other way round: p is 3/4."""
+    odds = torch.zeros(2, requires_grad=True)
+    optimizer = torch.optim.LBFGS([odds], max_iter=100)
+
+    def loss(name: str) -> Tensor:
+        one = torch.stack([odds[0]] * 3 + [odds[1]] + [odds[1]] * 3 + [odds[0]])
+        result: Tensor = scores(torch.stack([one, torch.zeros(8)], dim=1), 4, 4)[name].loss
+        return result
+
+    for name in ("sentence-order", "paired-order"):
+
+        def close(name: str = name) -> float:
+            optimizer.zero_grad()
+            result = loss(name)
+            result.backward()  # type: ignore[no-untyped-call]
+            return float(result.detach())
+
+        optimizer.step(close)  # type: ignore[no-untyped-call]
+        assert odds.tolist() == pytest.approx([math.log(3), -math.log(3)], abs=1e-3), name
+
+
+def test_pairs_that_round_up_have_no_gradient() -> None:
+    logits = logits_of(IN_ORDER, SWAPPED)
+    result = scores(logits, 4, 5)
+    (result["paired-order"].loss + result["sentence-order"].loss).backward()
+    assert logits.grad is not None
+    assert not logits.grad[[4, 9]].any()
+    assert logits.grad[[0, 1, 2, 3, 5, 6, 7, 8]].all()

@@ -1,0 +1,65 @@
+"""The losses of sentence order on pairs in both orders.
+
+Shape legend: C pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from training.data.batch import LossName
+from training.data.examples import IGNORED
+from training.data.order import OrderBatch
+from training.losses import Score, mark_dynamic
+from training.model.albert import Batch
+from training.model.heads import AlbertForTasks
+
+
+def order_logits(model: AlbertForTasks, tokens: Batch, firsts: Tensor) -> Tensor:
+    """Return the logits (2 C, 2) of sentence order, from each sequence's [CLS] row."""
+    return model.logits("sentence-order", model(tokens, firsts))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OrderLoss:
+    """Loss function of pairs in both orders.
+
+    With s the log-odds of "in order", `paired-order` is -log sigmoid((s(A, B) - s(B, A)) / 2),
+    which ignores what the pair's content adds to both, and `sentence-order` the cross-entropy of
+    each order alone, which has this be 0, so that the service's probability of one text is
+    calibrated. Halved, both have the same optimum: if the content allows the probability p,
+    s(A, B) = -s(B, A) = log(p / (1 - p)). Each is log 2 at chance.
+
+    Attributes:
+        logits: `order_logits`, optionally compiled.
+    """
+
+    logits: Callable[..., Tensor] = order_logits
+
+    def __call__(self, model: AlbertForTasks, batch: OrderBatch) -> dict[LossName, Score]:
+        """Return both scores; right in `paired-order` is a pair whose right order scores higher."""
+        if self.logits is not order_logits:
+            mark_dynamic([batch.firsts])
+        logits = self.logits(model, batch.tokens, batch.firsts).float()
+        odds_2C = (logits[:, 0] - logits[:, 1]).view(2, -1)
+        is_pair_C = batch.labels.view(2, -1)[0] != IGNORED
+        signs_21 = torch.tensor([[1.0], [-1.0]], device=logits.device)
+        signed_2C = (signs_21 * odds_2C)[:, is_pair_C]
+        margin_C = signed_2C.mean(0)
+        return {
+            "sentence-order": Score(
+                loss=F.softplus(-signed_2C).sum(),
+                right=(signed_2C > 0).sum(),
+                count=batch.counts["sentence-order"],
+            ),
+            "paired-order": Score(
+                loss=F.softplus(-margin_C).sum(),
+                right=(margin_C > 0).sum(),
+                count=batch.counts["paired-order"],
+            ),
+        }

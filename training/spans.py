@@ -1,0 +1,197 @@
+"""Questions for pretraining question answering, made from plain text (Splinter, Ram et al. 2021).
+
+A multi-word span that recurs in a passage is replaced by [MASK] in one of its sentences, which is
+the question; the rest of the passage is the context, and another occurrence of the span the
+answer. Written in SQuAD's JSON format, which `training.finetune --question-answering` reads. The
+same corpus, options and seed give the same file to the byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import lzma
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+import numpy as np
+
+from albert_serve.files import partial_path, put_in_place
+from albert_serve.progress import progress_bar
+from training.data.corpus import (
+    CorpusError,
+    Place,
+    find_files,
+    read_from,
+    read_lines,
+    split_sentences,
+)
+from training.data.questions import Question
+from training.data.recurring import STOP_WORDS, SpanSettings, passages, span_questions, to_squad
+from training.errors import report_errors
+from training.run.options import parse_count, parse_seed
+from training.system.command_line import make_parser
+
+_EXAMPLES: Final = r"""examples:
+  python -m training.spans wiki/*.jsonl.xz spans.json.xz
+  python -m training.spans wiki/ spans.json --max-questions 100000 --passage-words 150
+  python -m training.finetune --initialize-from runs/base/checkpoint \
+      --question-answering spans.json.xz --length 384 --output runs/spans
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Written:
+    """What was written: the number of questions, and of documents read."""
+
+    num_questions: int
+    num_documents: int
+
+
+def write_spans(
+    paths: Sequence[Path],
+    output: Path,
+    settings: SpanSettings,
+    *,
+    seed: int = 0,
+    max_questions: int | None = None,
+) -> Written:
+    """Write the questions of a corpus, read as a stream, into a file of SQuAD's format.
+
+    Args:
+        output: `.json`, or compressed: `.json.xz`.
+        max_questions: after which the corpus is read no further.
+
+    Raises:
+        CorpusError: a file cannot be read or written, or no span recurs.
+    """
+    if output.suffix not in (".json", ".xz"):
+        raise CorpusError(f"{output} is neither a .json file nor a .json.xz; name one of these")
+    files = find_files(paths)
+    partial = partial_path(output)
+    num_questions = num_documents = 0
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with _open(partial, output.suffix) as stream:
+            stream.write('{"version": "recurring spans", "data": [')
+            for document in _documents(files, settings, seed):
+                num_documents += 1
+                left = None if max_questions is None else max_questions - num_questions
+                kept = document[:left]
+                if kept:
+                    article = {"title": kept[0].id, "paragraphs": list(map(to_squad, kept))}
+                    stream.write(",\n" if num_questions else "\n")
+                    stream.write(json.dumps(article, ensure_ascii=False))
+                    num_questions += len(kept)
+                if num_questions == max_questions:
+                    break
+            stream.write("\n]}\n")
+        if not num_questions:
+            raise CorpusError(
+                "no span of several words recurs in a passage of the corpus; give more text, or "
+                "longer passages (--passage-words)"
+            )
+        put_in_place(partial, output)
+    except OSError as error:
+        raise CorpusError(f"{output} cannot be written: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return Written(num_questions=num_questions, num_documents=num_documents)
+
+
+def _documents(
+    files: Sequence[Path], settings: SpanSettings, seed: int
+) -> Iterator[list[Question]]:
+    """Yield the questions of each document."""
+    num_bytes = sum(file.stat().st_size for file in files)
+    with progress_bar(title="reading", total=num_bytes, unit="B", unit_scale=True) as bar:
+        for number, document in enumerate(read_from(files, Place())):
+            rng = np.random.default_rng([seed, number])
+            found = passages(split_sentences(document.text), settings.passage_words)
+            yield [
+                question
+                for index, passage in enumerate(found)
+                for question in span_questions(passage, settings, rng, f"{number}-{index}")
+            ]
+            bar.update(document.end.num_bytes - bar.n)
+
+
+def _open(file: Path, suffix: str) -> IO[str]:
+    opener: Callable[..., IO[bytes]] = lzma.open if suffix == ".xz" else open
+    return io.TextIOWrapper(opener(file, "wb"), encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    return report_errors(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    settings = SpanSettings(
+        passage_words=options.passage_words,
+        span_words=options.span_words,
+        num_questions=options.passage_questions,
+        stop_words=_read_stop_words(options.stop_words),
+    )
+    written = write_spans(
+        options.corpus,
+        options.output,
+        settings,
+        seed=options.seed,
+        max_questions=options.max_questions,
+    )
+    print(
+        f"{options.output}: {written.num_questions:,} questions of {written.num_documents:,} "
+        "documents"
+    )
+    return 0
+
+
+def _read_stop_words(file: Path | None) -> frozenset[str]:
+    """Return the words of a file, one a line; English ones without a file."""
+    if file is None:
+        return STOP_WORDS
+    return frozenset(line.strip().lower() for line in read_lines(file))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser("training.spans", __doc__, _EXAMPLES)
+    add = parser.add_argument
+    add("corpus", nargs="+", type=Path, metavar="CORPUS", help="files of text, or folders")
+    add("output", type=Path, metavar="OUTPUT", help="a .json file, or .json.xz")
+    add(
+        "--passage-words",
+        type=parse_count,
+        default=SpanSettings().passage_words,
+        help="maximum words of a passage (%(default)s)",
+    )
+    add(
+        "--passage-questions",
+        type=parse_count,
+        default=SpanSettings().num_questions,
+        help="maximum questions of a passage (%(default)s)",
+    )
+    add(
+        "--span-words",
+        type=parse_count,
+        default=SpanSettings().span_words,
+        help="maximum words of a span, which has two or more (%(default)s)",
+    )
+    add("--max-questions", type=parse_count, help="maximum questions in all")
+    add(
+        "--stop-words",
+        type=Path,
+        metavar="FILE",
+        help="words with which no span begins or ends, one a line (English ones)",
+    )
+    add("--seed", type=parse_seed, default=0, help="of the choice of spans (%(default)s)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
