@@ -24,6 +24,7 @@ from albert_serve.bundle.weights import (
     check_shapes,
     exit_shapes,
     expected_shapes,
+    question_head_of,
     read_header,
     stored_name,
 )
@@ -289,7 +290,13 @@ def _read_tasks(
             entry = _classification(hf, num_outputs)
             tasks[found] = entry.model_copy(update={"adaptive_depth": depth})
         else:
-            tasks[found] = TaskEntry(graph=f"{found}.onnx", num_outputs=num_outputs)
+            head = question_head_of(found, num_outputs)
+            tasks[found] = TaskEntry(
+                graph=f"{found}.onnx",
+                num_outputs=num_outputs,
+                # Left out as in bundles from before there was another.
+                question_head=None if head == "independent" else head,
+            )
     return tasks
 
 

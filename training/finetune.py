@@ -15,10 +15,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import torch
 
+from albert_serve.bundle.weights import QuestionHead, question_head_of
 from albert_serve.config import AlbertConfig
 from albert_serve.progress import progress
 from albert_serve.tokenizer import AlbertTokenizer
@@ -52,8 +53,14 @@ from training.loop.progress import Progress, RunError, is_known_run
 from training.loop.provenance import file_names
 from training.loop.reproducibility import run_precision
 from training.loop.step import Run
-from training.losses import LOSS_OF, LossFunction, Objective, compiled_losses
-from training.model.checkpoint import label_keys, read_config
+from training.losses import (
+    LOSS_OF,
+    LossFunction,
+    Objective,
+    compiled_losses,
+    conditioned_loss,
+)
+from training.model.checkpoint import label_keys, read_config, read_tasks
 from training.optim.optimizers import OptimizerSettings, Schedule, build_optimizers
 from training.prepare import prepare
 from training.run.driver import Origin, train_run
@@ -112,7 +119,10 @@ def _build(
         classifier_dropout=options.classifier_dropout,
     )
     _check_length(options.length, config.max_positions)
+    question_head = _question_head(options)
     feeds, texts, loss_of = _feeds(options, config, precision)
+    if question_head == "start-conditioned":
+        loss_of["question-answering"] = conditioned_loss(compiles=should_compile(options))
     labels = {} if texts is None else texts.labels
     progress = Progress(num_steps=_num_steps(options, feeds), budget_s=options.budget)
     validation, selection = None, None
@@ -123,7 +133,12 @@ def _build(
     torch.manual_seed(options.seed)
     tasks = tuple(task for feed in feeds for task in feed.tasks)
     model = load_start(
-        options.initialize_from, config, tasks, labels, has_exits=options.adaptive_depth
+        options.initialize_from,
+        config,
+        tasks,
+        labels,
+        has_exits=options.adaptive_depth,
+        question_head=question_head,
     )
     model.to(options.device)
     run = Run(
@@ -155,6 +170,16 @@ def _build(
     kept = {key: hf[key] for key in label_keys([]) if key in hf and has_labels}
     task = {key: hf[key] for key in ("albert_sentence_task",) if key in hf}
     return run, {**task, **(labels or kept)}, validation
+
+
+def _question_head(options: argparse.Namespace) -> QuestionHead:
+    """Return the head that questions are trained with: by default the checkpoint's own."""
+    if options.question_head is not None and not options.question_answering:
+        raise RunError("--question-head is of question answering; give --question-answering")
+    num_outputs = read_tasks(options.initialize_from).get("question-answering", 0)
+    stored = question_head_of("question-answering", num_outputs)
+    head: QuestionHead = options.question_head or stored or "independent"
+    return head
 
 
 def _check_length(length: int, max_positions: int) -> None:
@@ -366,6 +391,13 @@ def _parser() -> argparse.ArgumentParser:
     add_choices(data)
     add_validation(data)
     data.add_argument("--question-answering", nargs="+", type=Path, help="SQuAD files")
+    data.add_argument(
+        "--question-head",
+        choices=get_args(QuestionHead),
+        help="start and end of an answer by themselves, or the end given the start with a beam "
+        "search, and a logit of no answer, as the paper has it for SQuAD 2.0 (the checkpoint's, or "
+        "independent)",
+    )
     data.add_argument("--pretraining", nargs="+", type=Path, help="text for continued pretraining")
     data.add_argument(
         "--weights",

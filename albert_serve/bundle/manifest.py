@@ -26,11 +26,13 @@ from pydantic import (
 )
 
 from albert_serve.bundle.weights import (
+    QuestionHead,
     Shape,
     TaskName,
     check_shapes,
     exit_shapes,
     expected_shapes,
+    question_head_of,
     read_header,
 )
 from albert_serve.config import AlbertConfig
@@ -106,6 +108,7 @@ class TaskEntry(BaseModel):
         null_score_diff_threshold: of question answering: how much the logit of "no answer" must be
             over that of the best answer to win; tuned on questions of which some have no answer.
         adaptive_depth: of text classification by a model that can answer after each layer.
+        question_head: of question answering; None in bundles that were written when there was one.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -116,6 +119,7 @@ class TaskEntry(BaseModel):
     problem_type: ProblemType | None = None
     null_score_diff_threshold: float | None = Field(None, allow_inf_nan=False)
     adaptive_depth: AdaptiveDepth | None = None
+    question_head: QuestionHead | None = None
 
     @model_validator(mode="after")
     def _check_labels(self) -> Self:
@@ -124,11 +128,12 @@ class TaskEntry(BaseModel):
         return self
 
     @model_serializer(mode="wrap")
-    def _leave_out_no_depth(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Dump no depth as nothing: bundles without it keep the revision that they had."""
+    def _leave_out_none(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Dump no depth or head as nothing: bundles without them keep their revision."""
         content: dict[str, Any] = dump(self)
-        if self.adaptive_depth is None:
-            content.pop("adaptive_depth", None)
+        for name in ("adaptive_depth", "question_head"):
+            if getattr(self, name) is None:
+                content.pop(name, None)
         return content
 
 
@@ -293,9 +298,18 @@ def needed_shapes(config: AlbertConfig, manifest: Manifest) -> dict[str, Shape]:
     """Return the shapes of the weights that the graphs of a bundle read.
 
     Raises:
-        BundleCorruptError: a text's limit of layers is over their number.
+        BundleCorruptError: a text's limit of layers is over their number, or a head for questions
+            has not the outputs of its kind.
     """
     tasks = {task: entry.num_outputs for task, entry in manifest.tasks.items()}
+    asked = manifest.tasks.get("question-answering")
+    if asked is not None and question_head_of("question-answering", asked.num_outputs) != (
+        asked.question_head or "independent"
+    ):
+        raise BundleCorruptError(
+            f"{MANIFEST_FILE}: the head for questions is {asked.question_head or 'independent'} "
+            f"and has {asked.num_outputs} outputs, which do not go together"
+        )
     shapes = expected_shapes(config, tasks)
     entry = manifest.tasks.get("text-classification")
     if entry is not None and entry.adaptive_depth is not None:

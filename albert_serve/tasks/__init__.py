@@ -28,6 +28,7 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.api.wire import Parameters
 from albert_serve.bundle.manifest import AdaptiveDepth
+from albert_serve.bundle.weights import QuestionHead
 from albert_serve.errors import InvalidInputError, NotFoundError, TooMuchAtOnceError
 from albert_serve.tasks.base import EncoderInput, Logits, Prepared, Round, Task
 from albert_serve.tasks.feature_extraction import FeatureExtraction
@@ -79,6 +80,7 @@ class TaskSetup:
         problem_type: Hugging Face's, for text classification; None decides by the labels.
         null_score_diff_threshold: of question answering.
         adaptive_depth: of text classification by a model that can answer after each layer.
+        question_head: of question answering.
     """
 
     tokenizer: AlbertTokenizer
@@ -89,6 +91,7 @@ class TaskSetup:
     problem_type: ProblemType | None = None
     null_score_diff_threshold: float = 0.0
     adaptive_depth: AdaptiveDepth | None = None
+    question_head: QuestionHead = "independent"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,6 +129,7 @@ def _open_question_answering(setup: TaskSetup) -> QuestionAnswering:
         tokenizer=setup.tokenizer,
         max_positions=setup.max_positions,
         null_score_diff_threshold=setup.null_score_diff_threshold,
+        head=setup.question_head,
     )
 
 

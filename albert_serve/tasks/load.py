@@ -44,6 +44,7 @@ def load_setups(bundle: Bundle, tokenizer: AlbertTokenizer | None = None) -> dic
                 problem_type=entry.problem_type,
                 null_score_diff_threshold=entry.null_score_diff_threshold or 0.0,
                 adaptive_depth=entry.adaptive_depth,
+                question_head=entry.question_head or "independent",
             )
     return setups
 

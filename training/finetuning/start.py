@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from albert_serve.bundle.weights import QuestionHead, question_head_of
 from albert_serve.config import AlbertConfig
 from training.model.checkpoint import (
     has_stored_exits,
@@ -29,8 +30,9 @@ def load_start(
     labels: Mapping[str, Any],
     *,
     has_exits: bool = False,
+    question_head: QuestionHead = "independent",
 ) -> AlbertForTasks:
-    """Load a checkpoint with the heads of the tasks beside its own, and report a new classifier.
+    """Load a checkpoint with the heads of the tasks beside its own, and report a replaced one.
 
     A head that the checkpoint lacks, or has with another number of outputs, is new.
 
@@ -38,16 +40,25 @@ def load_start(
         config: its sizes, perhaps with fewer positions and other dropout.
         labels: keys of `config.json` that name the labels of text classification, if it is trained.
         has_exits: whether it is trained with classifiers after each layer.
+        question_head: the head of question answering, if it is trained.
 
     Raises:
         ConfigError, CheckpointError: as `load_checkpoint`.
     """
     heads = _without_replaced(read_tasks(folder), tasks)
-    sizes = {**heads, **head_sizes(config, tasks, len(labels.get("id2label", ())))}
+    sizes = {
+        **heads,
+        **head_sizes(config, tasks, len(labels.get("id2label", ())), question_head),
+    }
     if "text-classification" in heads and labels:
         notice = _describe_change(folder, heads["text-classification"], labels)
         if notice:
             print(notice)
+    stored_head = question_head_of("question-answering", heads.get("question-answering", 0))
+    if "question-answering" in tasks and stored_head not in (None, question_head):
+        print(
+            f"the checkpoint's {stored_head} head of questions is replaced by a {question_head} one"
+        )
     is_trained = "text-classification" in tasks
     if is_trained and not has_exits and has_stored_exits(read_shapes(folder), heads):
         print("the checkpoint's classifiers after each layer are left out (--adaptive-depth)")

@@ -17,7 +17,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from albert_serve.bundle.manifest import MANIFEST_FILE, read_manifest
-from albert_serve.bundle.weights import UNPOOLED_TASKS, exit_name, exit_shapes, expected_shapes
+from albert_serve.bundle.weights import (
+    QUESTION_OUTPUTS,
+    UNPOOLED_TASKS,
+    exit_name,
+    exit_shapes,
+    expected_shapes,
+)
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import BundleError, ConfigError
 from albert_serve.files import (
@@ -54,6 +60,13 @@ HF_NAMES: Final[dict[str, str]] = {
     "heads.text-classification.output": "classifier",
     "heads.multiple-choice.output": "classifier",
     "heads.question-answering.output": "qa_outputs",
+    # The start-conditioned head, as XLNet's.
+    "heads.question-answering.start": "start_logits.dense",
+    "heads.question-answering.end_dense": "end_logits.dense_0",
+    "heads.question-answering.end_norm": "end_logits.LayerNorm",
+    "heads.question-answering.end_output": "end_logits.dense_1",
+    "heads.question-answering.answer_dense": "answer_class.dense_0",
+    "heads.question-answering.answer_output": "answer_class.dense_1",
 }
 _HF_LAYER: Final = "albert.encoder.albert_layer_groups.{g}.albert_layers.{i}"
 _TIED: Final = ("predictions.decoder.weight", "predictions.decoder.bias")
@@ -118,6 +131,13 @@ def find_tasks(
         "question-answering": "qa_outputs.bias",
     }
     sizes = {task: shapes[key][0] for task, key in keys.items() if key in shapes}
+    if "start_logits.dense.weight" in shapes:
+        if "question-answering" in sizes:
+            raise CheckpointError(
+                "the checkpoint has two heads for questions, qa_outputs and start_logits; remove "
+                "the weights of one"
+            )
+        sizes["question-answering"] = QUESTION_OUTPUTS["start-conditioned"]
     is_choice = _ARCHITECTURES["multiple-choice"] in architectures
     if is_choice and sizes.get("text-classification") == 1:
         sizes["multiple-choice"] = sizes.pop("text-classification")
@@ -414,8 +434,10 @@ def with_backbone_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _architectures(tasks: Mapping[Task, int]) -> list[str]:
-    """Return the `transformers` classes that read these heads."""
-    names = [name for task, name in _ARCHITECTURES.items() if task in tasks]
+    """Return the `transformers` classes that read these heads; a start-conditioned one has none."""
+    beams = tasks.get("question-answering") == QUESTION_OUTPUTS["start-conditioned"]
+    left_out = "question-answering" if beams else None
+    names = [name for task, name in _ARCHITECTURES.items() if task in tasks and task != left_out]
     if {"fill-mask", "sentence-order"} <= tasks.keys():
         names[0] = "AlbertForPreTraining"
     return names or ["AlbertModel"]

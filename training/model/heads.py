@@ -1,10 +1,11 @@
 """The heads of the five tasks, and the model of one backbone and any of these heads.
 
 A head maps rows of hidden states to rows of logits, so that a task computes only what it needs:
-masked positions for fill-mask, the [CLS] row for classification, all real rows for spans.
+masked positions for fill-mask, the [CLS] row for classification, all real rows for spans. Only the
+start-conditioned head of questions needs to know which rows are of one window.
 
 Shape legend: B sequences, S positions, H hidden size, E embedding size, V vocabulary,
-R rows gathered from hidden states, K outputs, L layers.
+R rows gathered from hidden states, K outputs, L layers, C windows of questions, T starts in a beam.
 """
 
 from __future__ import annotations
@@ -15,18 +16,25 @@ from typing import Final, TypeAlias, get_args
 import torch
 from torch import Tensor, nn
 
-from albert_serve.bundle.weights import UNPOOLED_TASKS, TaskName
+from albert_serve.bundle.weights import (
+    NUM_BEAMS,
+    QUESTION_OUTPUTS,
+    UNPOOLED_TASKS,
+    QuestionHead,
+    TaskName,
+    question_head_of,
+)
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import ConfigError
 from training.model.albert import Albert, Batch, Initializer, activation
 
 Task: TypeAlias = TaskName
-# Outputs of a task's head; None where they depend on the vocabulary or the labels.
+# Outputs of a task's head; None where they depend on the vocabulary, the labels or the head.
 NUM_OUTPUTS: Final[dict[Task, int | None]] = {
     "fill-mask": None,
     "sentence-order": 2,
     "text-classification": None,
-    "question-answering": 2,
+    "question-answering": None,
     "multiple-choice": 1,
 }
 
@@ -88,6 +96,65 @@ class SpanHead(nn.Module):
         return logits_R2
 
 
+class StartConditionedHead(nn.Module):
+    """Start logits, end logits given a start, and the answerability of a window.
+
+    The head of ALBERT's run_squad_v2 for SQuAD 2.0, which is XLNet's (arXiv 1906.08237).
+    """
+
+    def __init__(self, config: AlbertConfig) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.start = nn.Linear(size, 1)
+        self.end_dense = nn.Linear(2 * size, size)
+        self.end_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.end_output = nn.Linear(size, 1)
+        self.answer_dense = nn.Linear(2 * size, size)
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.answer_output = nn.Linear(size, 1, bias=False)
+
+    def forward(self, rows_RH: Tensor, starts_T: Tensor | None = None) -> Tensor:
+        """Logits (R, 2 + `NUM_BEAMS`) of the rows (R, H) of one window: [CLS], then its context.
+
+        They are the start, the answerability (the same in all rows), and the end given each of the
+        best starts; 0 where the window has fewer rows.
+
+        Args:
+            rows_RH: where an answer can be, and [CLS] first.
+            starts_T: the rows of the starts, in place of the best ones.
+        """
+        start_R = self.start_logits(rows_RH)
+        if starts_T is None:
+            starts_T = start_R.sort(descending=True, stable=True).indices[:NUM_BEAMS]
+        end_TR = self.end_logits(rows_RH.expand(len(starts_T), -1, -1), rows_RH[starts_T])
+        missing = NUM_BEAMS - len(starts_T)
+        end_RT = nn.functional.pad(end_TR.T, (0, missing))
+        answer_R1 = self.answer_logits(rows_RH[None], start_R[None]).expand(len(rows_RH))[:, None]
+        return torch.cat([start_R[:, None], answer_R1, end_RT], dim=-1)
+
+    def start_logits(self, hidden: Tensor) -> Tensor:
+        """Logits (...) of hidden states (..., H)."""
+        logits: Tensor = self.start(hidden)
+        return logits.squeeze(-1)
+
+    def end_logits(self, hidden_CSH: Tensor, starts_CH: Tensor) -> Tensor:
+        """Logits (C, S), given the hidden state of each window's start."""
+        pairs_CSD = torch.cat([hidden_CSH, starts_CH[:, None].expand_as(hidden_CSH)], dim=-1)
+        normed_CSH = self.end_norm(torch.tanh(self.end_dense(pairs_CSD)))
+        logits_CS1: Tensor = self.end_output(normed_CSH)
+        return logits_CS1.squeeze(-1)
+
+    def answer_logits(self, hidden_CSH: Tensor, start_CS: Tensor) -> Tensor:
+        """Logits (C) of "no answer", from the [CLS] rows and the sums of rows by start logits."""
+        shares_CS = start_CS.softmax(-1).to(hidden_CSH.dtype)
+        summary_CH = torch.einsum("cs,csh->ch", shares_CS, hidden_CSH)
+        pairs_CD = torch.cat([summary_CH, hidden_CSH[:, 0]], dim=-1)
+        logits_C1: Tensor = self.answer_output(
+            self.dropout(torch.tanh(self.answer_dense(pairs_CD)))
+        )
+        return logits_C1.squeeze(-1)
+
+
 class AlbertForTasks(nn.Module):
     """One backbone with a head for each task: `model.heads[task](rows)`.
 
@@ -122,7 +189,8 @@ class AlbertForTasks(nn.Module):
         if task == "fill-mask":
             return FillMaskHead(self.config, self.albert.embeddings.word)
         if task == "question-answering":
-            return SpanHead(self.config)
+            is_plain = num_outputs == QUESTION_OUTPUTS["independent"]
+            return SpanHead(self.config) if is_plain else StartConditionedHead(self.config)
         assert self.pooler is not None
         return PooledHead(self.config, self.pooler, num_outputs)
 
@@ -155,10 +223,23 @@ class AlbertForTasks(nn.Module):
 
 
 def head_sizes(
-    config: AlbertConfig, tasks: tuple[Task, ...], num_labels: int = 2
+    config: AlbertConfig,
+    tasks: tuple[Task, ...],
+    num_labels: int = 2,
+    question_head: QuestionHead = "independent",
 ) -> dict[Task, int]:
-    """Return the outputs of each task's head; `num_labels` is for text classification."""
-    sizes = {**NUM_OUTPUTS, "fill-mask": config.vocab_size, "text-classification": num_labels}
+    """Return the outputs of each task's head.
+
+    Args:
+        num_labels: of text classification.
+        question_head: of question answering.
+    """
+    sizes = {
+        **NUM_OUTPUTS,
+        "fill-mask": config.vocab_size,
+        "text-classification": num_labels,
+        "question-answering": QUESTION_OUTPUTS[question_head],
+    }
     return {task: sizes[task] or 0 for task in tasks}
 
 
@@ -183,6 +264,9 @@ def _check_tasks(config: AlbertConfig, tasks: Mapping[Task, int]) -> None:
         if task not in get_args(Task):
             raise ConfigError(f"no task {task!r}; there are {', '.join(get_args(Task))}")
         needed = config.vocab_size if task == "fill-mask" else NUM_OUTPUTS[task]
+        if task == "question-answering" and question_head_of(task, num_outputs) is None:
+            sizes = " or ".join(f"{size} ({head})" for head, size in QUESTION_OUTPUTS.items())
+            raise ConfigError(f"{task} has {num_outputs} outputs; it needs {sizes}")
         if num_outputs < 1 or (needed and num_outputs != needed):
             raise ConfigError(
                 f"{task} has {num_outputs} outputs; it needs {needed or 'at least 1'}"

@@ -199,6 +199,7 @@ def _describe(task: str, manifest: Manifest, num_layers: int) -> TaskInfo:
             adaptive_depth=None
             if depth is None
             else DepthInfo(num_layers=num_layers, **depth.model_dump()),
+            question_head=entry.question_head,
             quality=None if figure is None else TaskQuality(**asdict(figure)),
             examples=[InputExample(**example.model_dump()) for example in examples] or None,
         )
