@@ -57,7 +57,8 @@ def load_start(
     stored_head = question_head_of("question-answering", heads.get("question-answering", 0))
     if "question-answering" in tasks and stored_head not in (None, question_head):
         print(
-            f"the checkpoint's {stored_head} head of questions is replaced by a {question_head} one"
+            f"the checkpoint's {stored_head} head of questions is replaced by one that is "
+            f"{question_head}"
         )
     is_trained = "text-classification" in tasks
     if is_trained and not has_exits and has_stored_exits(read_shapes(folder), heads):
