@@ -40,7 +40,8 @@ from export.errors import ExportError
 from export.graph import Compute, Form
 from export.rounding import rounded
 from training.model.albert import Batch
-from training.model.heads import AlbertForTasks, StartConditionedHead
+from training.model.heads import AlbertForTasks
+from training.model.start_conditioned import StartConditionedHead
 
 # Lengths of the sequences of each batch: ragged from 1 up, unpadded; the longest is added.
 _BATCHES: Final = ((1, 2, 3, 8, 21), (33, 33))

@@ -15,13 +15,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import torch
 
-from albert_serve.bundle.weights import QuestionHead, question_head_of
 from albert_serve.config import AlbertConfig
-from albert_serve.progress import progress
 from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import REFERENCE_HELP, open_initial
 from training.data.choices import choice_feed
@@ -30,8 +28,6 @@ from training.data.examples import MIN_LENGTH, ExampleSettings
 from training.data.feeds import ExampleFeed, Feed, PlannedFeed, example_feed
 from training.data.masking import NgramMasking, word_starts
 from training.data.packing import Plan
-from training.data.questions import locate_answers, read_squad
-from training.data.windows import SpanExample, span_examples
 from training.errors import report_errors
 from training.evaluation.validation import Validation
 from training.finetuning.choices import Choices, build_choices
@@ -46,6 +42,12 @@ from training.finetuning.options import (
     add_validation,
     resolve,
 )
+from training.finetuning.questions import (
+    add_questions,
+    choose_head,
+    conditioned_loss,
+    question_examples,
+)
 from training.finetuning.seeds import Trained, check_folder, train_seeds
 from training.finetuning.start import changed_config, load_start
 from training.loop.distributed import World, join_world
@@ -58,9 +60,8 @@ from training.losses import (
     LossFunction,
     Objective,
     compiled_losses,
-    conditioned_loss,
 )
-from training.model.checkpoint import label_keys, read_config, read_tasks
+from training.model.checkpoint import label_keys, read_config
 from training.optim.optimizers import OptimizerSettings, Schedule, build_optimizers
 from training.prepare import prepare
 from training.run.driver import Origin, train_run
@@ -119,7 +120,7 @@ def _build(
         classifier_dropout=options.classifier_dropout,
     )
     _check_length(options.length, config.max_positions)
-    question_head = _question_head(options)
+    question_head = choose_head(options)
     feeds, texts, loss_of = _feeds(options, config, precision)
     if question_head == "start-conditioned":
         loss_of["question-answering"] = conditioned_loss(compiles=should_compile(options))
@@ -172,16 +173,6 @@ def _build(
     return run, {**task, **(labels or kept)}, validation
 
 
-def _question_head(options: argparse.Namespace) -> QuestionHead:
-    """Return the head that questions are trained with: by default the checkpoint's own."""
-    if options.question_head is not None and not options.question_answering:
-        raise RunError("--question-head is of question answering; give --question-answering")
-    num_outputs = read_tasks(options.initialize_from).get("question-answering", 0)
-    stored = question_head_of("question-answering", num_outputs)
-    head: QuestionHead = options.question_head or stored or "independent"
-    return head
-
-
 def _check_length(length: int, max_positions: int) -> None:
     if not MIN_LENGTH <= length <= max_positions:
         raise RunError(
@@ -229,7 +220,7 @@ def _feeds(
         feeds.append(
             example_feed(
                 "question-answering",
-                _question_examples(options, tokenizer),
+                question_examples(options, tokenizer),
                 config,
                 batch_size=sizes["question_answering"],
                 seed=options.seed,
@@ -287,22 +278,6 @@ def _steps_an_epoch(feeds: Sequence[Feed], option: str) -> int:
         case [ExampleFeed() as feed]:
             return feed.steps_an_epoch
     raise RunError(f"epochs are those of one task; with several tasks give {option}")
-
-
-def _question_examples(
-    options: argparse.Namespace, tokenizer: AlbertTokenizer
-) -> list[SpanExample]:
-    questions, num_repaired = locate_answers(read_squad(options.question_answering))
-    if num_repaired:
-        print(
-            f"{num_repaired:,} of {len(questions):,} answers did not stand at their answer_start; "
-            "the only place that fits was taken"
-        )
-    return [
-        example
-        for question in progress(questions, title="tokenising questions", unit="questions")
-        for example in span_examples(question, tokenizer, length=options.length)
-    ]
 
 
 def _pretraining(
@@ -390,14 +365,7 @@ def _parser() -> argparse.ArgumentParser:
     add_classification(data)
     add_choices(data)
     add_validation(data)
-    data.add_argument("--question-answering", nargs="+", type=Path, help="SQuAD files")
-    data.add_argument(
-        "--question-head",
-        choices=get_args(QuestionHead),
-        help="start and end of an answer by themselves, or the end given the start with a beam "
-        "search, and a logit of no answer, as the paper has it for SQuAD 2.0 (the checkpoint's, or "
-        "independent)",
-    )
+    add_questions(data)
     data.add_argument("--pretraining", nargs="+", type=Path, help="text for continued pretraining")
     data.add_argument(
         "--weights",

@@ -21,7 +21,7 @@ from training.data.batch import ExampleBatch, LossName, MicroBatch, PretrainBatc
 from training.data.choices import ChoiceBatch
 from training.data.examples import IGNORED
 from training.model.albert import Batch
-from training.model.heads import AlbertForTasks, StartConditionedHead
+from training.model.heads import AlbertForTasks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,35 +195,12 @@ def cls_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
 def span_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
     """Return start and end logits (C, S, 2) of the tokens of each example; -inf behind its last."""
     logits_T2 = model.logits("question-answering", model(batch.tokens)).flatten(0, 1).float()
-    rows_CS, places_S = _rows_of(batch)
+    rows_CS, places_S = example_rows(batch)
     is_outside_CS = places_S >= batch.sizes[:, None]
     return logits_T2[rows_CS].masked_fill(is_outside_CS[..., None], -torch.inf)
 
 
-def conditioned_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
-    """Return the logits (C, S, 3) of a start-conditioned head: start, end, and answerability.
-
-    The end is that of the true start. Both are -inf where no answer can be: everywhere but in the
-    context and at [CLS]. Answerability is the same at all positions.
-    """
-    head = model.heads["question-answering"]
-    assert isinstance(head, StartConditionedHead)
-    rows_CS, places_S = _rows_of(batch)
-    hidden_CSH = model(batch.tokens).flatten(0, 1)[rows_CS]
-    # The context is the second segment without the [SEP] that ends it.
-    is_context_CS = (batch.tokens.types.flatten()[rows_CS] == 1) & (
-        places_S < batch.sizes[:, None] - 1
-    )
-    is_masked_CS = ~(is_context_CS | (places_S == 0))
-    every_C = torch.arange(len(rows_CS), device=rows_CS.device)
-    start_CS = head.start_logits(hidden_CSH).float().masked_fill(is_masked_CS, -torch.inf)
-    end_CS = head.end_logits(hidden_CSH, hidden_CSH[every_C, batch.targets[:, 0]]).float()
-    end_CS = end_CS.masked_fill(is_masked_CS, -torch.inf)
-    answer_C = head.answer_logits(hidden_CSH, start_CS).float()
-    return torch.stack([start_CS, end_CS, answer_C[:, None].expand_as(start_CS)], dim=-1)
-
-
-def _rows_of(batch: ExampleBatch) -> tuple[Tensor, Tensor]:
+def example_rows(batch: ExampleBatch) -> tuple[Tensor, Tensor]:
     """Return the rows (C, S) of each example's positions in the flattened tokens, and the (S)."""
     ids = batch.tokens.ids
     places_S = torch.arange(ids.shape[1], device=ids.device)
@@ -347,26 +324,6 @@ def span_scores(
     return {"question-answering": Score(loss=loss, right=right, count=count)}
 
 
-def conditioned_scores(
-    model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = conditioned_logits
-) -> dict[LossName, Score]:
-    """Return the score of question answering by a start-conditioned head (run_squad_v2).
-
-    To the loss of `span_scores`, with the end given the true start, half the binary cross-entropy
-    of "no answer" is added; a window has none where it points at [CLS].
-
-    Args:
-        logits: `conditioned_logits`, optionally compiled.
-    """
-    logits_CS3 = logits(model, batch)
-    spans = span_scores(model, batch, lambda *_: logits_CS3[..., :2])["question-answering"]
-    has_none_C = (batch.targets[:, 0] == 0).float()
-    answerability = F.binary_cross_entropy_with_logits(
-        logits_CS3[:, 0, 2], has_none_C, reduction="sum"
-    )
-    return {"question-answering": replace(spans, loss=spans.loss + answerability / 2)}
-
-
 def choice_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
     """Return the logit (C, 1) of each choice, from its [CLS] row."""
     return model.logits("multiple-choice", model(batch.tokens, batch.firsts))
@@ -411,13 +368,6 @@ def compiled_losses() -> dict[str, LossFunction]:
         "question-answering": partial(span_scores, logits=compile_logits(span_logits)),
         "multiple-choice": partial(choice_scores, logits=compile_logits(choice_logits)),
     }
-
-
-def conditioned_loss(*, compiles: bool) -> LossFunction:
-    """Return the loss function of questions for a start-conditioned head."""
-    if not compiles:
-        return conditioned_scores
-    return partial(conditioned_scores, logits=compile_logits(conditioned_logits))
 
 
 def compile_logits(logits: LogitsFunction) -> LogitsFunction:

@@ -24,7 +24,7 @@ from tests.training.support import TINY, randomize
 from training.data.batch import ExampleBatch
 from training.data.collate import collate_examples
 from training.data.windows import SpanExample
-from training.losses import conditioned_loss, conditioned_scores
+from training.finetuning.questions import conditioned_loss, conditioned_scores
 from training.model.albert import Batch
 from training.model.checkpoint import (
     CheckpointError,
@@ -35,7 +35,8 @@ from training.model.checkpoint import (
     save_checkpoint,
     write_weights,
 )
-from training.model.heads import AlbertForTasks, StartConditionedHead, head_sizes
+from training.model.heads import AlbertForTasks, head_sizes
+from training.model.start_conditioned import StartConditionedHead
 
 TASK = "question-answering"
 
