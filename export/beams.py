@@ -90,7 +90,8 @@ def _ends(
     """The end logits of rows given each start of their sequence, (R, T).
 
     The map of a pair (row, start) is the sum of those of (row, 0) and (0, start), so that it takes
-    R + B * T products in place of R * T.
+    R + B * T products in place of R * T. The starts follow one another: together they would take T
+    times the memory.
     """
     size, dense = config.hidden_size, "end_logits.dense_0"
     flat_H = as_rows(nodes, starts_BTH, size)
@@ -101,11 +102,13 @@ def _ends(
     start_I = nodes.add("Concat", [zeros_H, flat_H], attributes={"axis": 1})
     shape = nodes.constant("beam_shape", np.array([-1, NUM_BEAMS, size], np.int64))
     mapped_BTH = nodes.add("Reshape", [multiply(nodes, start_I, f"{dense}.weight"), shape])
-    middle = nodes.constant("middle_axis", np.array([1], np.int64))
-    row_R1H = nodes.add("Unsqueeze", [linear(nodes, row_RI, dense), middle])
-    start_RTH = nodes.add("Gather", [mapped_BTH, sequence_R])
-    dense_RTH = nodes.add("Tanh", [nodes.add("Add", [row_R1H, start_RTH])])
-    normed_RTH = norm(nodes, config, dense_RTH, "end_logits.LayerNorm")
-    logits = linear(nodes, as_rows(nodes, normed_RTH, size), "end_logits.dense_1")
-    columns = nodes.constant("num_columns", np.array([-1, NUM_BEAMS], np.int64))
-    return nodes.add("Reshape", [logits, columns])
+    mapped_RH = linear(nodes, row_RI, dense)
+    ends_R1 = []
+    for beam in range(NUM_BEAMS):
+        number = nodes.constant(f"beam_{beam}", np.array(beam, np.int64))
+        start_BH = nodes.add("Gather", [mapped_BTH, number], attributes={"axis": 1})
+        start_RH = nodes.add("Gather", [start_BH, sequence_R])
+        dense_RH = nodes.add("Tanh", [nodes.add("Add", [mapped_RH, start_RH])])
+        normed_RH = norm(nodes, config, dense_RH, "end_logits.LayerNorm")
+        ends_R1.append(linear(nodes, normed_RH, "end_logits.dense_1"))
+    return nodes.add("Concat", ends_R1, attributes={"axis": 1})
