@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from tests.export.test_graphs import assert_golden
 from training.model.checkpoint import load_checkpoint, save_checkpoint
 from training.model.heads import AlbertForTasks, head_sizes
 
-TASK = "question-answering"
+TASK: Final = "question-answering"
 
 
 @pytest.fixture(scope="module")

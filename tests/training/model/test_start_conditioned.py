@@ -9,7 +9,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ from training.model.checkpoint import (
 from training.model.heads import AlbertForTasks, head_sizes
 from training.model.start_conditioned import StartConditionedHead
 
-TASK = "question-answering"
+TASK: Final = "question-answering"
 
 
 def windows() -> list[SpanExample]:
@@ -82,13 +82,13 @@ def saved(ours: AlbertForTasks, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def theirs(ours: AlbertForTasks, saved: Path) -> tuple[Any, Any]:
     """The backbone, which `transformers` reads from our checkpoint, and the head, in float64."""
     backbone = transformers.AlbertModel.from_pretrained(saved, dtype=torch.float64)
-    config = SimpleNamespace(
+    config: Any = SimpleNamespace(
         hidden_size=TINY.hidden_size,
         layer_norm_eps=TINY.layer_norm_eps,
         start_n_top=NUM_BEAMS,
         end_n_top=NUM_BEAMS,
     )
-    head = XLMSQuADHead(config).double()
+    head: Any = XLMSQuADHead(config).double()
     backbone_names = tuple(f"albert.{name}" for name, _ in backbone.named_parameters())
     stored = parameters(ours)
     head.load_state_dict(
@@ -171,7 +171,7 @@ def test_the_loss_is_that_of_transformers_and_half_that_of_answerability(
 
 def test_every_weight_of_the_head_is_trained(ours: AlbertForTasks) -> None:
     model = AlbertForTasks(TINY, ours.tasks)
-    conditioned_loss(compiles=False)(model, packed())[TASK].loss.backward()
+    conditioned_loss(compiles=False)(model, packed())[TASK].loss.backward()  # type: ignore[no-untyped-call]
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         # A bias of start or end is the same at all positions, and cancels in the softmax.
