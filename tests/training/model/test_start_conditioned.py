@@ -81,7 +81,7 @@ def saved(ours: AlbertForTasks, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture(scope="module")
 def theirs(ours: AlbertForTasks, saved: Path) -> tuple[Any, Any]:
     """The backbone, which `transformers` reads from our checkpoint, and the head, in float64."""
-    backbone = transformers.AlbertModel.from_pretrained(saved, dtype=torch.float64)
+    backbone: Any = transformers.AlbertModel.from_pretrained(saved, dtype=torch.float64)
     config: Any = SimpleNamespace(
         hidden_size=TINY.hidden_size,
         layer_norm_eps=TINY.layer_norm_eps,
