@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from albert_serve.errors import how_to_install
+
 
 def main() -> int:
     """Run the command line and return its exit status."""
@@ -12,8 +14,7 @@ def main() -> int:
     except ModuleNotFoundError as error:
         print(
             f"error: {error.name} is not installed; the command line needs more than the client "
-            "does: in the checkout run `make serve` or pip install '.[serve]'; with a wheel, pip "
-            "install 'FILE.whl[serve]'",
+            f"does: run `make serve`, or {how_to_install('serve')}",
             file=sys.stderr,
         )
         return 1

@@ -33,6 +33,13 @@ from typing import Final
 _INPUT_INDEX: Final = re.compile(r"inputs\[(\d{1,18})\]")
 
 
+def how_to_install(extra: str) -> str:
+    """Return how an extra of this package is installed, which no package index has."""
+    return (
+        f"in the checkout pip install '.[{extra}]'; with a wheel, pip install 'FILE.whl[{extra}]'"
+    )
+
+
 class AlbertServeError(Exception):
     """Base of all errors raised on purpose by this package.
 

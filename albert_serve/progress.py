@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Sized
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tqdm import tqdm
@@ -25,6 +26,8 @@ _LINE: Final = (
     "{remaining} left{postfix}"
 )
 _LINE_OF_UNKNOWN: Final = "{desc}: {n_fmt} {unit} in {elapsed}{postfix}"
+
+_IS_QUIET: Final[ContextVar[bool]] = ContextVar("is_quiet", default=False)
 
 ItemT = TypeVar("ItemT")
 if TYPE_CHECKING:
@@ -47,6 +50,21 @@ def progress(
         for item in items:
             yield item
             bar.update()
+
+
+@contextlib.contextmanager
+def no_progress() -> Iterator[None]:
+    """Show no progress in this thread; for `with`."""
+    token = _IS_QUIET.set(True)
+    try:
+        yield
+    finally:
+        _IS_QUIET.reset(token)
+
+
+def is_quiet() -> bool:
+    """Whether this thread is within `no_progress`."""
+    return _IS_QUIET.get()
 
 
 def progress_bar(
@@ -78,7 +96,7 @@ def progress_bar(
         "total": total,
         "initial": initial,
         "unit_scale": unit_scale,
-        "disable": is_hidden,
+        "disable": is_hidden or is_quiet(),
         "leave": not is_step,
     }
     if sys.stderr.isatty():

@@ -36,7 +36,7 @@ from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, cors_options
 from albert_serve.server.bentoml.endpoints import Info, MediaTypes, NoInput, answer, input_of
 from albert_serve.server.bentoml.event_loop import accept_many
 from albert_serve.server.bentoml.http import limit_connections
-from albert_serve.server.bentoml.restarts import mark_started
+from albert_serve.server.bentoml.restarts import end_worker, mark_started
 from albert_serve.server.bentoml.start import check_command_line
 from albert_serve.server.bentoml.supervision import SERVICE_NAME, end_with, supervise
 from albert_serve.server.bentoml.timeouts import leave_timeouts_out
@@ -64,7 +64,11 @@ class Serving:
     """ALBERT: fill-mask, classification, questions, sentence order, multiple choice, embeddings."""
 
     def __init__(self) -> None:
-        self._models = Models.load(Settings.from_environment(), _metrics())
+        try:
+            self._models = Models.load(Settings.from_environment(), _metrics())
+        except AlbertServeError as error:
+            end_worker(error)
+            raise
         self._background: set[asyncio.Task[None]] = set()
 
     @bentoml.api(route="/fill-mask", input_spec=input_of("fill-mask"))  # type: ignore[untyped-decorator]
@@ -159,6 +163,9 @@ class Serving:
             self._drain_on_sigterm()
             self._reload_on_sighup()
             self._end_with_supervisor()
+            # What is there now stays: full collections, which stop all requests, pass it over.
+            gc.collect()
+            gc.freeze()
         mark_started()
 
     @bentoml.on_shutdown  # type: ignore[untyped-decorator]
@@ -219,9 +226,6 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         configure_logs(settings.log_format)
         limit_connections()
         accept_many()
-        # What is imported stays, so full collections, which stop all requests, can leave it out.
-        gc.collect()
-        gc.freeze()
         self.inject_config()
         if not has_exporter():
             self.config["tracing"] = dict(NO_SPANS)

@@ -308,10 +308,10 @@ VARIABLES: Final = {
 def _check_names(variables: Mapping[str, str]) -> None:
     """Refuse variables with our prefix that are no settings: a misspelt one would go unnoticed."""
     for name, value in variables.items():
-        if not name.startswith(_PREFIX) or name in VARIABLES:
+        if not name.upper().startswith(_PREFIX) or name in VARIABLES:
             continue
         if not _KUBERNETES.fullmatch(f"{name}={value}"):
-            near = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.8)
+            near = difflib.get_close_matches(name.upper(), VARIABLES, n=1, cutoff=0.8)
             hint = f"did you mean {near[0]}?" if near else "unset it; docs/settings.md lists them"
             raise ConfigError(f"{name} is set, but there is no such setting; {hint}")
 

@@ -4,7 +4,8 @@ Writes files of a chosen size, in CSV and in Parquet with row groups of 1 GB, sc
 `albert-serve score` and a tiny model, and samples the memory of that process. The rows have a short
 text and a long column that is kept, so that reading, parts and joining are most of the work. Their
 texts are all distinct, or the same thousand. Prints the table and writes `results.json` into the
-output folder. The disk needs three times the size.
+output folder, and with `--write` the table into docs/scoring.md. The disk needs three times the
+size.
 """
 
 from __future__ import annotations
@@ -32,12 +33,15 @@ from albert_serve.default_bundle import shipped_bundle
 from albert_serve.doctor.memory import Memory, read_memory
 from benchmarks.harness.errors import BenchmarkError, last_line
 from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.tables import bullets, table
+from benchmarks.harness.tables import bullets, table, write_between
 from export.write import export_bundle
 from training.errors import report_errors
 from training.system.command_line import make_parser
 
 _REPOSITORY: Final = Path(__file__).parents[1]
+PAGE: Final = _REPOSITORY / "docs" / "scoring.md"
+BEGIN: Final = "<!-- memory: python -m benchmarks.score_memory --write -->"
+END: Final = "<!-- end of memory -->"
 _ROW_GROUP_BYTES: Final = 1 << 30
 _NUM_REPEATED: Final = 1000
 _SAMPLE_EVERY_S: Final = 0.2
@@ -63,8 +67,8 @@ class Measurement:
     """The memory of one job.
 
     Attributes:
-        first_pss_bytes: median of the first tenth of the time in which it scored.
-        last_pss_bytes: median of the last tenth.
+        first_pss_bytes: median of the first tenth of the time in which it wrote parts.
+        last_pss_bytes: median of the last tenth of it.
         peak_pss_bytes: of all samples.
         peak_rss_bytes: the system's, so that nothing between samples is missed.
     """
@@ -169,12 +173,12 @@ def measure(bundle: Path, source: Path, name: str) -> Measurement:
     """Score a file in a process of its own, and watch its memory."""
     output = source.with_name(f"scored-{source.name}")
     summary = source.with_name("summary.json")
-    log = output.with_name(f"{output.name}.parts") / "_parts.jsonl"
+    parts = output.with_name(f"{output.name}.parts")
     options = ["--task", "text-classification", "--bundle", str(bundle), "--restart"]
     command = [sys.executable, "-m", "albert_serve", "score", *options, "--summary", str(summary)]
     errors = source.with_name("errors.txt")
     samples: list[Memory] = []
-    num_before = None  # while it hashes the input
+    scoring: list[int] = []  # while it neither hashes the input nor joins the parts
     began_s = time.perf_counter()
     with (
         errors.open("wb") as stream,
@@ -186,15 +190,15 @@ def measure(bundle: Path, source: Path, name: str) -> Measurement:
             memory = read_memory(Path(f"/proc/{process.pid}"))
             if memory is not None:
                 samples.append(memory)
-            if num_before is None and log.exists():
-                num_before = len(samples) - 1
+                if (parts / "_parts.jsonl").exists() and not (parts / ".joined.partial").exists():
+                    scoring.append(memory.pss_bytes)
             time.sleep(_SAMPLE_EVERY_S)
     duration_s = time.perf_counter() - began_s
     if process.returncode:
         raise BenchmarkError(f"the job ended with {process.returncode}: {last_line(errors)}")
     counts = json.loads(summary.read_bytes())
-    sizes = [sample.pss_bytes for sample in samples[num_before:]]
-    tenth = max(1, len(sizes) // 10)
+    scoring = scoring or [sample.pss_bytes for sample in samples]  # of a job that is over at once
+    tenth = max(1, len(scoring) // 10)
     measurement = Measurement(
         name=name,
         num_rows=counts["num_rows"],
@@ -202,8 +206,8 @@ def measure(bundle: Path, source: Path, name: str) -> Measurement:
         output_bytes=output.stat().st_size,
         duplicate_share=counts["duplicate_share"],
         duration_s=duration_s,
-        first_pss_bytes=sorted(sizes[:tenth])[tenth // 2],
-        last_pss_bytes=sorted(sizes[-tenth:])[tenth // 2],
+        first_pss_bytes=sorted(scoring[:tenth])[tenth // 2],
+        last_pss_bytes=sorted(scoring[-tenth:])[tenth // 2],
         peak_pss_bytes=max(sample.pss_bytes for sample in samples),
         peak_rss_bytes=max(sample.peak_bytes for sample in samples),
     )
@@ -214,6 +218,7 @@ def measure(bundle: Path, source: Path, name: str) -> Measurement:
 def _run(options: argparse.Namespace) -> int:
     folder: Path = options.output
     folder.mkdir(parents=True, exist_ok=True)
+    machine = list(describe_machine(1))
     bundle = make_bundle(folder)
     measurements = []
     for form in options.formats:
@@ -224,12 +229,19 @@ def _run(options: argparse.Namespace) -> int:
             measurements.append(measure(bundle, source, f"{form}, {kind}"))
             print(measurements[-1], flush=True)
             source.unlink()
-    machine = list(describe_machine(1))
-    rows_of_table = [measurement.cells() for measurement in measurements]
-    print(f"\n{table(_HEADINGS, rows_of_table)}\n\n{bullets(machine)}")
+    text = report(measurements, machine)
+    print(f"\n{text}")
     content = {"jobs": [asdict(one) for one in measurements], "machine": machine}
     (folder / "results.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+    if options.write:
+        write_between(PAGE, BEGIN, END, text)
     return 0
+
+
+def report(measurements: Sequence[Measurement], machine: Sequence[str]) -> str:
+    """Return the table of all jobs, and the machine, in Markdown."""
+    rows = [measurement.cells() for measurement in measurements]
+    return f"{table(_HEADINGS, rows)}\n\n{bullets(machine)}\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -246,6 +258,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--formats", nargs="+", choices=list(_WRITERS), default=list(_WRITERS), help="(all)")
     add("--rows", nargs="+", choices=_ROWS, default=_ROWS, help="(all)")
     add("--output", type=Path, default=Path("runs/bench-score-memory"), help="(%(default)s)")
+    add("--write", action="store_true", help=f"put the table into {PAGE.name}")
     return parser
 
 

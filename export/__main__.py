@@ -6,11 +6,11 @@ import argparse
 import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, get_args
 
 from albert_serve.bundle.manifest import ComputePrecision, Part, Precision, Quality
-from albert_serve.bundle.weights import TaskName
 from albert_serve.errors import AlbertServeError
 from export.errors import ExportError
 from export.examples import read_examples
@@ -23,6 +23,7 @@ from training.errors import TrainingError
 from training.evaluation.real_text import DEFAULT_TEXT, RealData
 from training.glue.files import dev_files
 from training.glue.tasks import TASKS
+from training.run.heads import add_heads, each_head, head_parser, parse_with_heads
 from training.run.options import (
     add_choices,
     add_columns,
@@ -35,11 +36,14 @@ from training.run.options import (
 )
 from training.system.command_line import make_parser
 
+_WIDTH: Final = 24  # of the first column of the summary
 _EXAMPLES: Final = """\
 examples:
   python -m export runs/base/checkpoint models/base
   python -m export runs/base/checkpoint models/base-int8 --precision int8 \\
       --text-classification sst2/dev.tsv --question-answering squad/dev-v1.1.json
+  python -m export runs/both/best bundles/both --precision int8 \\
+      --text-classification sst2/dev.tsv --head topic --text-classification news/test.csv
   python -m export albert/albert-base-v2 bundles/base
   python -m export textattack/albert-base-v2-SST-2@main bundles/sst2 --precision int8 \\
       --keep-fp32 embeddings heads
@@ -57,7 +61,7 @@ Give a task's own held-out data for its own metric; without, it is how often the
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    options = _parser().parse_args(arguments)
+    options = parse_with_heads(_parser(), head_parser(), arguments)
     try:
         evaluation = _read_evaluation(options.evaluation)
         exported = export_bundle(
@@ -100,50 +104,56 @@ def summarize(exported: Exported) -> str:
     sizes = {name: entry.size for name, entry in manifest.files.items()}
     graphs = sum(size for name, size in sizes.items() if name.endswith(".onnx"))
     total = sum(sizes.values())
+    share = total / exported.fp32_bytes
+    width = max(_WIDTH, *map(len, (*sizes, *manifest.parity)))
     return "\n".join(
         [
             f"{exported.bundle.folder} ({manifest.precision})",
-            *(f"  {name:<24} {size:>14,} bytes" for name, size in sizes.items()),
-            f"  {'graphs':<24} {graphs:>14,} bytes, which hold no weight",
-            f"  {'all':<24} {total:>14,} bytes, {total / exported.fp32_bytes:.3f} of fp32 weights",
+            *(f"  {name:<{width}} {size:>14,} bytes" for name, size in sizes.items()),
+            f"  {'graphs':<{width}} {graphs:>14,} bytes, which hold no weight",
+            f"  {'all':<{width}} {total:>14,} bytes, {share:.3f} of fp32 weights",
             "largest difference from torch",
-            *(f"  {name:<24} {value:>14.1e}" for name, value in manifest.parity.items()),
+            *(f"  {name:<{width}} {value:>14.1e}" for name, value in manifest.parity.items()),
             f"for CUDA in {manifest.cuda_precision}, emulated, over the largest value",
-            *(f"  {name:<24} {value:>14.1e}" for name, value in manifest.cuda_parity.items()),
-            *_summarize_quality(manifest.quality),
+            *(f"  {name:<{width}} {value:>14.1e}" for name, value in manifest.cuda_parity.items()),
+            *_summarize_quality(manifest.head_quality, width),
         ]
     )
 
 
-def _summarize_quality(quality: Mapping[TaskName, Quality]) -> Iterator[str]:
+def _summarize_quality(quality: Mapping[str, Quality], width: int) -> Iterator[str]:
     if quality:
         yield "on real text, in percent: in torch, from the bundle"
     for task, found in quality.items():
         figures = f"{found.torch:.2f} {found.bundle:.2f}"
-        yield f"  {task:<24} {figures:>14} {found.metric} ({found.count:,})"
+        yield f"  {task:<{width}} {figures:>14} {found.metric} ({found.count:,})"
 
 
 def _real_data(options: argparse.Namespace) -> RealData | None:
     if options.no_quality:
         return None
     options = with_task_data(options)
+    choices = options.multiple_choice or []
+    if options.task == RACE:
+        choices = race_files(options.data, "dev")
+    return replace(
+        _labelled_data(options),
+        text=tuple(options.text or [DEFAULT_TEXT]),
+        questions=tuple(options.question_answering),
+        choices=tuple(choices),
+        choice_columns=tuple(options.choice_columns),
+        heads={own.head: _labelled_data(own) for own in each_head(options)},
+    )
+
+
+def _labelled_data(options: argparse.Namespace) -> RealData:
+    """Return the labelled texts of a classifier."""
     task = TASKS.get(options.task)
     if task is None:
         labelled = labelled_files(options.text_classification, "test", "validation")
     else:
         labelled = [file for files in dev_files(task, options.data).values() for file in files]
-    choices = options.multiple_choice or []
-    if options.task == RACE:
-        choices = race_files(options.data, "dev")
-    return RealData(
-        text=tuple(options.text or [DEFAULT_TEXT]),
-        labelled=tuple(labelled),
-        columns=columns_of(options),
-        task=task,
-        questions=tuple(options.question_answering),
-        choices=tuple(choices),
-        choice_columns=tuple(options.choice_columns),
-    )
+    return RealData(text=(), labelled=tuple(labelled), columns=columns_of(options), task=task)
 
 
 def _read_evaluation(file: Path | None) -> dict[str, object]:
@@ -209,6 +219,7 @@ def _parser() -> argparse.ArgumentParser:
     add_data = functools.partial(data.add_argument, nargs="+", type=Path, metavar="FILE")
     add_data("--text", help="a corpus (an excerpt of Wikipedia)")
     add_data("--text-classification", default=[], help="labelled CSV, TSV, JSONL or Parquet")
+    add_heads(data)
     add_task(data)
     add_columns(data)
     add_choices(data)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from albert_serve.bundle.manifest import Manifest
+from albert_serve.bundle.weights import CLASSIFICATION
 from training.evaluation.reports.tables import table
 
 CARD_FILE: Final = "README.md"
@@ -37,7 +38,9 @@ def model_card(manifest: Manifest, name: str) -> str:
     figures: dict[str, Any] = {
         key: value for key, value in manifest.evaluation.items() if _is_number(value)
     }
-    results = list(_results(manifest.evaluation, figures))
+    further = [head for head in manifest.heads if head not in manifest.tasks]
+    task_of = {**_TASK_OF, **{head.replace("-", "_", 1): CLASSIFICATION for head in further}}
+    results = list(_results(manifest.evaluation, figures, task_of))
     metadata: dict[str, Any] = {"library_name": "albert-serve", "tags": ["albert", *manifest.tasks]}
     if results:
         metadata["model-index"] = [{"name": name, "results": results}]
@@ -46,14 +49,14 @@ def model_card(manifest: Manifest, name: str) -> str:
     lines += [f"# {name}", "", f"An ALBERT in {manifest.precision}.", ""]
     rows = [
         (task, entry.problem_type or "", ", ".join(entry.labels or []))
-        for task, entry in manifest.tasks.items()
+        for task, entry in manifest.heads.items()
     ]
     lines += ["## Tasks", "", *table(["task", "problem type", "labels"], rows)]
     lines += ["## Figures on held-out data", "", *table(["figure", "value"], figures.items())]
-    if manifest.quality:
+    if manifest.head_quality:
         costs = [
             (task, each.metric, each.torch, each.bundle, each.count)
-            for task, each in manifest.quality.items()
+            for task, each in manifest.head_quality.items()
         ]
         header = ["task", "metric", "the checkpoint, in percent", "this bundle", "answers"]
         lines += ["## What precision and depth cost", "", *table(header, costs)]
@@ -61,9 +64,9 @@ def model_card(manifest: Manifest, name: str) -> str:
 
 
 def _results(
-    evaluation: Mapping[str, Any], figures: Mapping[str, float]
+    evaluation: Mapping[str, Any], figures: Mapping[str, float], task_of: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
-    for beginning, task in _TASK_OF.items():
+    for beginning, task in task_of.items():
         metrics = [
             {"type": metric, "value": round(figures[f"{beginning}_{metric}"], 4)}
             for metric in _METRICS

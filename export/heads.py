@@ -12,11 +12,10 @@ from dataclasses import replace
 from onnx import ModelProto, TensorProto, helper
 
 from albert_serve.bundle.weights import (
-    OUTPUT_LAYERS,
     UNPOOLED_TASKS,
     WORDS,
     StoredTensor,
-    TaskName,
+    output_layer,
     question_head_of,
 )
 from albert_serve.config import AlbertConfig
@@ -28,7 +27,7 @@ from export.layers import activate, as_rows, linear, matmul, multiply, norm
 
 def build_head(
     config: AlbertConfig,
-    task: TaskName,
+    head: str,
     num_outputs: int,
     stored: Mapping[str, StoredTensor],
     form: Form = CPU_FORM,
@@ -38,23 +37,23 @@ def build_head(
     `rows` are int64: row b * S + s is position s of sequence b. A head computes in fp32 in every
     form, since its rows are few. A start-conditioned head takes all rows of a window together.
     """
-    has_beams = question_head_of(task, num_outputs) == "start-conditioned"
+    has_beams = question_head_of(head, num_outputs) == "start-conditioned"
     initializers = Initializers(stored, replace(form, compute="fp32"))
     nodes = Nodes(initializers, rows="" if has_beams else "rows")
     rows_RH = nodes.add("Gather", [as_rows(nodes, HIDDEN, config.hidden_size), "rows"])
-    if task == "fill-mask":
+    if head == "fill-mask":
         logits_RK = _fill_mask(nodes, config, rows_RH)
     elif has_beams:
         logits_RK = start_conditioned(nodes, config, rows_RH, "rows")
     else:
-        pooled_RH = rows_RH if task in UNPOOLED_TASKS else _pool(nodes, rows_RH)
-        logits_RK = linear(nodes, pooled_RH, OUTPUT_LAYERS[task])
+        pooled_RH = rows_RH if head in UNPOOLED_TASKS else _pool(nodes, rows_RH)
+        logits_RK = linear(nodes, pooled_RH, output_layer(head))
     nodes.return_as(logits_RK, "logits")
     hidden_shape: list[str | int | None] = ["batch", "sequence", config.hidden_size]
     hidden = helper.make_tensor_value_info(HIDDEN, TensorProto.FLOAT, hidden_shape)
     rows = helper.make_tensor_value_info("rows", TensorProto.INT64, ["rows"])
     logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["rows", num_outputs])
-    return make_model(task.replace("-", "_"), nodes, [hidden, rows], [logits])
+    return make_model(head.replace("-", "_"), nodes, [hidden, rows], [logits])
 
 
 def _pool(nodes: Nodes, rows_RH: str) -> str:

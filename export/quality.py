@@ -12,7 +12,6 @@ from typing import Any, Final
 from tqdm import tqdm
 
 from albert_serve.bundle.manifest import AGREEMENT, Quality
-from albert_serve.bundle.weights import TaskName
 from albert_serve.progress import progress_bar
 from albert_serve.tasks.base import Runner
 from albert_serve.tokenizer import AlbertTokenizer
@@ -32,7 +31,7 @@ _BATCHES_AT_ONCE: Final = 8
 _NUM_PARTS: Final = 8
 _ROUNDING: Final = 1e-9
 _PARTS: Final = "--keep-fp32 embeddings attention ffn heads, or some of them"
-_LABELS_FROM: Final[dict[TaskName, str]] = {
+_LABELS_FROM: Final[dict[str, str]] = {
     "text-classification": "--text-classification",
     "question-answering": "--question-answering",
     "multiple-choice": "--multiple-choice",
@@ -48,7 +47,7 @@ def measure_quality(
     *,
     budget_s: float | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> dict[TaskName, Quality]:
+) -> dict[str, Quality]:
     """Run torch and a bundle on the same samples, and score both, for each task.
 
     fill-mask and sentence-order are asked what pretraining asks, and marked by the text itself:
@@ -87,7 +86,7 @@ def measure_quality(
         f"{num_tokens:,} tokens{at_most}; --no-quality skips it",
         file=sys.stderr,
     )
-    quality: dict[TaskName, Quality] = {}
+    quality: dict[str, Quality] = {}
     ends_s = None if budget_s is None else clock() + budget_s
     with progress_bar(title="quality", total=num_tokens, unit="tokens", unit_scale=True) as bar:
         meter = _Meter(reference=reference, engine=engine, bar=bar, clock=clock)
@@ -98,7 +97,7 @@ def measure_quality(
 
 
 def check_quality(
-    quality: Mapping[TaskName, Quality],
+    quality: Mapping[str, Quality],
     max_cost: float,
     *,
     is_rounded: bool = True,
@@ -130,13 +129,15 @@ def check_quality(
         )
 
 
-def _describe_loss(task: TaskName, quality: Quality, max_cost: float) -> str | None:
+def _describe_loss(task: str, quality: Quality, max_cost: float) -> str | None:
     """Describe a task's loss if it is over `max_cost`; None otherwise."""
     if quality.metric == AGREEMENT:
         least = min(_LEAST_AGREEMENT, 100 - max_cost)
         if quality.bundle >= least - _ROUNDING:
             return None
-        labels = f"; {_LABELS_FROM[task]} measures it" if task in _LABELS_FROM else ""
+        name, _, head = task.partition("/")
+        given = f"--head {head} {_LABELS_FROM[name]}" if head else _LABELS_FROM.get(name)
+        labels = f"; {given} measures it" if given else ""
         return (
             f"{task} gives torch's answer in {quality.bundle:.2f} % of {quality.count:,} cases, "
             f"less than {least:g} % (what that costs is not known without labels{labels})"
@@ -159,7 +160,7 @@ class _Meter:
     bar: tqdm[Any]
     clock: Callable[[], float]
 
-    def measure(self, task: TaskName, sample: Sample, budget_s: float | None) -> Quality:
+    def measure(self, task: str, sample: Sample, budget_s: float | None) -> Quality:
         """Measure a task on its sample, or on the part of it that is done within the budget."""
         self.bar.set_description(task)
         ends_s = None if budget_s is None else self.clock() + budget_s
@@ -188,7 +189,7 @@ class _Meter:
         size = min(_MOST_TOKENS_AT_ONCE, _BATCHES_AT_ONCE * self.engine.max_batch_tokens)
         return predict_part(runner, items, max_tokens_at_once=size, bar=self.bar)
 
-    def _skip(self, task: TaskName, sample: Sample, number: int, num_parts: int) -> None:
+    def _skip(self, task: str, sample: Sample, number: int, num_parts: int) -> None:
         """Say that the rest of a sample is left out."""
         rest = [item for part in range(number, num_parts) for item in sample.items[part::num_parts]]
         self.bar.update(2 * sum(item.num_tokens for item in rest))

@@ -16,14 +16,20 @@ from albert_serve.bundle.manifest import (
     TOKENIZER_FILE,
     WEIGHTS_FILE,
     AdaptiveDepth,
+    ClassifierEntry,
+    HeadEntry,
     TaskEntry,
+    heads_of,
 )
 from albert_serve.bundle.weights import (
+    CLASSIFICATION,
     StoredTensor,
     TaskName,
     check_shapes,
     exit_shapes,
     expected_shapes,
+    further_head,
+    is_task,
     question_head_of,
     read_header,
     stored_name,
@@ -32,7 +38,7 @@ from albert_serve.config import AlbertConfig
 from albert_serve.tasks.base import Depth
 from albert_serve.tasks.text_classification import resolve_depth
 from export.errors import ExportError
-from training.evaluation.classification import PREFIX as CLASSIFICATION
+from training.evaluation.classification import PREFIX
 from training.evaluation.questions import BEST_F1_THRESHOLD
 from training.model.checkpoint import (
     CheckpointError,
@@ -41,12 +47,13 @@ from training.model.checkpoint import (
     has_stored_exits,
     read_config,
 )
-from training.model.labels import read_labels
+from training.model.heads import is_further
+from training.model.labels import default_name, read_labels
 
 # What transformers and training read beside the weights and `tokenizer.json`.
 HUGGING_FACE_FILES: Final = ("config.json", "tokenizer_config.json", "spiece.model")
 _DEPTHLESS_FIGURES: Final = frozenset(
-    f"{CLASSIFICATION}_{name}" for name in ("task", "texts", "truncated", "by_layer", "by_patience")
+    f"{PREFIX}_{name}" for name in ("task", "texts", "truncated", "by_layer", "by_patience")
 )
 
 
@@ -76,9 +83,14 @@ class Source:
         return self.folder / WEIGHTS_FILE
 
     @property
-    def num_outputs(self) -> dict[TaskName, int]:
-        """The outputs of each task's head."""
-        return {task: entry.num_outputs for task, entry in self.tasks.items()}
+    def heads(self) -> dict[str, HeadEntry]:
+        """The heads of the tasks, as `Manifest.heads`."""
+        return heads_of(self.tasks)
+
+    @property
+    def num_outputs(self) -> dict[str, int]:
+        """The outputs of each head."""
+        return {head: entry.num_outputs for head, entry in self.heads.items()}
 
 
 def read_source(folder: Path) -> Source:
@@ -227,7 +239,7 @@ def _figures_at(
     kept = {
         name: value
         for name, value in evaluation.items()
-        if not name.startswith(f"{CLASSIFICATION}_") or name in _DEPTHLESS_FIGURES
+        if not name.startswith(f"{PREFIX}_") or name in _DEPTHLESS_FIGURES
     }
     if depth.patience >= depth.max_layers:  # so many layers in a row agree after them at the least
         name, key, number = "by_layer", "layers", depth.max_layers
@@ -235,11 +247,11 @@ def _figures_at(
         name, key, number = "by_patience", "patience", depth.patience
     else:
         return kept
-    rows = evaluation.get(f"{CLASSIFICATION}_{name}")
+    rows = evaluation.get(f"{PREFIX}_{name}")
     for row in rows if isinstance(rows, list) else ():
         if isinstance(row, dict) and row.get(key) == number:
             found = {k: value for k, value in row.items() if k != key}
-            return kept | {f"{CLASSIFICATION}_{k}": value for k, value in found.items()}
+            return kept | {f"{PREFIX}_{k}": value for k, value in found.items()}
     return kept
 
 
@@ -282,14 +294,13 @@ def _read_tasks(
 ) -> dict[TaskName, TaskEntry]:
     shapes = {name: tensor.shape for name, tensor in stored.items()}
     tasks: dict[TaskName, TaskEntry] = {}
-    for found, num_outputs in find_tasks(shapes, hf.get("architectures") or ()).items():
+    heads = find_tasks(shapes, hf.get("architectures") or ())
+    for found, num_outputs in heads.items():
         if found == "sentence-order" and hf.get("albert_sentence_task") == "nsp":
             continue  # the head tells whether a text follows, not in what order two stand
-        if found == "text-classification":
-            depth = AdaptiveDepth() if has_stored_exits(stored, [found]) else None
-            entry = _classification(hf, num_outputs)
-            tasks[found] = entry.model_copy(update={"adaptive_depth": depth})
-        else:
+        if found == CLASSIFICATION:
+            tasks[CLASSIFICATION] = _classification(hf, heads, stored)
+        elif is_task(found):
             head = question_head_of(found, num_outputs)
             tasks[found] = TaskEntry(
                 graph=f"{found}.onnx",
@@ -300,16 +311,31 @@ def _read_tasks(
     return tasks
 
 
-def _classification(hf: Mapping[str, Any], num_outputs: int) -> TaskEntry:
+def _classification(
+    hf: Mapping[str, Any], heads: Mapping[str, int], stored: Mapping[str, StoredTensor]
+) -> TaskEntry:
+    further = {head: head.removeprefix(further_head("")) for head in heads if is_further(head)}
     try:
-        labels = read_labels(hf, num_outputs)
+        labels = {head: read_labels(hf, heads[head], head) for head in (CLASSIFICATION, *further)}
+        name = default_name(hf)
     except CheckpointError as error:
         raise ExportError(str(error)) from error
     return TaskEntry(
-        graph="text-classification.onnx",
-        num_outputs=num_outputs,
-        labels=labels.names,
-        problem_type=labels.problem,
+        graph=f"{CLASSIFICATION}.onnx",
+        num_outputs=heads[CLASSIFICATION],
+        labels=labels[CLASSIFICATION].names,
+        problem_type=labels[CLASSIFICATION].problem,
+        adaptive_depth=AdaptiveDepth() if has_stored_exits(stored, heads) else None,
+        head=name,
+        heads={
+            name: ClassifierEntry(
+                graph=f"{CLASSIFICATION}-{name}.onnx",
+                num_outputs=heads[head],
+                labels=labels[head].names,
+                problem_type=labels[head].problem,
+            )
+            for head, name in further.items()
+        },
     )
 
 
@@ -320,7 +346,8 @@ def _check_weights(
     tasks: Mapping[TaskName, TaskEntry],
 ) -> list[str]:
     """Check that all weights are there, fp32 and of the right shape; return their stored names."""
-    expected = expected_shapes(config, {task: each.num_outputs for task, each in tasks.items()})
+    heads = heads_of(tasks)
+    expected = expected_shapes(config, {head: each.num_outputs for head, each in heads.items()})
     classifier = tasks.get("text-classification")
     if classifier is not None and classifier.adaptive_depth is not None:
         if not config.is_fully_shared:

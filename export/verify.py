@@ -24,9 +24,9 @@ from albert_serve.bundle.manifest import (
     CUDA_ENCODER_FILE,
     CUDA_SUFFIX,
     ENCODER_FILE,
-    TaskEntry,
+    HeadEntry,
 )
-from albert_serve.bundle.weights import NUM_BEAMS, StoredTensor, TaskName
+from albert_serve.bundle.weights import NUM_BEAMS, StoredTensor
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import AlbertServeError
 from albert_serve.progress import progress
@@ -57,9 +57,9 @@ Floats = NDArray[np.float32]
 
 
 def measure_parity(
-    folder: Path, tasks: Mapping[TaskName, TaskEntry], model: AlbertForTasks
+    folder: Path, heads: Mapping[str, HeadEntry], model: AlbertForTasks
 ) -> dict[str, float]:
-    """Return the largest absolute difference from torch, of "encoder" and of each task's logits.
+    """Return the largest absolute difference from torch, of "encoder" and of each head's logits.
 
     Of a graph that can end a text's pass early, "exits" is that of the logits after all layers.
     Batches are random and ragged, with lengths from 1 to all positions; padding is left out of
@@ -68,13 +68,13 @@ def measure_parity(
     Raises:
         ExportError: the runtime cannot load or run a graph.
     """
-    heads = {task: folder / entry.graph for task, entry in tasks.items()}
-    measured = _measure(folder / ENCODER_FILE, heads, model)
+    files = {head: folder / entry.graph for head, entry in heads.items()}
+    measured = _measure(folder / ENCODER_FILE, files, model)
     return {name: found.difference for name, found in measured.items()}
 
 
 def measure_cuda_parity(
-    folder: Path, tasks: Mapping[TaskName, TaskEntry], model: AlbertForTasks, form: Form
+    folder: Path, heads: Mapping[str, HeadEntry], model: AlbertForTasks, form: Form
 ) -> dict[str, float]:
     """Return the same of the graphs for CUDA, with the roundings of their form, on the CPU.
 
@@ -83,22 +83,22 @@ def measure_cuda_parity(
 
     Args:
         folder: the bundle's.
-        tasks: its tasks.
+        heads: its heads.
         model: the bundle's own weights in torch (`restore_weights`).
         form: the form of its encoder for CUDA.
 
     Raises:
         ExportError: the runtime cannot load or run a graph.
     """
-    heads = {}
-    for task, entry in tasks.items():
+    files = {}
+    for head, entry in heads.items():
         cuda_head = (folder / entry.graph).with_suffix(CUDA_SUFFIX)
-        heads[task] = cuda_head if cuda_head.exists() else folder / entry.graph
+        files[head] = cuda_head if cuda_head.exists() else folder / entry.graph
     emulated = folder / ".emulated.onnx"  # beside the weights that it refers to
     graph = onnx.load(folder / CUDA_ENCODER_FILE, load_external_data=False)
     onnx.save(rounded(graph, form), emulated)
     try:
-        return {name: found.share for name, found in _measure(emulated, heads, model).items()}
+        return {name: found.share for name, found in _measure(emulated, files, model).items()}
     finally:
         emulated.unlink()
 
@@ -122,7 +122,7 @@ class _Found:
 
 
 def _measure(
-    encoder_file: Path, head_files: Mapping[TaskName, Path], model: AlbertForTasks
+    encoder_file: Path, head_files: Mapping[str, Path], model: AlbertForTasks
 ) -> dict[str, _Found]:
     model.eval()
     worst = dict.fromkeys(("encoder", *head_files), _Found())
@@ -257,7 +257,7 @@ def _real_rows(batch: PaddedBatch) -> NDArray[np.int64]:
 @torch.inference_mode()
 def _differences(
     model: AlbertForTasks,
-    heads: Mapping[TaskName, onnxruntime.InferenceSession],
+    heads: Mapping[str, onnxruntime.InferenceSession],
     batch: PaddedBatch,
     hidden_BSH: Floats,
 ) -> Iterator[tuple[str, _Found]]:

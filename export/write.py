@@ -34,7 +34,7 @@ from albert_serve.bundle.manifest import (
     TaskExample,
     file_entry,
 )
-from albert_serve.bundle.weights import TaskName, read_header
+from albert_serve.bundle.weights import read_header
 from albert_serve.progress import progress
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
@@ -191,7 +191,7 @@ def export_bundle(
         unread = check_references(graphs, read_header(folder / WEIGHTS_FILE))
         unused = sorted({*unread, *source.stored.keys()} - {*source.names})
         model = load_checkpoint(source.folder, source.num_outputs)
-        parity = measure_parity(folder, source.tasks, model)
+        parity = measure_parity(folder, source.heads, model)
         if precision == "fp32":
             check_parity(parity, limits.max_difference)
         cuda_parity = _measure_cuda_parity(source, folder, model, precision, cuda_form)
@@ -224,7 +224,7 @@ def export_bundle(
                     is_rounded=precision != "fp32",
                     is_shallow=_is_shallow(source, depth),
                 )
-            manifest = manifest.model_copy(update={"quality": quality})
+            manifest = manifest.with_quality(quality)
             _write_manifest(manifest, folder)
         if manifest.evaluation:
             card = model_card(manifest, target.name)
@@ -292,11 +292,11 @@ def _write_graphs(source: Source, folder: Path, cuda_form: Form) -> list[Path]:
         ),
         CUDA_ENCODER_FILE: build_encoder(source.config, stored, cuda_form),
     }
-    for task, entry in source.tasks.items():
+    for head, entry in source.heads.items():
         size = entry.num_outputs
-        graphs[entry.graph] = head = build_head(source.config, task, size, stored)
-        cuda_head = build_head(source.config, task, size, stored, cuda_form)
-        if cuda_head != head:  # of an int8 bundle
+        graphs[entry.graph] = cpu_head = build_head(source.config, head, size, stored)
+        cuda_head = build_head(source.config, head, size, stored, cuda_form)
+        if cuda_head != cpu_head:  # of an int8 bundle
             graphs[str(Path(entry.graph).with_suffix(CUDA_SUFFIX))] = cuda_head
     for name, model in graphs.items():
         onnx.save(model, folder / name)
@@ -308,12 +308,12 @@ def _measure_cuda_parity(
 ) -> dict[str, float]:
     """Compare the graphs for CUDA with torch, which has the bundle's own values of the weights."""
     if precision == "fp32":
-        return measure_cuda_parity(folder, source.tasks, model, form)
+        return measure_cuda_parity(folder, source.heads, model, form)
     with tempfile.TemporaryDirectory() as restored:
         shutil.copyfile(source.folder / _CONFIG_FILE, Path(restored) / _CONFIG_FILE)
         restore_weights(folder / WEIGHTS_FILE, Path(restored) / WEIGHTS_FILE)
         own = load_checkpoint(Path(restored), source.num_outputs)
-        return measure_cuda_parity(folder, source.tasks, own, form)
+        return measure_cuda_parity(folder, source.heads, own, form)
 
 
 def _write_weights(
@@ -332,7 +332,7 @@ def _write_manifest(manifest: Manifest, folder: Path) -> None:
 
 def _measure_quality(
     source: Source, folder: Path, model: AlbertForTasks, data: RealData, budget_s: float | None
-) -> dict[TaskName, Quality]:
+) -> dict[str, Quality]:
     engine = Engine.open(Bundle.open(folder, verify="size"), RuntimeOptions(device="cpu"))
     reference = TorchEngine(model, max_batch_tokens=_TORCH_BATCH_TOKENS)
     return measure_quality(

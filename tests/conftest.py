@@ -38,6 +38,7 @@ _WITH_PROCESSES: Final = (
     "training/test_evaluate_files.py",
     "training/test_finetune.py",
     "training/test_finetune_choices.py",
+    "training/test_finetune_heads.py",
     "training/test_finetune_tasks.py",
     "training/test_losses.py",
     "training/test_own_tasks.py",

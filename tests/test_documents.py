@@ -98,13 +98,23 @@ def test_the_documents_have_commands_of_all_kinds() -> None:
     assert {"serve", "reload", "score", "info", "doctor", "import"} == set(SERVE_COMMANDS)
 
 
-def test_bentos_are_served_to_this_machine_alone() -> None:
-    """BentoML listens on all addresses otherwise, and no key is asked for."""
+def test_bentos_and_images_are_served_to_this_machine_alone() -> None:
+    """BentoML and docker open the port to all otherwise, and no key is asked for."""
     texts = [document.read_text(encoding="utf-8") for document in DOCUMENTS]
     codes = [code for text in texts for code in code_in(text)]
     serves = [line for code in codes for line in re.findall(r"bentoml serve albert.*", code)]
     assert len(serves) >= 2
     assert [line for line in serves if "--host 127.0.0.1" not in line] == []
+    runs = [line for code in codes for line in re.findall(r"docker run .*", code)]
+    assert len(runs) >= 4
+    assert [line for line in runs if "-p 127.0.0.1:" not in line] == []
+
+
+def test_nothing_is_installed_that_no_index_has() -> None:
+    """The package is in no package index: a checkout and a wheel are what there is."""
+    files = [*DOCUMENTS, *(ROOT / "albert_serve").rglob("*.py")]
+    texts = {file.name: file.read_text(encoding="utf-8") for file in files}
+    assert [name for name, text in texts.items() if "install 'albert-serve" in text] == []
 
 
 def anchors_of(document: Path) -> set[str]:

@@ -21,13 +21,13 @@ from training.errors import report_errors
 from training.loop.provenance import read_stages, record_stage
 from training.model.checkpoint import (
     CheckpointError,
-    label_keys,
     load_checkpoint,
     parameters,
     read_config,
     save_checkpoint,
 )
-from training.model.heads import AlbertForTasks
+from training.model.heads import AlbertForTasks, is_classifier
+from training.model.labels import head_record, stored_labels
 from training.run.options import parse_positive
 from training.system.command_line import make_parser
 from training.system.partial_folder import new_folder
@@ -64,8 +64,8 @@ def average(references: Sequence[str | Path], weights: Sequence[float], target: 
         folders = [source.folder for source in sources]
         model = _mean(folders, weights)
         config = read_config(folders[0])
-        kept = (*label_keys([]), "albert_sentence_task")
-        extra = {key: config[key] for key in kept if key in config}
+        extra = stored_labels(config, model.tasks)
+        extra |= {key: config[key] for key in ("albert_sentence_task",) if key in config}
         save_checkpoint(model, folder, tokenizer_from=folders[0], extra_config=extra)
         record_stage(
             folder,
@@ -101,9 +101,11 @@ def _check_fit(model: AlbertForTasks, other: AlbertForTasks, first: Path, second
     has_more = has_more_exits or not other.tasks.items() <= model.tasks.items()
     if model.config != other.config or has_more:
         raise CheckpointError(f"{second} has other sizes than {first}, or heads that it lacks")
-    labels = [read_config(folder).get("id2label") for folder in (first, second)]
-    if "text-classification" in other.tasks and labels[0] != labels[1]:
-        raise CheckpointError(f"{first} and {second} differ in their labels (id2label)")
+    configs = [read_config(folder) for folder in (first, second)]
+    for head in other.tasks:
+        labels = [head_record(config, head).get("id2label") for config in configs]
+        if is_classifier(head) and labels[0] != labels[1]:
+            raise CheckpointError(f"{first} and {second} differ in their labels (id2label)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

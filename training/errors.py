@@ -25,13 +25,14 @@ class TrainingError(ValueError):
     """Base of all errors that training raises on purpose."""
 
 
-_REPORTED: Final = (TrainingError, AlbertServeError, OSError)
+# The errors that are a user's.
+REPORTED: Final = (TrainingError, AlbertServeError, OSError)
 
 
 def report_errors(command: Callable[[], int]) -> int:
     """Run a command and return its exit status; report a user's error on stderr, with status 1."""
     try:
         return command()
-    except _REPORTED as error:
+    except REPORTED as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

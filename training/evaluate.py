@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, get_args
 
+from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.files import write_atomically
 from albert_serve.progress import progress
 from albert_serve.tokenizer import AlbertTokenizer
@@ -30,7 +31,7 @@ from training.data.shards import Shards
 from training.errors import report_errors
 from training.evaluation.choices import PREFIX as CHOICE_PREFIX
 from training.evaluation.choices import Chosen, choose
-from training.evaluation.classification import Classified, classify
+from training.evaluation.classification import Classified, classify, head_figure
 from training.evaluation.predictions import MAX_ANSWER_LENGTH, EvaluationError
 from training.evaluation.questions import (
     BEST_F1_THRESHOLD,
@@ -49,9 +50,16 @@ from training.glue.tasks import TASKS
 from training.losses import Objective
 from training.model.checkpoint import load_checkpoint, read_config
 from training.model.heads import AlbertForTasks, Task
-from training.model.labels import read_labels
+from training.model.labels import find_head, read_labels
 from training.model.resizing import cut_to_depth
 from training.prepare import prepare
+from training.run.heads import (
+    add_heads,
+    add_text_classification,
+    each_head,
+    head_parser,
+    parse_with_heads,
+)
 from training.run.options import (
     add_choices,
     add_columns,
@@ -70,6 +78,8 @@ _EXAMPLES: Final = r"""examples:
   python -m training.evaluate runs/tasks/checkpoint --text-classification sst2/dev.tsv \
       --question-answering squad/dev-v1.1.json --output figures.json
   python -m training.evaluate runs/rte/best --task RTE --data glue/RTE
+  python -m training.evaluate runs/both/best --text-classification sst2/dev.tsv \
+      --head topic --text-classification news/test.csv --label-column category
   python -m training.evaluate runs/race/best --multiple-choice RACE/test --truncation
   python -m training.evaluate textattack/albert-base-v2-SST-2 --text-classification sst2/dev.tsv
 """
@@ -124,14 +134,15 @@ def evaluate(options: argparse.Namespace) -> Results:
         RunError: as `with_task_data`.
     """
     options = with_task_data(options)
-    has_texts = bool(options.text_classification or options.task in TASKS)
+    options.heads = list(each_head(options))
+    num_texts = len(options.heads) + bool(options.text_classification or options.task in TASKS)
     has_choices = bool(options.multiple_choice or options.task == RACE)
-    if not (options.pretraining or has_texts or has_choices or options.question_answering):
+    if not (options.pretraining or num_texts or has_choices or options.question_answering):
         raise EvaluationError(
             "nothing to measure: give --pretraining, --text-classification, --multiple-choice, "
-            "--task or --question-answering"
+            "--task, --head or --question-answering"
         )
-    if options.predictions is not None and has_texts == bool(options.question_answering):
+    if options.predictions is not None and num_texts + bool(options.question_answering) != 1:
         raise EvaluationError(
             "--predictions writes those of texts or of questions; give the data of one of them"
         )
@@ -159,11 +170,16 @@ def _evaluate(options: argparse.Namespace, folder: Path) -> Results:
             figures[f"{CHOICE_PREFIX}_task"] = RACE.upper()
         chosen = _choose(options, model, tokenizer)
         figures |= chosen.figures()
-    if options.text_classification or options.task not in (None, RACE):
-        _need(model, "text-classification")
-        classified = _classify(options, folder, model, tokenizer)
-        task = TASKS.get(options.task)
-        figures |= classified[_ONLY].figures() if task is None else task_figures(task, classified)
+    for head, own in _classifiers(options, folder, model).items():
+        answers = _classify(own, folder, model, tokenizer, head)
+        task = TASKS.get(own.task)
+        of_head = answers[_ONLY].figures() if task is None else task_figures(task, answers)
+        _, _, name = head.partition("/")
+        if name:
+            answers = {f"{name}-{split}": each for split, each in answers.items()}
+            of_head = {head_figure(name, figure): value for figure, value in of_head.items()}
+        classified |= answers
+        figures |= of_head
     if options.question_answering:
         _need(model, "question-answering")
         answered = _answer(options, model, tokenizer)
@@ -215,29 +231,58 @@ def _warn_of_threshold(answered: Sequence[AnsweredQuestion], figures: Mapping[st
         print(f"warning: {warning}", file=sys.stderr)
 
 
+def _classifiers(
+    options: argparse.Namespace, folder: Path, model: AlbertForTasks
+) -> dict[Task, argparse.Namespace]:
+    """Return the options of each classifier that is measured.
+
+    Raises:
+        EvaluationError, CheckpointError: the model has none, or one is given twice.
+    """
+    given: dict[Task, argparse.Namespace] = {}
+    if options.text_classification or options.task not in (None, RACE):
+        _need(model, CLASSIFICATION)
+        given[CLASSIFICATION] = options
+    for own in options.heads:
+        head = find_head(read_config(folder), model.tasks, own.head)
+        if head in given:
+            raise EvaluationError(
+                f"--head {own.head} is the default classifier, whose data stands before --head "
+                "already; give one of the two"
+            )
+        given[head] = own
+    return given
+
+
 def _classify(
-    options: argparse.Namespace, folder: Path, model: AlbertForTasks, tokenizer: AlbertTokenizer
+    options: argparse.Namespace,
+    folder: Path,
+    model: AlbertForTasks,
+    tokenizer: AlbertTokenizer,
+    head: Task,
 ) -> dict[str, Classified]:
-    names, problem = read_labels(read_config(folder), model.tasks["text-classification"])
+    names, problem = read_labels(read_config(folder), model.tasks[head], head)
     task = TASKS.get(options.task)
     if task is None:
         files = labelled_files(options.text_classification, "test", "validation")
         texts, _ = read_labelled(files, names, columns_of(options), problem)
-        cut = options.truncation
-        classified = {_ONLY: classify(model, tokenizer, texts, names, problem, truncation=cut)}
+        answers = classify(
+            model, tokenizer, texts, names, problem, truncation=options.truncation, head=head
+        )
+        classified = {_ONLY: answers}
     else:
         texts_of = {
             split: read_task(task, {split: files}).texts[split]
             for split, files in dev_files(task, options.data).items()
         }
         classified = classify_task(
-            model, tokenizer, task, names, texts_of, truncation=options.truncation
+            model, tokenizer, task, names, texts_of, truncation=options.truncation, head=head
         )
     if options.predictions is not None:
         submitted = classified
         if task is not None and (tests := read_test(task, options.data)):
             submitted = classify_task(
-                model, tokenizer, task, names, tests, truncation=options.truncation
+                model, tokenizer, task, names, tests, truncation=options.truncation, head=head
             )
         write_glue(submitted, options.predictions, task)
     return classified
@@ -277,23 +322,22 @@ def _need(model: AlbertForTasks, *tasks: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    options = _parser().parse_args(arguments)
+    options = parse_with_heads(_parser(), head_parser(), arguments)
     return report_errors(lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
     results = evaluate(options)
     figures = results.figures
-    classes = figures.get("text_classification_classes", {})
     width = max(map(len, figures))
     for name, value in figures.items():
         if isinstance(value, float):
             print(f"{name:{width}} {value:12,.4f}")
         elif isinstance(value, int):
             print(f"{name:{width}} {value:12,}")
-    if len(classes) > 2:
-        _print_classes(classes)
     for name, rows in figures.items():
+        if name.endswith("_classes") and len(rows) > 2:
+            _print_classes(rows)
         if name.endswith(("_by_layer", "_by_patience")):
             _print_depths(rows)
     folder = Path(options.checkpoint)
@@ -333,12 +377,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help=REFERENCE_HELP)
     add("--pretraining", nargs="+", type=Path, help="held-out text")
-    add(
-        "--text-classification",
-        nargs="+",
-        type=Path,
-        help="CSV, TSV, JSONL or Parquet files, or folders of them",
-    )
+    add_text_classification(parser)
+    add_heads(parser)
     add_task(parser)
     add_columns(parser)
     add_choices(parser)

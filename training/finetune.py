@@ -4,7 +4,7 @@ Each step trains one task, drawn by its --weights. `--pretraining` continues mas
 sentence order, so that these tasks keep their accuracy while the shared layer changes. Writes
 `checkpoints/`, of which `checkpoint` is the newest and `best` that of the best validation,
 `metrics.jsonl` and `tensorboard/` into the output folder; the same command resumes a run that was
-stopped.
+stopped. On several GPUs or hosts start it with torchrun.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -23,47 +24,52 @@ from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import REFERENCE_HELP, open_initial
 from training.data.choices import choice_feed
-from training.data.collate import Collator, Slicing
-from training.data.examples import MIN_LENGTH, ExampleSettings
-from training.data.feeds import ExampleFeed, Feed, PlannedFeed, example_feed
-from training.data.masking import NgramMasking, word_starts
-from training.data.packing import Plan
+from training.data.corpus import find_files
+from training.data.examples import MIN_LENGTH
+from training.data.feeds import Division, ExampleFeed, Feed, example_feed
+from training.data.labelled.texts import collecting, raise_listed
 from training.errors import report_errors
 from training.evaluation.validation import Validation
-from training.finetuning.choices import Choices, build_choices
+from training.finetuning.choices import build_choices
 from training.finetuning.classification import (
     Classification,
     build_classification,
     check_validation,
 )
+from training.finetuning.heads import (
+    Measured,
+    Placed,
+    label_config,
+    place,
+    record_of,
+    selection_of,
+    validation_of,
+)
+from training.finetuning.held_out import build_held_out_questions
 from training.finetuning.options import (
     add_classification,
     add_hyperparameters,
     add_validation,
+    parse,
     resolve,
 )
+from training.finetuning.pretraining import pretraining_feed
 from training.finetuning.questions import (
     add_questions,
     choose_head,
     conditioned_loss,
     question_examples,
 )
-from training.finetuning.seeds import Trained, check_folder, train_seeds
-from training.finetuning.start import changed_config, load_start
-from training.loop.distributed import World, join_world
+from training.finetuning.seeds import Trained, check_folder, seeds_of, train_seeds
+from training.finetuning.start import changed_config, describe_attention, load_start
+from training.loop.distributed import World, join_world, setting_up, share
 from training.loop.progress import Progress, RunError, is_known_run
 from training.loop.provenance import file_names
 from training.loop.reproducibility import run_precision
 from training.loop.step import Run
-from training.losses import (
-    LOSS_OF,
-    LossFunction,
-    Objective,
-    compiled_losses,
-)
-from training.model.checkpoint import label_keys, read_config
+from training.losses import LOSS_OF, LossFunction, Objective, compiled_losses
+from training.model.checkpoint import read_config, read_tasks
 from training.optim.optimizers import OptimizerSettings, Schedule, build_optimizers
-from training.prepare import prepare
 from training.run.driver import Origin, train_run
 from training.run.options import (
     add_choices,
@@ -84,31 +90,31 @@ _EXAMPLES: Final = r"""examples:
       --text-classification sst2/train.tsv --labels negative positive \
       --question-answering squad/train-v1.1.json --pretraining wiki/*.jsonl.xz \
       --weights 1 2 1 --budget 30m
+  python -m training.finetune --initialize-from runs/sentiment/best --output runs/both \
+      --text-classification sst2/train.tsv --labels negative positive \
+      --head topic --text-classification news/train.csv --label-column category --steps 20000
   python -m training.finetune --initialize-from albert/albert-base-v2 --output runs/mood \
       --text-classification mood.tsv --labels bad good --steps 5000
   python -m training.finetune --initialize-from runs/mnli/best --output runs/rte \
       --task RTE --recipe paper --patience 5 --seeds 3
   python -m training.finetune --initialize-from albert/albert-base-v2 --output runs/race \
       --task RACE --data RACE --recipe paper
+  torchrun --nproc-per-node 8 -m training.finetune --initialize-from runs/base/checkpoint \
+      --output runs/mnli --task MNLI --recipe paper
 """
-# The tasks' data, in the order of --weights and --batch-size.
-_DATA_OPTIONS: Final = (
-    "text_classification",
-    "multiple_choice",
-    "question_answering",
-    "pretraining",
-)
+# The data of other tasks than classifiers', in the order of --weights and --batch-size.
+_DATA_OPTIONS: Final = ("multiple_choice", "question_answering", "pretraining")
 # Options that do not affect the results.
 _NOT_RECORDED: Final = frozenset(
     {
         *("output", "device", "save_every", "report_every", "keep", "seeds"),
-        *("validation", "validate_every", "metric"),
+        *("validation", "validate_every", "metric", "head", "micro_batch_size"),
     }
 )
 
 
 def _build(
-    options: argparse.Namespace, precision: PrecisionName
+    options: argparse.Namespace, precision: PrecisionName, world: World
 ) -> tuple[Run, dict[str, Any], Validation | None]:
     """Build the run, the keys of config.json that name its labels, and the validation."""
     check_validation(options)
@@ -121,16 +127,19 @@ def _build(
     )
     _check_length(options.length, config.max_positions)
     question_head = choose_head(options)
-    feeds, texts, loss_of = _feeds(options, config, precision)
+    if notice := describe_attention(config, world.device):
+        print(notice)
+    placed = place(options, read_tasks(options.initialize_from), hf)
+    feeds, datasets, loss_of = _feeds(options, placed, config, precision, world)
     if question_head == "start-conditioned":
         loss_of["question-answering"] = conditioned_loss(compiles=should_compile(options))
-    labels = {} if texts is None else texts.labels
+    labels = {each.task: each.labels for each in datasets if isinstance(each, Classification)}
     progress = Progress(num_steps=_num_steps(options, feeds), budget_s=options.budget)
     validation, selection = None, None
-    if texts is not None and texts.held_out:
+    if validated := [each for each in datasets if each.held_out]:
         every = options.validate_every or _steps_an_epoch(feeds, "--validate-every")
-        validation = texts.validation(every=every, row_length=options.length)
-        selection = texts.selection(options)
+        validation = validation_of(validated, every=every, row_length=options.length)
+        selection = selection_of(validated, options)
     torch.manual_seed(options.seed)
     tasks = tuple(task for feed in feeds for task in feed.tasks)
     model = load_start(
@@ -141,10 +150,10 @@ def _build(
         has_exits=options.adaptive_depth,
         question_head=question_head,
     )
-    model.to(options.device)
+    model.to(world.device)
     run = Run(
         model=model,
-        objective=Objective(model, options.device, loss_of),
+        objective=Objective(model, world.device, loss_of),
         optimizers=build_optimizers(
             model,
             OptimizerSettings(
@@ -162,15 +171,13 @@ def _build(
         loss_weights={"sentence-order": options.sentence_weight},
         clip_norm=options.clip_norm,
         seed=options.seed,
-        world=World(device=options.device),
+        world=world,
         progress=progress,
         precision=precision,
         selection=selection,
     )
-    has_labels = "text-classification" in model.tasks
-    kept = {key: hf[key] for key in label_keys([]) if key in hf and has_labels}
     task = {key: hf[key] for key in ("albert_sentence_task",) if key in hf}
-    return run, {**task, **(labels or kept)}, validation
+    return run, {**task, **label_config(hf, model.tasks, placed, labels)}, validation
 
 
 def _check_length(length: int, max_positions: int) -> None:
@@ -182,71 +189,77 @@ def _check_length(length: int, max_positions: int) -> None:
 
 
 def _feeds(
-    options: argparse.Namespace, config: AlbertConfig, precision: PrecisionName
-) -> tuple[list[Feed], Classification | Choices | None, dict[str, LossFunction]]:
-    """Return the task streams in the order of --weights, the labelled data, and the losses."""
+    options: argparse.Namespace,
+    placed: Sequence[Placed],
+    config: AlbertConfig,
+    precision: PrecisionName,
+    world: World,
+) -> tuple[list[Feed], list[Measured], dict[str, LossFunction]]:
+    """Return the task streams in the order of --weights, the validated data, and the losses."""
     tokenizer = AlbertTokenizer.from_file(options.initialize_from / "tokenizer.json")
     feeds: list[Feed] = []
     compiles = should_compile(options)
-    sizes = _batch_sizes(options)
-    texts: Classification | Choices | None = None
+    sizes = _batch_sizes(options, placed)
+    division = Division(
+        micro_batch_size=options.micro_batch_size, rank=world.rank, world_size=world.size
+    )
+    datasets: list[Measured] = []
     if options.teacher is not None and not options.text_classification:
         raise RunError("--teacher labels texts; give them with --text-classification")
-    if options.adaptive_depth and not options.text_classification:
-        raise RunError("--adaptive-depth is of text classification; give --text-classification")
-    if options.text_classification:
-        texts = build_classification(options, tokenizer, precision, compiles=compiles)
-        feeds.append(
-            example_feed(
-                "text-classification",
-                texts.examples,
-                config,
-                batch_size=sizes["text_classification"],
-                seed=options.seed,
-            )
-        )
+    make = partial(example_feed, config=config, seed=options.seed, division=division)
+    errors: list[str] = []  # of all data, to be listed at once
+    for task, _, own in placed:
+        with collecting(errors):
+            texts = build_classification(task, own, tokenizer, precision, world, compiles=compiles)
+            datasets.append(texts)
+            feeds.append(make(task, texts.examples, batch_size=sizes[task]))
     if options.multiple_choice:
-        texts = build_choices(options, tokenizer)
-        feeds.append(
-            choice_feed(
-                texts.examples,
-                tokenizer,
-                config,
-                batch_size=sizes["multiple_choice"],
-                seed=options.seed,
+        with collecting(errors):
+            choices = build_choices(options, tokenizer)
+            datasets.append(choices)
+            feeds.append(
+                choice_feed(
+                    choices.examples,
+                    tokenizer,
+                    config,
+                    batch_size=sizes["multiple-choice"],
+                    seed=options.seed,
+                    division=division,
+                )
             )
-        )
     if options.question_answering:
-        feeds.append(
-            example_feed(
-                "question-answering",
-                question_examples(options, tokenizer),
-                config,
-                batch_size=sizes["question_answering"],
-                seed=options.seed,
-            )
-        )
+        with collecting(errors):
+            questions = question_examples(options, tokenizer)
+            size = sizes["question-answering"]
+            feeds.append(make("question-answering", questions, batch_size=size))
+        if options.validation and not (placed or options.multiple_choice):
+            with collecting(errors):
+                datasets.append(build_held_out_questions(options, tokenizer))
     if options.pretraining:
-        feeds.append(_pretraining(options, tokenizer, sizes["pretraining"]))
+        with collecting(errors):
+            find_files(options.pretraining)
+    raise_listed(errors)
+    if options.pretraining:
+        feeds.append(pretraining_feed(options, tokenizer, sizes["pretraining"], world))
     if not feeds:
         raise RunError(
-            "nothing to train: give --text-classification, --multiple-choice, --task, "
+            "nothing to train: give --text-classification, --multiple-choice, --task, --head, "
             "--question-answering or --pretraining"
         )
     loss_of = compiled_losses() if compiles else dict(LOSS_OF)
-    if isinstance(texts, Classification):
-        loss_of["text-classification"] = texts.loss
-    return feeds, texts, loss_of
+    loss_of |= {each.task: each.loss for each in datasets if isinstance(each, Classification)}
+    return feeds, datasets, loss_of
 
 
-def _batch_sizes(options: argparse.Namespace) -> dict[str, int]:
-    """Return the examples a step of each task with data, by the option that names its data."""
-    names = [name for name in _DATA_OPTIONS if getattr(options, name)]
+def _batch_sizes(options: argparse.Namespace, placed: Sequence[Placed]) -> dict[str, int]:
+    """Return the examples a step of each task stream by its name, in the order of --weights."""
+    others = [name for name in _DATA_OPTIONS if getattr(options, name)]
+    names = [each.task for each in placed] + [name.replace("_", "-") for name in others]
     sizes = options.batch_size
     if len(sizes) not in (1, len(names)):
         raise RunError(
             f"--batch-size {' '.join(map(str, sizes))}: give one number, or one for each of "
-            + ", ".join(name.replace("_", "-") for name in names)
+            + ", ".join(names)
         )
     return dict(zip(names, sizes * len(names) if len(sizes) == 1 else sizes, strict=True))
 
@@ -280,56 +293,51 @@ def _steps_an_epoch(feeds: Sequence[Feed], option: str) -> int:
     raise RunError(f"epochs are those of one task; with several tasks give {option}")
 
 
-def _pretraining(
-    options: argparse.Namespace, tokenizer: AlbertTokenizer, num_rows: int
-) -> PlannedFeed:
-    tokenizer_file = options.initialize_from / "tokenizer.json"
-    shards = prepare(options.pretraining, tokenizer_file, options.output / "shards")
-    masking = NgramMasking(word_starts=word_starts(tokenizer))
-    return PlannedFeed(
-        plan=Plan(shards=shards, settings=_example_settings(options), seed=options.seed),
-        collate=Collator(shards=shards, masking=masking, length=options.length, seed=options.seed),
-        slicing=Slicing(num_rows=num_rows, rows_a_batch=num_rows),
-    )
-
-
-def _example_settings(options: argparse.Namespace) -> ExampleSettings:
-    """Return the settings with the sentence task of the checkpoint's pretraining."""
-    task = read_config(options.initialize_from).get("albert_sentence_task")
-    return ExampleSettings(length=options.length, sentence_task="nsp" if task == "nsp" else "sop")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    options = _parser().parse_args(arguments)
-    return report_errors(lambda: _run(resolve(options)))
+    options = parse(_parser(), arguments)
+    return report_errors(lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
-    check_folder(options)
     with join_world(options.device) as world:
-        if world.size > 1:
-            raise RunError("finetuning runs in one process; begin it without torchrun")
+        with setting_up(world):
+            options = resolve(argparse.Namespace(**{**vars(options), "device": world.device}))
+            check_folder(options)
+            if options.seeds is not None:
+                seeds_of(options)  # checked before a run begins
         train = partial(_run_one, world=world)
-        return train(options).status if options.seeds is None else train_seeds(options, train)
+        if options.seeds is None:
+            return train(options).status
+        return train_seeds(options, train, is_main=world.is_main)
 
 
 def _run_one(options: argparse.Namespace, world: World) -> Trained:
     settings = {
         name: str(value) for name, value in vars(options).items() if name not in _NOT_RECORDED
-    }
+    } | {"heads": record_of(options)}
     if len(options.label_column or ()) == 1:  # as runs record it that took only one
         settings["label_column"] = options.label_column[0]
-    precision = run_precision(options.precision, options.output, world)
-    with open_initial(options) as local:
-        return _train(local, {**settings, "precision": precision}, precision)
+    if options.precision == "auto":
+        del settings["precision"]  # that of the run, if it is known
+    with ExitStack() as stack:
+        with setting_up(world):
+            is_known_run(options.output, settings)
+            local = stack.enter_context(open_initial(options))
+        precision = run_precision(options.precision, options.output, world)
+        return _train(local, {**settings, "precision": precision}, precision, world)
 
 
 def _train(
-    options: argparse.Namespace, settings: Mapping[str, str], precision: PrecisionName
+    options: argparse.Namespace,
+    settings: Mapping[str, str],
+    precision: PrecisionName,
+    world: World,
 ) -> Trained:
-    is_known_run(options.output, settings)
-    run, extra_config, validation = _build(options, precision)
+    with setting_up(world):
+        run, extra_config, validation = _build(options, precision, world)
+    trains_all = all(set(run.model.heads) == set(feed.tasks) for feed in run.feeds)
+    run.objective = share(run.objective, run.model, world, "ddp", trains_all=trains_all)
     origin = Origin(
         program="training.finetune",
         stage={"settings": {**settings, **_data_names(options)}},
@@ -347,7 +355,11 @@ def _data_names(options: argparse.Namespace) -> dict[str, list[str]]:
     return {
         "initialize_from": [options.initial_name],
         "data": [] if options.data is None else file_names([options.data]),
-        "text_classification": file_names(options.text_classification),
+        "text_classification": [
+            name
+            for each in (options, *options.heads)
+            for name in file_names(each.text_classification)
+        ],
         "multiple_choice": file_names(options.multiple_choice),
         "validation": file_names(options.validation),
         "question_answering": file_names(options.question_answering),
@@ -371,7 +383,8 @@ def _parser() -> argparse.ArgumentParser:
         "--weights",
         nargs="+",
         type=parse_positive,
-        help="relative frequency of each task, in that order (1)",
+        help="relative frequency of each task, in that order, further classifiers after the first "
+        "(1)",
     )
     add_end(parser).add_argument(
         "--epochs", type=parse_positive, help="passes over the examples, of one task"

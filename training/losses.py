@@ -58,6 +58,10 @@ class Tally:
         if other._sums is not None:
             self._sums = other._sums if self._sums is None else self._sums + other._sums
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is sent to another process, whose device is another."""
+        return {**vars(self), "_sums": None if self._sums is None else self._sums.cpu()}
+
     @property
     def sums(self) -> tuple[float, float, float]:
         """Summed loss, right answers and predictions."""
@@ -89,6 +93,13 @@ class PredictionTally(Tally):
         if score.logits is not None and score.targets is not None:
             self._logits.append(score.logits.detach().float().cpu())
             self._targets.append(score.targets.cpu())
+
+    def merge(self, other: Tally) -> None:
+        """Add another tally."""
+        super().merge(other)
+        if isinstance(other, PredictionTally):
+            self._logits += other._logits
+            self._targets += other._targets
 
     @property
     def predictions(self) -> tuple[Tensor, Tensor]:
@@ -188,8 +199,8 @@ def scores_of(batch: PretrainBatch, sums: PretrainSums) -> dict[LossName, Score]
 
 
 def cls_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
-    """Return the logits (C, K) of text classification, from each example's [CLS] row."""
-    return model.logits("text-classification", model(batch.tokens, batch.firsts))
+    """Return the logits (C, K) of the batch's classifier, from each example's [CLS] row."""
+    return model.logits(batch.task, model(batch.tokens, batch.firsts))
 
 
 def span_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
@@ -235,7 +246,7 @@ def classification_scores(
             logits_CK, batch.targets, class_weights.to(logits_CK.device), reduction="sum"
         )
         result = replace(result, loss=loss)
-    return {"text-classification": replace(result, logits=logits_CK, targets=batch.targets)}
+    return {batch.task: replace(result, logits=logits_CK, targets=batch.targets)}
 
 
 def adaptive_scores(
@@ -261,10 +272,10 @@ def adaptive_scores(
         classification_scores(model, batch, lambda *_, each=each: each, class_weights)
         for each in logits_LCK
     ]
-    losses_L = torch.stack([each["text-classification"].loss for each in scores])
+    losses_L = torch.stack([each[batch.task].loss for each in scores])
     depths_L = torch.arange(1, len(scores) + 1, device=losses_L.device)
     loss = (losses_L * depths_L).sum() / depths_L.sum()
-    return {"text-classification": replace(scores[-1]["text-classification"], loss=loss)}
+    return {batch.task: replace(scores[-1][batch.task], loss=loss)}
 
 
 def regression_scores(
@@ -284,7 +295,7 @@ def regression_scores(
         logits=logits_C1,
         targets=batch.targets,
     )
-    return {"text-classification": result}
+    return {batch.task: result}
 
 
 def multi_label_scores(
@@ -306,7 +317,7 @@ def multi_label_scores(
         logits=logits_CK,
         targets=batch.targets,
     )
-    return {"text-classification": result}
+    return {batch.task: result}
 
 
 def span_scores(

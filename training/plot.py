@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from albert_serve.bundle.weights import CLASSIFICATION, HEAD_NAME
 from albert_serve.files import write_atomically
 from training.errors import report_errors
 from training.loop.recorded import (
@@ -75,6 +77,10 @@ _PANELS: Final = (
     Panel(title="learning rate, of its peak", figure="lr_factor", smoothing=0, scale="part"),
     Panel(title="tokens/s", figure="tokens_per_s", scale="count"),
 )
+# The figure of a further classifier of texts, in training or of held-out text.
+_FURTHER_ACCURACY: Final = re.compile(
+    rf"(?:{_HELD_OUT})?{CLASSIFICATION}/({HEAD_NAME})/accuracy"
+).fullmatch
 
 
 def draw_curves(runs: Sequence[RecordedRun], *, x: XAxis = "steps") -> Figure:
@@ -85,6 +91,11 @@ def draw_curves(runs: Sequence[RecordedRun], *, x: XAxis = "steps") -> Figure:
     """
     names = {figure for run in runs for line in run.lines for figure in line}
     panels = [panel for panel in _PANELS if {panel.figure, _HELD_OUT + panel.figure} & names]
+    further = sorted({match[1] for name in names if (match := _FURTHER_ACCURACY(name))})
+    panels += [
+        Panel(title=f"accuracy of {head}", figure=f"{CLASSIFICATION}/{head}/accuracy", scale="part")
+        for head in further
+    ]
     if not panels:
         raise RecordError(f"{', '.join(run.name for run in runs)}: no figure that can be drawn")
     figure, axes = _grid(len(panels))

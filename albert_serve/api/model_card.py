@@ -13,7 +13,7 @@ from pydantic import Field
 from albert_serve.api.wire import Reply
 
 if TYPE_CHECKING:
-    from albert_serve.api.schemas import InfoReply, TaskInfo
+    from albert_serve.api.schemas import HeadInfo, InfoReply, TaskInfo
 
 _SHOWN_NAMES: Final = 3
 
@@ -60,7 +60,7 @@ def card_text(info: InfoReply) -> str:
         f"{info.model_id}: an ALBERT in {info.precision}, revision {info.revision or 'unknown'}"
     ]
     lines += _about(info.card) if info.card else []
-    lines += ["tasks:", *(f"  {_task(task)}" for task in info.tasks)]
+    lines += ["tasks:", *(f"  {line}" for task in info.tasks for line in _task(task))]
     lines += _history(info.card) if info.card else []
     lines.append(
         f"limits: {info.max_positions:,} tokens a text, {info.max_items:,} items and "
@@ -84,12 +84,20 @@ def _about(card: ModelCard) -> Iterator[str]:
     )
 
 
-def _task(task: TaskInfo) -> str:
-    text = task.name
-    if task.labels:
-        text += f" ({', '.join(task.labels)})"
-    if task.quality:
-        quality = task.quality
+def _task(task: TaskInfo) -> Iterator[str]:
+    if not task.heads:
+        yield _head(task)
+        return
+    yield f"{task.name}, by its heads:"
+    yield from (f"  {_head(head)}" for head in task.heads)
+
+
+def _head(head: TaskInfo | HeadInfo) -> str:
+    text = head.name
+    if head.labels:
+        text += f" ({', '.join(head.labels)})"
+    if head.quality:
+        quality = head.quality
         text += f": {quality.metric} {quality.percent:.1f} % of {quality.count:,}"
     return text
 

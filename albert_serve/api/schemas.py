@@ -40,6 +40,7 @@ WARNINGS_HEADER: Final = "X-Albert-Warnings"
 # The texts of a reply whose cuts are told in its header.
 MAX_CUTS_SHOWN: Final = 64
 
+MAX_HEAD_CHARS: Final = 64
 MAX_TOP_K: Final = 1000
 MAX_TARGETS: Final = 1000
 MAX_TARGET_CHARS: Final = 1000
@@ -185,6 +186,11 @@ class TextClassificationParameters(Parameters):
     )
     top_k: int | None = Field(
         None, ge=1, le=MAX_TOP_K, description="The best so many labels; left out, all."
+    )
+    head: str | None = Field(
+        None,
+        max_length=MAX_HEAD_CHARS,
+        description="The classifier, of a model that has several; left out, its default one.",
     )
     max_layers: int | None = Field(
         None,
@@ -420,12 +426,26 @@ class DepthInfo(Reply):
     patience: int | None = Field(None, description="Left out: never before max_layers.")
 
 
+class HeadInfo(Reply):
+    """One of the classifiers of a model that has several."""
+
+    name: str = Field(description="The value of the parameter `head`.")
+    labels: list[str]
+    problem_type: ProblemType | None = None
+    quality: TaskQuality | None = Field(None, description="Left out, it is not known.")
+
+
 class TaskInfo(Reply):
     """One task that the service answers."""
 
     name: str
     labels: list[str] | None = None
     problem_type: ProblemType | None = None
+    heads: list[HeadInfo] | None = Field(
+        None,
+        description="Of text classification: the classifiers of a model that has several or named "
+        "ones; labels, problem type and quality of the task are those of the first, the default.",
+    )
     null_score_diff_threshold: float | None = Field(
         None, description="Of question answering: the default of the parameter."
     )

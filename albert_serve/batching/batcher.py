@@ -50,7 +50,7 @@ class _Call(Request):
 
     @property
     def task(self) -> str:
-        return self.inputs[0].task
+        return self.inputs[0].endpoint
 
     @property
     def num_tokens(self) -> int:
@@ -316,7 +316,7 @@ def _report(members: _Members, started_s: float, engine_s: float) -> BatchReport
     lengths = [call.lengths[index] for call, index in members]
     delays_s: dict[str, list[float]] = {}
     for call, index in members:
-        delays_s.setdefault(call.inputs[index].task, []).append(started_s - call.arrived_s)
+        delays_s.setdefault(call.inputs[index].endpoint, []).append(started_s - call.arrived_s)
     return BatchReport(
         num_inputs=len(members),
         num_tokens=sum(lengths),

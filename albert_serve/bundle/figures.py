@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final, TypeGuard
 
 from albert_serve.bundle.manifest import AGREEMENT, Manifest
-from albert_serve.bundle.weights import TaskName
 
 # Names in `Manifest.evaluation`, which `training.evaluate` gives: the beginning of a task's
 # figures, the name of its count, and what makes a percentage of a figure.
@@ -44,19 +43,21 @@ class TaskFigure:
     count: int
 
 
-def read_figure(manifest: Manifest, task: TaskName) -> TaskFigure | None:
-    """Return a task's figure, of held-out data if there is one, else of export; None without.
+def read_figure(manifest: Manifest, head: str) -> TaskFigure | None:
+    """Return a head's figure, of held-out data if there is one, else of export; None without.
 
     How often a bundle agrees with torch says nothing of its answers, and is passed over.
     """
+    task, _, name = head.partition("/")
     if task in _EVALUATED:
         prefix, counted, factor = _EVALUATED[task]
+        prefix = f"{prefix}/{name}" if name else prefix
         count = manifest.evaluation.get(f"{prefix}_{counted}")
-        for name, metric in _METRICS:
-            value = manifest.evaluation.get(f"{prefix}_{name}")
+        for figure, metric in _METRICS:
+            value = manifest.evaluation.get(f"{prefix}_{figure}")
             if is_number(value) and is_number(count):
                 return TaskFigure(metric=metric, percent=factor * float(value), count=int(count))
-    measured = manifest.quality.get(task)
+    measured = manifest.head_quality.get(head)
     if measured is None or measured.metric == AGREEMENT:
         return None
     return TaskFigure(metric=measured.metric, percent=measured.bundle, count=measured.count)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
@@ -26,12 +27,15 @@ from pydantic import (
 )
 
 from albert_serve.bundle.weights import (
+    CLASSIFICATION,
+    HEAD_NAME,
     QuestionHead,
     Shape,
     TaskName,
     check_shapes,
     exit_shapes,
     expected_shapes,
+    further_head,
     question_head_of,
     read_header,
 )
@@ -45,6 +49,8 @@ READABLE_VERSIONS: Final = (2,)
 
 # The metric of a task without labels: the share of answers that are equal to torch's.
 AGREEMENT: Final = "agreement"
+# The name of a classifier that has none.
+DEFAULT_HEAD: Final = "default"
 MAX_EXAMPLES: Final = 20
 _MAX_EXAMPLE_CHARS: Final = 10_000
 _MAX_MANIFEST_BYTES: Final = 16 << 20
@@ -72,6 +78,7 @@ def _check_file_name(name: str) -> str:
 
 
 FileName = Annotated[str, AfterValidator(_check_file_name)]
+HeadName = Annotated[str, Field(pattern=f"^{HEAD_NAME}$")]
 
 
 class FileEntry(BaseModel):
@@ -98,17 +105,13 @@ class AdaptiveDepth(BaseModel):
     patience: int | None = Field(None, ge=1)
 
 
-class TaskEntry(BaseModel):
-    """One task of a bundle.
+class HeadEntry(BaseModel):
+    """One head of a bundle.
 
     Attributes:
-        graph: the file of its head: rows (R, H) to logits (R, num_outputs).
+        graph: its file: rows (R, H) to logits (R, num_outputs).
         labels: names of the outputs, in order, if they have names.
         problem_type: Hugging Face's, of text classification.
-        null_score_diff_threshold: of question answering: how much the logit of "no answer" must be
-            over that of the best answer to win; tuned on questions of which some have no answer.
-        adaptive_depth: of text classification by a model that can answer after each layer.
-        question_head: of question answering; None in bundles that were written when there was one.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -117,9 +120,6 @@ class TaskEntry(BaseModel):
     num_outputs: int = Field(ge=1)
     labels: list[str] | None = None
     problem_type: ProblemType | None = None
-    null_score_diff_threshold: float | None = Field(None, allow_inf_nan=False)
-    adaptive_depth: AdaptiveDepth | None = None
-    question_head: QuestionHead | None = None
 
     @model_validator(mode="after")
     def _check_labels(self) -> Self:
@@ -127,12 +127,42 @@ class TaskEntry(BaseModel):
             raise ValueError(f"{len(self.labels)} labels for {self.num_outputs} outputs")
         return self
 
+
+class TaskEntry(HeadEntry):
+    """One task of a bundle, and its head.
+
+    Attributes:
+        null_score_diff_threshold: of question answering: how much the logit of "no answer" must be
+            over that of the best answer to win; tuned on questions of which some have no answer.
+        adaptive_depth: of text classification by a model that can answer after each layer.
+        head: the name of text classification's default head; None: it is called `default`.
+        heads: the further classifiers of texts by name.
+        question_head: of question answering; None in bundles that were written when there was one.
+    """
+
+    null_score_diff_threshold: float | None = Field(None, allow_inf_nan=False)
+    adaptive_depth: AdaptiveDepth | None = None
+    head: HeadName | None = None
+    heads: dict[HeadName, ClassifierEntry] = Field(default_factory=dict)
+    question_head: QuestionHead | None = None
+
+    @property
+    def default_head(self) -> str:
+        """The name of the head that answers where none is named."""
+        return self.head or DEFAULT_HEAD
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> Self:
+        if self.default_head in self.heads:
+            raise ValueError(f"two heads are named {self.default_head}")
+        return self
+
     @model_serializer(mode="wrap")
-    def _leave_out_none(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Dump no depth or head as nothing: bundles without them keep their revision."""
+    def _leave_out_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Dump what a task does not have as nothing: bundles keep the revision that they had."""
         content: dict[str, Any] = dump(self)
-        for name in ("adaptive_depth", "question_head"):
-            if getattr(self, name) is None:
+        for name in ("adaptive_depth", "head", "heads", "question_head"):
+            if not getattr(self, name):
                 content.pop(name, None)
         return content
 
@@ -161,6 +191,16 @@ class Quality(BaseModel):
     def cost(self) -> float:
         """Percentage points lost; negative if the bundle is better."""
         return self.torch - self.bundle
+
+
+class ClassifierEntry(HeadEntry):
+    """A classifier of texts beside the default one.
+
+    Attributes:
+        quality: as `Manifest.quality`, where versions that know one classifier do not look.
+    """
+
+    quality: Quality | None = None
 
 
 class TaskExample(BaseModel):
@@ -220,9 +260,44 @@ class Manifest(BaseModel):
     )
 
     @property
+    def heads(self) -> dict[str, HeadEntry]:
+        """The head of each task by the task's name, and further classifiers by `further_head`."""
+        return heads_of(self.tasks)
+
+    @property
+    def head_quality(self) -> dict[str, Quality]:
+        """The quality of each head, as far as it was measured."""
+        further = [
+            (head, entry.quality)
+            for head, entry in self.heads.items()
+            if isinstance(entry, ClassifierEntry) and entry.quality is not None
+        ]
+        return dict([*self.quality.items(), *further])
+
+    def with_quality(self, quality: Mapping[str, Quality]) -> Manifest:
+        """Return the manifest with the quality of each head."""
+        tasks = dict(self.tasks)
+        if CLASSIFICATION in tasks:
+            heads = {
+                name: entry.model_copy(update={"quality": quality.get(further_head(name))})
+                for name, entry in tasks[CLASSIFICATION].heads.items()
+            }
+            tasks[CLASSIFICATION] = tasks[CLASSIFICATION].model_copy(update={"heads": heads})
+        own = {task: quality[task] for task in tasks if task in quality}
+        return self.model_copy(update={"tasks": tasks, "quality": own})
+
+    @property
     def revision(self) -> str:
         """12 hexadecimal digits that change with any byte of the bundle."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
+
+
+def heads_of(tasks: Mapping[TaskName, TaskEntry]) -> dict[str, HeadEntry]:
+    """Return the head of each task, and further classifiers of texts by `further_head`."""
+    classifier = tasks.get(CLASSIFICATION)
+    further = {} if classifier is None else classifier.heads
+    named = [(further_head(name), entry) for name, entry in further.items()]
+    return dict([*tasks.items(), *named])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -284,14 +359,14 @@ class Bundle:
         """The one file that holds weights."""
         return self.folder / WEIGHTS_FILE
 
-    def head_file(self, task: TaskName) -> Path:
-        """Return the graph of a task's head; a KeyError if the bundle has no such task."""
-        return self.folder / self.manifest.tasks[task].graph
+    def head_file(self, head: str) -> Path:
+        """Return the graph of a head of `Manifest.heads`; a KeyError if there is none."""
+        return self.folder / self.manifest.heads[head].graph
 
-    def cuda_head_file(self, task: TaskName) -> Path:
+    def cuda_head_file(self, head: str) -> Path:
         """Return the same graph for CUDA, where it is not the one for CPUs."""
-        file = self.head_file(task).with_suffix(CUDA_SUFFIX)
-        return file if file.name in self.manifest.files else self.head_file(task)
+        file = self.head_file(head).with_suffix(CUDA_SUFFIX)
+        return file if file.name in self.manifest.files else self.head_file(head)
 
 
 def needed_shapes(config: AlbertConfig, manifest: Manifest) -> dict[str, Shape]:
@@ -301,7 +376,6 @@ def needed_shapes(config: AlbertConfig, manifest: Manifest) -> dict[str, Shape]:
         BundleCorruptError: a text's limit of layers is over their number, or a head for questions
             has not the outputs of its kind.
     """
-    tasks = {task: entry.num_outputs for task, entry in manifest.tasks.items()}
     asked = manifest.tasks.get("question-answering")
     if asked is not None and question_head_of("question-answering", asked.num_outputs) != (
         asked.question_head or "independent"
@@ -310,8 +384,9 @@ def needed_shapes(config: AlbertConfig, manifest: Manifest) -> dict[str, Shape]:
             f"{MANIFEST_FILE}: the head for questions is {asked.question_head or 'independent'} "
             f"and has {asked.num_outputs} outputs, which do not go together"
         )
-    shapes = expected_shapes(config, tasks)
-    entry = manifest.tasks.get("text-classification")
+    heads = {head: entry.num_outputs for head, entry in manifest.heads.items()}
+    shapes = expected_shapes(config, heads)
+    entry = manifest.tasks.get(CLASSIFICATION)
     if entry is not None and entry.adaptive_depth is not None:
         if (entry.adaptive_depth.max_layers or 1) > config.num_layers:
             raise BundleCorruptError(
@@ -378,7 +453,7 @@ def file_entry(file: Path) -> FileEntry:
 
 def _check_references(manifest: Manifest) -> None:
     """Check that the manifest lists every file that the service opens."""
-    graphs = [entry.graph for entry in manifest.tasks.values()]
+    graphs = [entry.graph for entry in manifest.heads.values()]
     for name in (WEIGHTS_FILE, TOKENIZER_FILE, ENCODER_FILE, CUDA_ENCODER_FILE, *graphs):
         if name not in manifest.files:
             raise BundleCorruptError(f"{MANIFEST_FILE} lists no file {name}; export again")

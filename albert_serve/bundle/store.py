@@ -159,7 +159,7 @@ def _metadata(bundle: Bundle) -> dict[str, Any]:
         "revision": manifest.revision,
         "tasks": {
             name: {"labels": task.labels or [], "outputs": task.num_outputs}
-            for name, task in manifest.tasks.items()
+            for name, task in manifest.heads.items()
         },
         "precision": manifest.precision,
         "sizes": {

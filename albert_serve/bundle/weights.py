@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeGuard, get_args
 
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import BundleCorruptError
@@ -24,6 +24,9 @@ TaskName = Literal[
 # beam search and the answerability of ALBERT's run_squad_v2.
 QuestionHead = Literal["independent", "start-conditioned"]
 Shape = tuple[int, ...]
+CLASSIFICATION: Final[TaskName] = "text-classification"
+# The name of a further classifier; its head is `text-classification/NAME`, and file names have it.
+HEAD_NAME: Final = "[a-z0-9][a-z0-9_-]{0,63}"
 WORDS: Final = "albert.embeddings.word_embeddings.weight"
 # The suffix of the name of an int8 matrix's scales, one for each output.
 SCALE_SUFFIX: Final = "_scale"
@@ -35,7 +38,7 @@ _DTYPE_BYTES: Final[dict[str, int]] = {
     "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
 }  # fmt: skip
 # The linear map that ends a task's head; fill-mask's is tied and has a table of its own.
-OUTPUT_LAYERS: Final[dict[TaskName, str]] = {
+OUTPUT_LAYERS: Final[dict[str, str]] = {
     "text-classification": "classifier",
     "question-answering": "qa_outputs",
     "sentence-order": "sop_classifier.classifier",
@@ -98,11 +101,27 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def expected_shapes(config: AlbertConfig, tasks: Mapping[TaskName, int]) -> dict[str, Shape]:
-    """The shape of every weight that the backbone and the heads of `tasks` need, by name.
+def is_task(head: str) -> TypeGuard[TaskName]:
+    """Whether a head is a task's own, and no further classifier."""
+    return head in get_args(TaskName)
+
+
+def further_head(name: str) -> str:
+    """The head of a further classifier of texts, by its name."""
+    return f"{CLASSIFICATION}/{name}"
+
+
+def output_layer(head: str) -> str:
+    """The prefix of the weights of the linear map that ends a head, but of fill-mask's."""
+    _, _, name = head.partition("/")
+    return f"heads.{name}.classifier" if name else OUTPUT_LAYERS[head]
+
+
+def expected_shapes(config: AlbertConfig, heads: Mapping[str, int]) -> dict[str, Shape]:
+    """The shape of every weight that the backbone and the heads need, by name.
 
     Args:
-        tasks: the number of outputs of each task's head.
+        heads: the number of outputs of each: a task's name, or `further_head`.
     """
     shapes = _embedding_shapes(config)
     attentions, ffns = zip(*config.layer_plan, strict=True)
@@ -110,24 +129,24 @@ def expected_shapes(config: AlbertConfig, tasks: Mapping[TaskName, int]) -> dict
         shapes |= _attention_shapes(config, layer_name(block, config))
     for block in sorted(set(ffns)):
         shapes |= _ffn_shapes(config, layer_name(block, config))
-    for task, num_outputs in tasks.items():
-        shapes |= head_shapes(config, task, num_outputs)
+    for head, num_outputs in heads.items():
+        shapes |= head_shapes(config, head, num_outputs)
     return shapes
 
 
-def head_shapes(config: AlbertConfig, task: TaskName, num_outputs: int) -> dict[str, Shape]:
-    """The shapes of the weights of one task's head, the pooler among them where it has one."""
+def head_shapes(config: AlbertConfig, head: str, num_outputs: int) -> dict[str, Shape]:
+    """The shapes of the weights of one head, the pooler among them where it has one."""
     h, e = config.hidden_size, config.embedding_size
-    if task == "fill-mask":
+    if head == "fill-mask":
         return (
             _linear("predictions.dense", e, h)
             | _norm("predictions.LayerNorm", e)
             | {"predictions.bias": (config.vocab_size,)}
         )
-    if question_head_of(task, num_outputs) == "start-conditioned":
+    if question_head_of(head, num_outputs) == "start-conditioned":
         return _start_conditioned_shapes(h)
-    output = _linear(OUTPUT_LAYERS[task], num_outputs, h)
-    return output if task in UNPOOLED_TASKS else _linear("albert.pooler", h, h) | output
+    output = _linear(output_layer(head), num_outputs, h)
+    return output if head in UNPOOLED_TASKS else _linear("albert.pooler", h, h) | output
 
 
 def question_head_of(task: str, num_outputs: int) -> QuestionHead | None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, get_args
 
+from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.cli.options import add_command, add_model_options, chosen, one_bundle
 from albert_serve.errors import AlbertServeError, ConfigError, InvalidInputError
 from albert_serve.files import write_atomically
@@ -26,7 +27,7 @@ from albert_serve.scoring.formats import STDOUT, Format, is_stdout
 from albert_serve.scoring.job import score_files
 from albert_serve.scoring.local import LocalScorer, Scorer
 from albert_serve.scoring.options import ScoreOptions, ScoreSummary
-from albert_serve.scoring.parts import writing
+from albert_serve.scoring.output.parts import writing
 from albert_serve.scoring.remote import NUM_CONCURRENT, WAIT_S, RemoteScorer
 from albert_serve.settings import Settings
 
@@ -62,6 +63,9 @@ def add_score(commands: Any) -> None:
     score = add_command(commands, "score", "answer every row of files", _SCORE_EXAMPLES)
     score.add_argument("--task", required=True, choices=list(SCORED_TASKS))
     score.add_argument("--parameters", default="{}", metavar="JSON", help="for all rows")
+    score.add_argument(
+        "--head", metavar="NAME", help="the classifier of a model that has several (its default)"
+    )
     _add_columns(score.add_argument_group("columns and formats"))
     _add_job(score.add_argument_group("the job"))
     _add_server(score.add_argument_group("a running service instead of a model"))
@@ -297,8 +301,13 @@ def read_score_options(options: argparse.Namespace) -> ScoreOptions:
         InvalidInputError: the parameters are not a JSON object.
         ConfigError: another option is not written as it must be.
     """
+    parameters = _read_parameters(options.parameters)
+    if options.head is not None:
+        if options.task != CLASSIFICATION:
+            raise ConfigError(f"--head is of {CLASSIFICATION}, not of {options.task}")
+        parameters["head"] = options.head
     return ScoreOptions(
-        parameters=_read_parameters(options.parameters),
+        parameters=parameters,
         columns=_read_columns(options.column),
         keep=None if options.keep is None else _split(options.keep),
         errors=options.errors,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
-from albert_serve.errors import ConfigError
+from albert_serve.errors import ConfigError, how_to_install
 
 if TYPE_CHECKING:
     from albert_serve.local import LocalTransport
@@ -35,7 +35,6 @@ def open_transport(
         from albert_serve.settings import RuntimeOptions
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"{error.name} is not installed, which a local model needs; "
-            "pip install 'albert-serve[serve]'"
+            f"{error.name} is not installed, which a local model needs: {how_to_install('serve')}"
         ) from error
     return LocalTransport(bundle, RuntimeOptions(device=device, num_threads=num_threads))

@@ -81,6 +81,7 @@ class TextClassificationOptions(TypedDict, total=False):
 
     function_to_apply: ScoreFunction
     top_k: int
+    head: str
     max_layers: int
     patience: int
     truncation: AnyTruncation

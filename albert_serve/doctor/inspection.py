@@ -85,7 +85,8 @@ class Description:
         precision: the storage type of matrices.
         kept_fp32: parts that are in fp32 whatever the precision.
         bytes_by_dtype: bytes of the weights by type, as safetensors calls it.
-        tasks: by task: graph, num_outputs, labels, problem_type.
+        tasks: by task: graph, num_outputs, labels, problem_type; further classifiers of texts by
+            `text-classification/NAME`, here and below.
         quality: by task: metric, torch, bundle, cost (all three in percent), count, data.
         parity: the largest absolute difference from torch, of "encoder" and of each task.
         evaluation: results on held-out data.
@@ -118,7 +119,7 @@ def describe_bundle(bundle: Bundle) -> Description:
     stored = read_header(bundle.weights_file)
     quality = {
         str(task): {**measured.model_dump(), "cost": measured.cost}
-        for task, measured in manifest.quality.items()
+        for task, measured in manifest.head_quality.items()
     }
     return Description(
         folder=str(bundle.folder),
@@ -129,7 +130,10 @@ def describe_bundle(bundle: Bundle) -> Description:
         precision=manifest.precision,
         kept_fp32=list(manifest.kept_fp32),
         bytes_by_dtype=_count_dtypes(stored.values()),
-        tasks={str(task): entry.model_dump() for task, entry in manifest.tasks.items()},
+        tasks={
+            head: entry.model_dump(exclude={"heads", "quality"})
+            for head, entry in manifest.heads.items()
+        },
         quality=quality,
         parity=manifest.parity,
         evaluation=manifest.evaluation,

@@ -91,7 +91,7 @@ def _task_rows(tasks: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, s
         outputs = f"{task['num_outputs']:,} output{'s' if task['num_outputs'] > 1 else ''}"
         labels = ", ".join(task["labels"] or [])
         kind = f"({task['problem_type']})" if task["problem_type"] else ""
-        threshold = task["null_score_diff_threshold"]
+        threshold = task.get("null_score_diff_threshold")
         if threshold is not None:
             kind = f"(no answer: null score over {threshold:.4g})"
         if task.get("question_head"):

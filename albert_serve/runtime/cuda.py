@@ -14,6 +14,8 @@ from typing import Final, TypeVar
 
 import onnxruntime as ort
 
+from albert_serve.errors import EngineError
+
 _T = TypeVar("_T")
 
 PROVIDER: Final = "CUDAExecutionProvider"
@@ -52,6 +54,11 @@ def no_cuda_reason() -> str | None:
         supported = f"{version.value // 1000}.{version.value % 1000 // 10}"
         return f"the NVIDIA driver supports CUDA {supported}, and CUDA {_CUDA_MAJOR} is needed"
     return _missing_library()
+
+
+def cannot_be_used(reason: str) -> EngineError:
+    """Return the error of CUDA that was asked for by name."""
+    return EngineError(f"CUDA is asked for and cannot be used: {reason}. {ADVICE}")
 
 
 def compute_capability() -> str | None:

@@ -29,6 +29,7 @@ from albert_serve.runtime.cuda import (
     ADVICE,
     CAPABILITIES,
     NO_DRIVER,
+    cannot_be_used,
     compute_capability,
     cuda_provider,
     later_on_cuda_thread,
@@ -66,7 +67,7 @@ class Engine:
     Attributes:
         config: the sizes of the model.
         device: "cpu" or "cuda".
-        tasks: the names of the tasks whose heads the bundle holds, and feature extraction.
+        tasks: the heads that the bundle holds, by `EncoderInput.task`, and feature extraction.
         max_batch_tokens: the limit of tokens, padding included, of one encoder call; a longer
             single input runs alone.
         call_cost_tokens: the overhead of an encoder call, as tokens of compute.
@@ -146,9 +147,7 @@ class Engine:
                 cls._has_used_cuda = True
                 return engine
         if options.device == "cuda":
-            raise EngineError(
-                f"CUDA is asked for and cannot be used: {reason}. {ADVICE}"
-            ) from cause
+            raise cannot_be_used(reason) from cause
         if cls._has_used_cuda:  # a reload must not move a model to the CPU unnoticed
             raise EngineError(f"the model cannot be opened on CUDA: {reason}") from cause
         _log_reason(reason)
@@ -158,17 +157,17 @@ class Engine:
     def _open_on(
         cls, device: str, bundle: Bundle, options: RuntimeOptions, pool: EncoderPool
     ) -> Engine:
-        tasks = bundle.manifest.tasks
+        names = bundle.manifest.heads
         if device == "cuda":
             provider = cuda_provider(captures=False)
             heads = {
-                str(name): open_session(bundle.cuda_head_file(name), cuda_options(), cuda=provider)
-                for name in tasks
+                name: open_session(bundle.cuda_head_file(name), cuda_options(), cuda=provider)
+                for name in names
             }
         else:
             heads = {
-                str(name): open_session(bundle.head_file(name), head_options(), folds=False)
-                for name in tasks
+                name: open_session(bundle.head_file(name), head_options(), folds=False)
+                for name in names
             }
         return cls(bundle.config, pool.open(bundle, options, device), heads, device=device)
 

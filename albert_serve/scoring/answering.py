@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Protocol
 
 from albert_serve.errors import AlbertServeError
 from albert_serve.scoring.answers import Result
+from albert_serve.scoring.errors import TooManyErrorsError
 from albert_serve.scoring.local import Scorer, error_result
 from albert_serve.scoring.memo import Memo
 from albert_serve.scoring.rows import Row, RowReader
@@ -102,40 +104,62 @@ class Answering:
     Attributes:
         part_rows: the limit of a part's rows.
         dedupe: whether identical rows are computed once.
+        error_limit: the rows with errors that do not end the job; None for any number.
     """
 
     scorer: Scorer[Any]
     rows: RowReader
     part_rows: int = PART_ROWS
     dedupe: bool = True
+    error_limit: int | None = None
 
     def parts(
         self,
         records: Iterator[Record],
         memo: Memo,
         *,
+        total: Counts | None = None,
         num_before: int = 0,
-        check: Callable[[Counts], None] = lambda counts: None,
     ) -> Iterator[Part]:
         """Yield the parts, answered.
 
         Args:
             memo: the answers of the parts before.
-            num_before: their number.
-            check: called before a part is computed and after; it may raise to end the job.
+            total: the counts of the parts before, to which those of each part are added.
+            num_before: the number of the parts before.
 
         Raises:
+            TooManyErrorsError: more rows are in error than are allowed.
             JobError: the job cannot go on.
         """
-        number = num_before
-        while (part := self._collect(records, memo)).rows:
-            check(part.counts())
-            computed = self._complete(part, self.scorer.run(list(part.works.values())))
-            check(part.counts())
+        total = Counts() if total is None else total
+        for number, (part, wait) in enumerate(self._begin(records, memo), start=num_before):
+            self.check_errors(total, part.counts())
+            computed = self._complete(part, wait())
+            self.check_errors(total, part.counts())
             if self.dedupe:
                 memo.put(number, computed)
+            total.add(part.counts())
             yield part
-            number += 1
+
+    def check_errors(self, total: Counts, counts: Counts) -> None:
+        """Refuse further rows with errors, if there are too many.
+
+        Raises:
+            TooManyErrorsError: there are.
+        """
+        num_errors = total.num_errors + counts.num_errors
+        if self.error_limit is not None and num_errors > self.error_limit:
+            first = total.first_error or counts.first_error
+            allowed = f"; {self.error_limit} are allowed" if self.error_limit else ""
+            raise TooManyErrorsError(f"{num_errors} rows are in error{allowed}; the first: {first}")
+
+    def _begin(
+        self, records: Iterator[Record], memo: Memo
+    ) -> Iterator[tuple[Part, Callable[[], list[Result]]]]:
+        """Yield the parts, each with the function that computes what it lacks."""
+        while (part := self._collect(records, memo)).rows:
+            yield part, partial(self.scorer.run, list(part.works.values()))
 
     def _complete(self, part: Part, results: Sequence[Result]) -> list[tuple[bytes, Result]]:
         """Give the rows of a part their results; return what was computed, by key."""

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from albert_serve.errors import InvalidInputError
-from albert_serve.scoring.answering import Counts, Part
 from albert_serve.scoring.distributed.ahead import answering_for
 from albert_serve.scoring.formats import FileType, optional_module
 from albert_serve.scoring.local import Scorer
 from albert_serve.scoring.memo import Memo
 from albert_serve.scoring.options import ScoreOptions
+from albert_serve.scoring.output.layout import Layout
+from albert_serve.scoring.output.tables import to_table
 from albert_serve.scoring.rows import RowReader
-from albert_serve.scoring.sinks import Layout, json_values, to_table
 from albert_serve.scoring.sources import Record, records_of
 
 
@@ -64,9 +64,11 @@ def _score_rows(
     data: Iterable[Any], scorer: Scorer[Any], options: ScoreOptions, layout: Layout
 ) -> Iterator[dict[str, Any]]:
     records = (_record(number, row) for number, row in enumerate(data, start=1))
-    for part in _parts(records, scorer, options, layout.reader):
-        for row, result in zip(part.rows, part.answered, strict=True):
-            yield json_values(layout, row, result)
+    answering = answering_for(scorer, layout.reader, options)
+    with Memo(None) as memo:
+        for part in answering.parts(records, memo):
+            for row, result in zip(part.rows, part.answered, strict=True):
+                yield layout.json_values(row, result)
 
 
 def _record(number: int, row: object) -> Record:
@@ -94,12 +96,14 @@ def table_layout(task: str, schema: Any, options: ScoreOptions) -> Layout:
 def _score_table(reader: Any, scorer: Scorer[Any], options: ScoreOptions) -> Any:
     pa = optional_module("pyarrow", "a table")
     layout = table_layout(scorer.task, reader.schema, options)
+    answering = answering_for(scorer, layout.reader, options)
     schema = layout.schema()
 
     def batches() -> Iterator[Any]:
         records = _records(reader, layout.reader, list(layout.kept or ()))
-        for part in _parts(records, scorer, options, layout.reader):
-            yield from to_table(layout, schema, part.rows, part.answered).to_batches()
+        with Memo(None) as memo:
+            for part in answering.parts(records, memo):
+                yield from to_table(layout, schema, part.rows, part.answered).to_batches()
 
     return pa.RecordBatchReader.from_batches(schema, batches())
 
@@ -110,16 +114,3 @@ def _records(reader: Any, rows: RowReader, keep: list[str]) -> Iterator[Record]:
     for batch in reader:
         yield from records_of(batch, fields, keep, "row ", number)
         number += batch.num_rows
-
-
-def _parts(
-    records: Iterator[Record], scorer: Scorer[Any], options: ScoreOptions, rows: RowReader
-) -> Iterator[Part]:
-    answering = answering_for(scorer, rows, options)
-    total = Counts()
-    with Memo(None) as memo:
-        for part in answering.parts(
-            records, memo, check=lambda counts: options.check_errors(total, counts)
-        ):
-            total.add(part.counts())
-            yield part

@@ -50,3 +50,8 @@ class StoppedError(JobError):
     """The job was asked to stop, and ended after the part that it was at."""
 
     exit_status = _TERMINATED
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of a library's message; the error's type if it has none."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -8,6 +8,7 @@ import io
 import lzma
 import os
 import stat
+import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,11 +18,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, Final, Literal, TypeAlias, cast, get_args
 
-from albert_serve.errors import ConfigError, InvalidInputError
+from albert_serve.errors import ConfigError, InvalidInputError, how_to_install
 
 Format: TypeAlias = Literal["jsonl", "csv", "tsv", "parquet"]
 
 MAX_LINE_BYTES: Final = 16 << 20
+DELIMITERS: Final = {"csv": ",", "tsv": "\t"}
 STDIN, STDOUT = "/dev/stdin", "/dev/stdout"
 _SUFFIXES: Final[dict[str, Format]] = {
     ".jsonl": "jsonl",
@@ -142,8 +144,15 @@ def optional_module(name: str, purpose: str, extra: str = "score") -> ModuleType
     except ModuleNotFoundError as error:
         package = name.partition(".")[0]
         raise ConfigError(
-            f"{purpose} needs {package}; pip install {package}, or albert-serve[{extra}]"
+            f"{purpose} needs {package}: pip install {package}, or {how_to_install(extra)}"
         ) from error
+
+
+def release_arrow_memory() -> None:
+    """Return what Arrow has freed to the system: its allocator keeps most of it."""
+    pyarrow = sys.modules.get("pyarrow")
+    if pyarrow is not None:
+        pyarrow.default_memory_pool().release_unused()
 
 
 @contextmanager

@@ -26,14 +26,22 @@ from albert_serve.progress import progress_bar
 from albert_serve.scoring.answering import Answering, Counts, Part
 from albert_serve.scoring.distributed.ahead import answering_for
 from albert_serve.scoring.errors import OutputError, StoppedError
-from albert_serve.scoring.formats import STDOUT, FileType, is_stdout, is_stream, type_by_name
+from albert_serve.scoring.formats import (
+    STDOUT,
+    FileType,
+    is_stdout,
+    is_stream,
+    release_arrow_memory,
+    type_by_name,
+)
 from albert_serve.scoring.inputs import find_inputs
 from albert_serve.scoring.local import Scorer
 from albert_serve.scoring.memo import Memo
 from albert_serve.scoring.options import ScoreOptions, ScoreSummary
-from albert_serve.scoring.parts import PartFolder, writing
+from albert_serve.scoring.output.layout import Layout, make_layout
+from albert_serve.scoring.output.parts import PartFolder, writing
+from albert_serve.scoring.output.writers import join, open_writer
 from albert_serve.scoring.rows import RowReader
-from albert_serve.scoring.sinks import Layout, join, make_layout, open_writer
 from albert_serve.scoring.sources import Reader, Record, Source
 
 # The rows by which the columns of JSONL are known, where the output is a table.
@@ -157,7 +165,7 @@ class _Job:
         ):
             layout, records = self._begin(reader)
             with open_writer(stream, layout, has_header=True, ending=writing(target)) as writer:
-                for part in self._answering.parts(records, memo, check=self._check_errors):
+                for part in self._answering.parts(records, memo, total=self.total):
                     with writing(target):
                         writer.write(part.rows, part.answered)
                     self._advance(part, reader, bar)
@@ -180,7 +188,7 @@ class _Job:
             with self._progress() as (reader, bar), self._memo(parts) as memo:
                 layout, records = self._begin(reader)
                 for part in self._answering.parts(
-                    records, memo, num_before=self.num_parts, check=self._check_errors
+                    records, memo, total=self.total, num_before=self.num_parts
                 ):
                     self._write(parts, layout, part, is_folder=is_folder)
                     self._advance(part, reader, bar)
@@ -206,7 +214,7 @@ class _Job:
             self.total.add(Counts(**entry.counts))
         self.num_parts = len(parts.entries)
         self.num_resumed_rows = self.total.num_rows
-        self._check_errors(Counts())
+        self._answering.check_errors(self.total, Counts())
 
     def _begin(self, reader: Reader) -> tuple[Layout, Iterator[Record]]:
         """Return the output's layout, and the records that are left to answer."""
@@ -226,9 +234,6 @@ class _Job:
     def _reader(self) -> Reader:
         return Reader(self.sources, self.rows.fields, self.options.keep)
 
-    def _check_errors(self, counts: Counts) -> None:
-        self.options.check_errors(self.total, counts)
-
     @contextmanager
     def _progress(self) -> Iterator[tuple[Reader, tqdm[Any]]]:
         reader = self._reader()
@@ -243,14 +248,14 @@ class _Job:
             yield reader, bar
 
     def _advance(self, part: Part, reader: Reader, bar: tqdm[Any]) -> None:
+        release_arrow_memory()
         counts = part.counts()
-        num_rows = counts.num_rows + self.total.num_rows
+        num_rows = self.total.num_rows
         num_bytes = reader.num_bytes * num_rows // (num_rows + part.num_later_rows)
         if not bar.n and self.num_resumed_rows:
             # The rate is that of this run.
             share = counts.num_rows / (counts.num_rows + self.num_resumed_rows)
             bar.initial = bar.n = int(num_bytes * (1 - share))
-        self.total.add(counts)
         self.num_parts += 1
         self.num_run_tokens += counts.num_tokens
         duration_s = max(time.monotonic() - self.started_s, 1e-9)

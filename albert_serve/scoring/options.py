@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from albert_serve.errors import ConfigError
 from albert_serve.scoring.answering import PART_ROWS, Counts
-from albert_serve.scoring.errors import TooManyErrorsError
 from albert_serve.scoring.formats import Format
 
 
@@ -57,19 +56,6 @@ class ScoreOptions:
     def error_limit(self) -> int | None:
         """The rows with errors that do not end the job; None for any number."""
         return 0 if self.errors == "fail" else self.max_errors
-
-    def check_errors(self, total: Counts, counts: Counts) -> None:
-        """Refuse further rows with errors, if there are too many.
-
-        Raises:
-            TooManyErrorsError: there are.
-        """
-        num_errors = total.num_errors + counts.num_errors
-        limit = self.error_limit
-        if limit is not None and num_errors > limit:
-            first = total.first_error or counts.first_error
-            allowed = f"; {limit} are allowed" if limit else ""
-            raise TooManyErrorsError(f"{num_errors} rows are in error{allowed}; the first: {first}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

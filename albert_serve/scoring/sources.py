@@ -16,8 +16,9 @@ from albert_serve.errors import (
     InvalidInputError,
     MalformedRequestError,
 )
-from albert_serve.scoring.errors import ChangedJobError
+from albert_serve.scoring.errors import ChangedJobError, first_line
 from albert_serve.scoring.formats import (
+    DELIMITERS,
     MAX_LINE_BYTES,
     FileType,
     Format,
@@ -28,7 +29,6 @@ from albert_serve.scoring.formats import (
     optional_module,
 )
 
-_DELIMITERS: Final = {"csv": ",", "tsv": "\t"}
 _ROWS_A_BATCH: Final = 1024
 _BYTES_A_BATCH: Final = 4 << 20
 # Of a column, so that row groups may have any size.
@@ -211,7 +211,11 @@ class Reader:
                         continue
                     num_fitting = _BYTES_A_BATCH * num_in_group // max(1, about.total_byte_size)
                     for batch in file.iter_batches(
-                        min(max(1, num_fitting), _ROWS_A_BATCH), row_groups=[group], columns=wanted
+                        min(max(1, num_fitting), _ROWS_A_BATCH),
+                        row_groups=[group],
+                        columns=wanted,
+                        # Each of Arrow's threads would keep memory that others have freed.
+                        use_threads=False,
                     ):
                         start = max(0, num_skipped - number)
                         yield from records_of(batch, fields, keep, f"{prefix}row ", number, start)
@@ -239,6 +243,9 @@ def plain_values(batch: Any, index: int) -> dict[str, Any]:
 
 
 def _as_python(name: str, scalar: Any) -> Any:
+    if getattr(scalar.type, "unit", "") == "ns" and (scalar.value or 0) % 1000:
+        # Python's types have no nanoseconds; those of pandas would lose them later.
+        return scalar.cast(optional_module("pyarrow", "Parquet").string()).as_py()
     try:
         return scalar.as_py()
     except UnicodeDecodeError as error:
@@ -248,7 +255,7 @@ def _as_python(name: str, scalar: Any) -> Any:
             ) from error
         # As in CSV: lone surrogates, which no task takes.
         return scalar.as_buffer().to_pybytes().decode("utf-8", errors="surrogateescape")
-    except ValueError:  # nanoseconds, which Python's types do not have
+    except ValueError:  # nanoseconds in a list or structure
         return scalar.cast(optional_module("pyarrow", "Parquet").string()).as_py()
 
 
@@ -303,8 +310,7 @@ def _parquet_columns(path: Path) -> dict[str, Any]:
 
 
 def _damaged(path: Path, error: Exception) -> InvalidInputError:
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return InvalidInputError(f"{path} is damaged or incomplete: {reason}")
+    return InvalidInputError(f"{path} is damaged or incomplete: {first_line(error)}")
 
 
 def _rows(
@@ -314,7 +320,7 @@ def _rows(
     csv.field_size_limit(MAX_LINE_BYTES)
     reader = csv.reader(
         _decoded(path, stream),
-        delimiter=_DELIMITERS[kind.format],
+        delimiter=DELIMITERS[kind.format],
         quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE,
         strict=True,
     )

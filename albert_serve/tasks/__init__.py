@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from albert_serve.api.embeddings import (
@@ -27,8 +27,8 @@ from albert_serve.api.schemas import (
     TextClassificationRequest,
 )
 from albert_serve.api.wire import Parameters
-from albert_serve.bundle.manifest import AdaptiveDepth
-from albert_serve.bundle.weights import QuestionHead
+from albert_serve.bundle.manifest import DEFAULT_HEAD, AdaptiveDepth, HeadEntry
+from albert_serve.bundle.weights import QuestionHead, further_head
 from albert_serve.errors import InvalidInputError, NotFoundError, TooMuchAtOnceError
 from albert_serve.tasks.base import EncoderInput, Logits, Prepared, Round, Task
 from albert_serve.tasks.feature_extraction import FeatureExtraction
@@ -78,6 +78,8 @@ class TaskSetup:
     Attributes:
         labels: names of the head's outputs, in order; for text classification.
         problem_type: Hugging Face's, for text classification; None decides by the labels.
+        head: the name of text classification's default head.
+        heads: the labels and problem types of its further heads by name.
         null_score_diff_threshold: of question answering.
         adaptive_depth: of text classification by a model that can answer after each layer.
         question_head: of question answering.
@@ -89,6 +91,8 @@ class TaskSetup:
     num_layers: int
     labels: Sequence[str] = ()
     problem_type: ProblemType | None = None
+    head: str = DEFAULT_HEAD
+    heads: Mapping[str, HeadEntry] = field(default_factory=dict)
     null_score_diff_threshold: float = 0.0
     adaptive_depth: AdaptiveDepth | None = None
     question_head: QuestionHead = "independent"
@@ -114,14 +118,32 @@ def _open_fill_mask(setup: TaskSetup) -> FillMask:
 
 
 def _open_text_classification(setup: TaskSetup) -> TextClassification:
-    return TextClassification(
+    default = TextClassification(
         tokenizer=setup.tokenizer,
         max_positions=setup.max_positions,
         labels=setup.labels,
         problem_type=setup.problem_type,
         num_layers=setup.num_layers,
         adaptive_depth=setup.adaptive_depth,
+        name=setup.head,
     )
+    others = {
+        name: replace(
+            default,
+            labels=label_names(entry),
+            problem_type=entry.problem_type,
+            adaptive_depth=None,
+            task=further_head(name),
+            name=name,
+        )
+        for name, entry in setup.heads.items()
+    }
+    return replace(default, others=others)
+
+
+def label_names(entry: HeadEntry) -> list[str]:
+    """Return the names of a classifier's labels, or LABEL_0 and so on, as `transformers`."""
+    return entry.labels or [f"LABEL_{index}" for index in range(entry.num_outputs)]
 
 
 def _open_question_answering(setup: TaskSetup) -> QuestionAnswering:

@@ -42,8 +42,8 @@ class EncoderInput:
     Attributes:
         ids: token ids, special tokens included.
         types: 0 for the first segment, 1 for the second; as long as `ids`.
-        task: the task whose head reads the rows; feature extraction has none, and its logits are
-            the hidden states themselves.
+        task: the head that reads the rows: a task's name, or `text-classification/NAME`; feature
+            extraction has none, and its logits are the hidden states themselves.
         rows: gathered positions, in the order of the logits; None for all.
         reduction: "mean" replaces the logits of all rows by one row, their mean. The engine takes
             it, so that the rows of a whole request need not be held.
@@ -57,6 +57,11 @@ class EncoderInput:
     rows: list[int] | None
     reduction: Literal["none", "mean"] = "none"
     depth: Depth | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """The task, whichever of its heads reads the rows."""
+        return self.task.partition("/")[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
-from albert_serve.bundle.manifest import Bundle, Manifest, TaskEntry
-from albert_serve.tasks import TASKS, AnyTask, TaskSetup, open_task
+from albert_serve.bundle.manifest import Bundle, Manifest
+from albert_serve.tasks import TASKS, AnyTask, TaskSetup, label_names, open_task
 from albert_serve.tokenizer import AlbertTokenizer
 
 
@@ -40,8 +40,10 @@ def load_setups(bundle: Bundle, tokenizer: AlbertTokenizer | None = None) -> dic
         if name in setups:
             setups[name] = replace(
                 common,
-                labels=_labels(entry),
+                labels=label_names(entry),
                 problem_type=entry.problem_type,
+                head=entry.default_head,
+                heads=entry.heads,
                 null_score_diff_threshold=entry.null_score_diff_threshold or 0.0,
                 adaptive_depth=entry.adaptive_depth,
                 question_head=entry.question_head or "independent",
@@ -60,7 +62,3 @@ def load_tasks(bundle: Bundle, tokenizer: AlbertTokenizer | None = None) -> dict
     """
     setups = load_setups(bundle, tokenizer)
     return {name: open_task(name, setup) for name, setup in setups.items()}
-
-
-def _labels(entry: TaskEntry) -> list[str]:
-    return entry.labels or [f"LABEL_{index}" for index in range(entry.num_outputs)]

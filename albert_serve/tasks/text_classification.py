@@ -1,13 +1,15 @@
 """Text classification: a score for each label of a text, or of a pair of texts.
 
+A model may have several classifiers, of which a request names one.
+
 Scores are those of `transformers`' pipeline. All labels are answered unless `top_k` is set, as in
 Hugging Face's inference API; the pipeline itself answers the best one only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +21,8 @@ from albert_serve.api.schemas import (
     TextClassificationParameters,
     TextInput,
 )
-from albert_serve.bundle.manifest import AdaptiveDepth
+from albert_serve.bundle.manifest import DEFAULT_HEAD, AdaptiveDepth
+from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.errors import InvalidInputError
 from albert_serve.tasks.base import Depth, Logits, Prepared
 from albert_serve.tasks.fitting import fit
@@ -36,6 +39,9 @@ class TextClassification:
         problem_type: selects the score function; None selects it by the number of labels.
         num_layers: of the model.
         adaptive_depth: the defaults of a model that can answer after each; None: it cannot.
+        task: the head that reads the rows, by `EncoderInput.task`.
+        name: of the head, in requests.
+        others: the other classifiers of the model by name, of the default one.
     """
 
     tokenizer: AlbertTokenizer
@@ -44,6 +50,9 @@ class TextClassification:
     problem_type: ProblemType | None = None
     num_layers: int = 0
     adaptive_depth: AdaptiveDepth | None = None
+    task: str = CLASSIFICATION
+    name: str = DEFAULT_HEAD
+    others: Mapping[str, TextClassification] = field(default_factory=dict)
 
     def prepare(
         self, item: str | TextInput, parameters: TextClassificationParameters
@@ -52,8 +61,11 @@ class TextClassification:
 
         Raises:
             TextTooLongError: it does not fit and may not be truncated.
-            InvalidInputError: parameters ask for another depth than the model can have.
+            InvalidInputError: parameters ask for a head that the model lacks, or for another depth
+                than it can have.
         """
+        if parameters.head is not None and parameters.head != self.name:
+            return self._other(parameters.head).prepare(item, parameters)
         texts = TextInput(text=item) if isinstance(item, str) else item
         fitted = fit(
             self.tokenizer,
@@ -64,11 +76,18 @@ class TextClassification:
         )
         depth = self._depth(parameters)
         return Prepared(
-            inputs=[replace(fitted.at_cls("text-classification"), depth=depth)],
+            inputs=[replace(fitted.at_cls(self.task), depth=depth)],
             finish=lambda logits: self._finish(logits[0], parameters),
             num_truncated=fitted.num_truncated,
             cuts=fitted.cuts("" if isinstance(item, str) else ".text", ".text_pair"),
         )
+
+    def _other(self, name: str) -> TextClassification:
+        if name not in self.others:
+            raise InvalidInputError(
+                f"the model has no head {name!r}; it has {', '.join((self.name, *self.others))}"
+            )
+        return self.others[name]
 
     def _finish(self, logits: Logits, parameters: TextClassificationParameters) -> list[LabelScore]:
         function = parameters.function_to_apply or self._default_function()
@@ -82,7 +101,8 @@ class TextClassification:
             if max_layers is None and patience is None:
                 return None
             raise InvalidInputError(
-                "max_layers and patience are of models that were trained with --adaptive-depth; "
+                "max_layers and patience are of models that were trained with --adaptive-depth, "
+                "and of their default head; "
                 f"this one answers after all of its {self.num_layers} layers"
             )
         if max_layers is not None and max_layers > self.num_layers:

@@ -7,8 +7,9 @@ import { requestOf } from './service.js';
 const NUM_SHOWN = 5;
 
 export function textClassification(section, info, _running, examples) {
-  const { labels, problem_type } = info.tasks.find((task) => task.name === 'text-classification');
+  const { labels, problem_type, heads } = info.tasks.find((task) => task.name === 'text-classification');
   const fields = section.querySelector('form').elements;
+  offerHeads(fields.head, heads ?? []);
   if (isSentiment(labels)) {
     section.querySelector('[data-title]').textContent = 'Tell the sentiment of a text';
   }
@@ -17,13 +18,27 @@ export function textClassification(section, info, _running, examples) {
     title: isSentiment(labels) ? 'Sentiment' : 'Classification',
     examples,
     fill: ({ inputs }) => {
+      fields.head.selectedIndex = heads ? 0 : -1;
       fields.text.value = inputs.text ?? inputs;
       fields.text_pair.value = inputs.text_pair ?? '';
     },
-    read: () => requestOf(inputsOf(fields), fields.truncate.checked ? { truncation: true } : {}),
+    read: () => requestOf(inputsOf(fields), parametersOf(fields)),
     call: ({ inputs, parameters = {} }) => ({ method: 'text_classification', given: [inputs], options: parameters }),
-    show: ([scores], _request, place) => show(scores, problem_type, place),
+    show: ([scores], { parameters = {} }, place) => {
+      const head = heads?.find(({ name }) => name === parameters.head);
+      return show(scores, head ? head.problem_type : problem_type, place);
+    },
   };
+}
+
+/** Let the reader choose among the classifiers of a model that has several, the default one first. */
+function offerHeads(choice, heads) {
+  choice.append(...heads.map(({ name }) => element('option', {}, name)));
+  choice.closest('label').hidden = heads.length < 2;
+}
+
+function parametersOf({ head, truncate }) {
+  return { ...(head.selectedIndex > 0 ? { head: head.value } : {}), ...(truncate.checked ? { truncation: true } : {}) };
 }
 
 function inputsOf({ text, text_pair }) {

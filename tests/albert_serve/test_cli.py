@@ -310,4 +310,4 @@ def test_a_missing_serve_extra_is_reported_with_the_command() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.startswith("error: onnxruntime is not installed")
-    assert "run `make serve` or pip install '.[serve]'" in done.stderr
+    assert "run `make serve`, or in the checkout pip install '.[serve]'; with a" in done.stderr

@@ -155,6 +155,7 @@ def test_a_key_file_without_a_name_does_not_open_the_service() -> None:
     ("variable", "hint"),
     [
         ("ALBERT_SERVE_API_KEY", "did you mean ALBERT_SERVE_API_KEYS?"),
+        ("albert_serve_api_keys", "did you mean ALBERT_SERVE_API_KEYS?"),
         ("ALBERT_SERVE_NUM_WORKERS", "did you mean ALBERT_SERVE_WORKERS?"),
         ("ALBERT_SERVE_TRACING_HEADERS", "unset it; docs/settings.md lists them"),
         ("ALBERT_SERVE_PORT", "no such setting"),

@@ -88,8 +88,7 @@ def expected(model: AlbertForTasks, item: EncoderInput) -> Logits:
     rows = item.rows
     assert rows is not None
     if item.depth is None:
-        task = item.task
-        last: Logits = model.logits(task, states[-1][0, rows]).numpy()  # type: ignore[arg-type]
+        last: Logits = model.logits(item.task, states[-1][0, rows]).numpy()
         return last
     logits_LK = model.exit_logits(torch.stack([state[0, :1] for state in states]))[:, 0].numpy()
     used = layers_used(logits_LK[None], item.depth.patience)[0]

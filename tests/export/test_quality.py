@@ -77,8 +77,8 @@ class Knowing(Chosen):
         }
 
     def _answer(self, given: EncoderInput) -> Logits:
-        num_outputs = self._outputs[given.task]  # type: ignore[index]
-        rights = self._rights[given.task, tuple(given.ids)]  # type: ignore[index]
+        num_outputs = self._outputs[given.task]
+        rights = self._rights[given.task, tuple(given.ids)]
         wrong = min(self.num_wrong, len(rights))
         self.num_wrong -= wrong
         answers = [(right + (place < wrong)) % num_outputs for place, right in enumerate(rights)]
@@ -438,7 +438,7 @@ def test_a_refusal_says_what_is_lost_and_what_can_be_done() -> None:
 
 
 def test_a_refusal_of_fewer_layers_says_what_they_need() -> None:
-    found: dict[TaskName, Quality] = {"text-classification": quality("accuracy", 90.0, 80.0)}
+    found: dict[str, Quality] = {"text-classification": quality("accuracy", 90.0, 80.0)}
     with pytest.raises(ExportError, match="--max-layers, or a higher --patience") as caught:
         check_quality(found, 1.0, is_rounded=False, is_shallow=True)
     assert "--keep-fp32" not in str(caught.value)
@@ -453,7 +453,7 @@ def test_a_refusal_of_fewer_layers_says_what_they_need() -> None:
         ("multiple-choice", "--multiple-choice measures it"),
     ],
 )
-def test_a_disagreement_is_refused_only_where_it_is_large(task: TaskName, mended: str) -> None:
+def test_a_disagreement_is_refused_only_where_it_is_large(task: str, mended: str) -> None:
     check_quality({task: quality("agreement", 100.0, 90.5)}, max_cost=1.0)
     found = {task: quality("agreement", 100.0, 89.5)}
     with pytest.raises(ExportError) as caught:

@@ -48,9 +48,9 @@ def exported(tmp_path: Path) -> Path:
 
 def test_parity_is_measured_of_the_encoder_and_each_task(exported: Path) -> None:
     model = write_checkpoint(exported / "again")
-    tasks = read_source(exported / "checkpoint").tasks
+    heads = read_source(exported / "checkpoint").heads
 
-    parity = measure_parity(exported / "bundle", tasks, model)
+    parity = measure_parity(exported / "bundle", heads, model)
 
     assert parity.keys() == {"encoder", *ALL_TASKS}
     assert all(0 < value < 5e-5 for value in parity.values())  # processors differ
@@ -72,9 +72,9 @@ def test_one_weight_that_differs_is_found(exported: Path, weight: str, worse: st
     model = write_checkpoint(exported / "again")
     with torch.no_grad():
         dict(model.named_parameters())[weight].add_(0.01)
-    tasks = read_source(exported / "checkpoint").tasks
+    heads = read_source(exported / "checkpoint").heads
 
-    parity = measure_parity(exported / "bundle", tasks, model)
+    parity = measure_parity(exported / "bundle", heads, model)
 
     if worse:
         assert parity[worse] > 1e-4

@@ -13,10 +13,11 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -42,6 +43,12 @@ _CONTEXT.set_forkserver_preload(
 )
 _TIMEOUT_S: Final = 120.0
 _NAMES: Final = count()
+_REPOSITORY: Final = Path(__file__).parents[2]
+# The line of a process that another has left.
+LOST: Final = (
+    "error: another process of the run has ended, or cannot be reached; "
+    "the same command resumes from the last checkpoint\n"
+)
 _CHANGING: Final = frozenset({"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.symlink"})
 
 
@@ -165,6 +172,35 @@ def run_world(
     return [each.wait() for each in started]
 
 
+@contextmanager
+def torchrun(
+    options: Sequence[str], folder: Path, log: Path, *, program: str = "training.pretrain"
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Inside `with` a job of two processes runs; it has ended after it."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", "-m", program, *options]
+    with log.open("wb") as stream:
+        job = subprocess.Popen(
+            [*command, "--output", str(folder)],
+            cwd=_REPOSITORY,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=stream,
+            stderr=stream,
+        )
+    try:
+        yield job
+        job.wait(_TIMEOUT_S)
+    finally:
+        job.kill()
+        job.wait()
+
+
+def wait_for_step(job: subprocess.Popen[bytes], folder: Path, log: Path) -> None:
+    while not (folder / "metrics.jsonl").is_file():
+        assert job.poll() is None, log.read_text()
+        time.sleep(0.02)
+
+
 def _free_port() -> int:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -230,7 +266,7 @@ def in_validation(happens: Fate) -> None:
         happens()
         return validation.measure(*arguments, **named)
 
-    patch("training.loop.trainer.measure", measure).start()
+    patch("training.loop.validating.measure", measure).start()
 
 
 def spoil(attempts: Container[int]) -> None:

@@ -13,7 +13,13 @@ from typing import Any
 
 import pytest
 
-from tests.training.processes import run_in_process, run_killed, run_world, spoil
+from tests.training.processes import (
+    before_step,
+    run_in_process,
+    run_killed,
+    spoil,
+    write_no_file_over,
+)
 from tests.training.support import (
     SQUAD,
     SQUAD_V2,
@@ -95,6 +101,19 @@ def test_a_run_that_is_killed_goes_on_to_the_same_weights(
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [10, 20, 30, 40]
 
 
+def test_a_full_disk_leaves_the_last_checkpoint_and_the_run_goes_on(
+    finetuned: Path, finetune_options: list[str], tmp_path: Path
+) -> None:
+    full = partial(before_step, 5, partial(write_no_file_over, 30_000))
+    often = [*finetune_options, "--save-every", "0.0001s"]
+    ended = run_in_process(often, tmp_path / "run", fate=full, program=PROGRAM)
+    assert ended.status == 1
+    assert "error: the checkpoint of step 5 could not be written: " in ended.err
+    assert ended.err.endswith("/checkpoints/step-00000004, is whole\n")
+    assert run_in_process(finetune_options, tmp_path / "run", program=PROGRAM).status == 0
+    assert same_weights(tmp_path / "run", finetuned)
+
+
 def test_steps_that_come_to_nothing_are_undone_in_all_feeds(
     finetuned: Path, finetune_options: list[str], tmp_path: Path
 ) -> None:
@@ -109,13 +128,6 @@ def test_steps_that_come_to_nothing_are_undone_in_all_feeds(
         assert mine[name] == whole[name]
     assert mine["stability"]["num_rollbacks"] == 1
     assert not same_weights(tmp_path / "run", finetuned)
-
-
-def test_several_processes_are_refused(finetune_options: list[str], tmp_path: Path) -> None:
-    for ended in run_world(finetune_options, tmp_path / "run", program=PROGRAM):
-        assert ended.status == 1
-        assert ended.err == ("error: finetuning runs in one process; begin it without torchrun\n")
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_of_an_earlier_version_is_refused(
@@ -206,6 +218,27 @@ def test_options_of_the_data_that_do_not_fit(
 ) -> None:
     assert run(finetune_options, tmp_path / "run", *more) == 1
     assert message in refusal(capsys, tmp_path / "run")
+
+
+def test_all_that_is_wrong_with_the_data_is_listed_at_once(
+    finetune_options: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    texts, broken, moved = (tmp_path / name for name in ("a.tsv", "broken.json", "moved.json"))
+    texts.write_text("text\tlabel\na city\t\na war\t0\na game\t1\n")
+    broken.write_text("{")
+    content = json.loads(SQUAD.read_text())
+    answers = content["data"][0]["paragraphs"][0]["qas"][0]["answers"]
+    answers[0] = {"text": "not in there", "answer_start": 3}
+    moved.write_text(json.dumps(content))
+    more = ("--text-classification", str(texts), "--question-answering", str(broken), str(moved))
+    missing = str(tmp_path / "none.txt")
+    assert run(finetune_options, tmp_path / "run", *more, "--pretraining", missing) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"error: {texts}, line 2: no value in column label"
+    assert lines[1].startswith(f"{broken} is not JSON: ")
+    assert lines[2].startswith(f"{moved}, question ")
+    assert "not the answer 'not in there', which stands at 0 places" in lines[2]
+    assert lines[3:] == [f"{missing} does not exist"]
 
 
 def test_weights_say_how_often_each_task_is_drawn(

@@ -108,7 +108,7 @@ def trained(values: Mapping[int, float], stops: int | None = None) -> Any:
 
 def options_of(folder: Path, *seeds: int) -> argparse.Namespace:
     return argparse.Namespace(
-        seeds=list(seeds), seed=0, output=folder, validation=["x"], precision="auto"
+        seeds=list(seeds), seed=0, output=folder, validation=["x"], heads=[], precision="auto"
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -126,7 +127,9 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
     if is_zip:
         _refuse_compression(file)
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a pickle that torch did not write
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
     except Exception as error:  # a damaged file raises almost anything
         raise CheckpointError(_explain(file, error)) from error
     if not isinstance(content, dict):
@@ -161,7 +164,10 @@ def _explain(file: Path, error: Exception) -> str:
             "would be run when it is loaded. Nothing was run"
         )
     text = str(error).strip() or type(error).__name__
-    return f"{file} cannot be read: {text.splitlines()[0]}; is it complete?"
+    # Torch advises to load the file without this safeguard.
+    unpickling = re.search(r"WeightsUnpickler error:\s*(.+)", text)
+    reason = f"no pickle of weights alone ({unpickling[1]})" if unpickling else text.splitlines()[0]
+    return f"{file} cannot be read: {reason}; is it complete?"
 
 
 def _check_tensor(file: Path, name: object, tensor: object) -> None:

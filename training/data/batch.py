@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Protocol, Self, TypeAlias
 
 import torch
 from torch import Tensor
 
 from training.model.albert import Batch, move
-from training.model.heads import Task
 
-# A task's own loss has the task's name; the others are distillation's (training.distil).
-LossName = Literal[Task, "hidden-states", "attention-relations"]
+# A head's loss has the head's name; distillation has `hidden-states` and `attention-relations`.
+LossName: TypeAlias = str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,13 @@ from albert_serve.tasks.multiple_choice import with_choice
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import ExampleBatch, MicroBatch
 from training.data.collate import collate_examples
-from training.data.feeds import BATCHES_SAMPLED, ExampleFeed, shuffled_batches
+from training.data.feeds import (
+    BATCHES_SAMPLED,
+    WHOLE,
+    Division,
+    ExampleFeed,
+    shuffled_batches,
+)
 from training.data.labelled.choices import ChoiceText
 from training.data.labelled.texts import raise_listed
 from training.data.packing import best_row_length
@@ -206,9 +212,17 @@ class ChoiceFeed(ExampleFeed[ChoiceExample]):
 
     tokenizer: AlbertTokenizer
 
-    def collate(self, examples: Sequence[ChoiceExample]) -> Sequence[MicroBatch]:
-        """Return the micro-batches of a step."""
-        return list(ChoiceBatches(examples, self.tokenizer, row_length=self.row_length))
+    def size_of(self, example: ChoiceExample) -> int:
+        """Return the tokens of a question's sequences."""
+        return sum(example.lengths)
+
+    def passes(self, examples: Sequence[ChoiceExample]) -> Sequence[Sequence[ChoiceExample]]:
+        """Return questions in the parts that go through the model together."""
+        return list(_passes(examples))
+
+    def collate(self, examples: Sequence[ChoiceExample]) -> MicroBatch:
+        """Return questions as one micro-batch."""
+        return collate_choices(examples, self.tokenizer, row_length=self.row_length)
 
 
 def choice_feed(
@@ -218,6 +232,7 @@ def choice_feed(
     *,
     batch_size: int,
     seed: int,
+    division: Division = WHOLE,
 ) -> ChoiceFeed:
     """Return the task stream of questions, packed into rows of the length that costs least."""
     steps = islice(shuffled_batches(len(examples), batch_size, seed), BATCHES_SAMPLED)
@@ -232,5 +247,6 @@ def choice_feed(
             config=config,
         ),
         seed=seed,
+        division=division,
         tokenizer=tokenizer,
     )

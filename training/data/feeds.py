@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from itertools import count as naturals
@@ -20,6 +20,7 @@ from training.data.batch import LossName, MicroBatch, TokenisedExample
 from training.data.collate import Collate, Slicing, collate_examples, load_steps
 from training.data.labelled.texts import Label, LabelledText, raise_listed
 from training.data.packing import Plan, Position, best_row_length
+from training.errors import TrainingError
 from training.model.heads import Task
 
 # Number of batches from which the length of packed rows is chosen.
@@ -52,12 +53,54 @@ class Feed(Protocol):
         """Move to a saved position, forwards or backwards."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Division:
+    """Division of a step's examples into micro-batches and among processes.
+
+    The loss is the mean over all of them, whichever process has them.
+
+    Attributes:
+        micro_batch_size: maximum number of examples of a micro-batch; None for one micro-batch a
+            process.
+        rank: of this process, which takes every `world_size`-th micro-batch.
+    """
+
+    micro_batch_size: int | None = None
+    rank: int = 0
+    world_size: int = 1
+
+    def parts(
+        self, examples: Sequence[_ExampleT], size_of: Callable[[_ExampleT], int]
+    ) -> list[Sequence[_ExampleT]]:
+        """Return the examples in parts of like sums of sizes, at least one for each process."""
+        num_parts = max(
+            self.world_size, -(-len(examples) // (self.micro_batch_size or len(examples)))
+        )
+        if num_parts == 1:
+            return [examples]
+        ordered = sorted(examples, key=size_of, reverse=True)
+        return [ordered[number::num_parts] for number in range(num_parts)]
+
+    @property
+    def own(self) -> slice:
+        """The micro-batches of this process among all of a step."""
+        return slice(self.rank, None, self.world_size)
+
+
+# A step in one process, as one micro-batch.
+WHOLE: Final = Division()
+
+
 @dataclass(kw_only=True)
 class ExampleFeed(Generic[_ExampleT]):
     """Task stream over the examples of one task, `batch_size` a step, each once an epoch.
 
     Attributes:
         row_length: tokens of the rows that examples are packed into.
+        division: of a step's examples; the others' shares are skipped.
+
+    Raises:
+        TrainingError: a step has fewer examples than there are processes.
     """
 
     task: Task
@@ -65,8 +108,16 @@ class ExampleFeed(Generic[_ExampleT]):
     batch_size: int
     row_length: int
     seed: int
+    division: Division = WHOLE
     _num_taken: int = 0
     _batches: Iterator[list[int]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size < self.division.world_size:
+            raise TrainingError(
+                f"--batch-size {self.batch_size} of {self.task}: each of the "
+                f"{self.division.world_size} processes needs an example"
+            )
 
     @property
     def name(self) -> str:
@@ -89,16 +140,27 @@ class ExampleFeed(Generic[_ExampleT]):
         return (self.task,)
 
     def step(self) -> Sequence[MicroBatch]:
-        """Return the next examples as micro-batches."""
+        """Return this process' share of the next examples as micro-batches."""
         if self._batches is None:
             batches = shuffled_batches(len(self.examples), self.batch_size, self.seed)
             self._batches = islice(batches, self._num_taken, None)
         self._num_taken += 1
-        return self.collate([self.examples[index] for index in next(self._batches)])
+        examples = [self.examples[index] for index in next(self._batches)]
+        parts = self.division.parts(examples, self.size_of)
+        passes = [passed for part in parts for passed in self.passes(part)]
+        return [self.collate(passed) for passed in passes[self.division.own]]
 
-    def collate(self, examples: Sequence[Any]) -> Sequence[MicroBatch]:
-        """Return the examples of a step as one micro-batch; others divide it."""
-        return [collate_examples(self.task, examples, row_length=self.row_length)]
+    def size_of(self, example: Any) -> int:
+        """Return the tokens of an example."""
+        return len(example.ids)
+
+    def passes(self, examples: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        """Return examples in the parts that go through the model together: as one part."""
+        return [examples]
+
+    def collate(self, examples: Sequence[Any]) -> MicroBatch:
+        """Return examples as one micro-batch."""
+        return collate_examples(self.task, examples, row_length=self.row_length)
 
     def state(self) -> list[int]:
         """Return the number of steps taken so far."""
@@ -186,6 +248,7 @@ def example_feed(
     *,
     batch_size: int,
     seed: int,
+    division: Division = WHOLE,
 ) -> ExampleFeed[TokenisedExample]:
     """Return the task stream of examples, packed into rows of the length that costs least."""
     batches = islice(shuffled_batches(len(examples), batch_size, seed), BATCHES_SAMPLED)
@@ -199,6 +262,7 @@ def example_feed(
             config=config,
         ),
         seed=seed,
+        division=division,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from training.data.corpus import CorpusError, read_lines
 
 _LISTED_ERRORS: Final = 20
+_WRONG_FORM: Final = (KeyError, TypeError, IndexError, AttributeError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,35 +40,69 @@ def read_squad(files: Sequence[Path]) -> list[Question]:
     A question has no answer if it is marked `is_impossible`, or if its `answers` are empty.
 
     Raises:
-        CorpusError: a file cannot be read or is not in that format.
+        CorpusError: files cannot be read or are not in that format; the message lists all such
+            files and questions, up to a limit.
     """
-    questions: list[Question] = []
-    for file in files:
-        try:
-            questions += list(_questions(json.loads("".join(read_lines(file))), file))
-        except json.JSONDecodeError as error:
-            raise CorpusError(f"{file} is not JSON: {error}; is it complete?") from error
-        except (KeyError, TypeError, IndexError, AttributeError) as error:
-            raise CorpusError(f"{file} is not in SQuAD's format: {error!r}") from error
-    if not questions:
-        raise CorpusError(f"no questions in {', '.join(map(str, files))}")
+    questions, errors = _read(files)
+    _raise_listed(errors)
     return questions
 
 
-def _questions(content: dict[str, Any], file: Path) -> Iterator[Question]:
+def some_unanswerable(files: Sequence[Path]) -> bool:
+    """Whether some questions of SQuAD files have no answer; what cannot be read is passed over."""
+    questions, _ = _read(files)
+    return any(not question.answers for question in questions)
+
+
+def _read(files: Sequence[Path]) -> tuple[list[Question], list[str]]:
+    """Return the questions of the files, and what is wrong in them."""
+    questions: list[Question] = []
+    errors: list[str] = []
+    for file in files:
+        for read in _file_questions(file):
+            if isinstance(read, Question):
+                questions.append(read)
+            else:
+                errors.append(read)
+    if not questions and not errors:
+        errors.append(f"no questions in {', '.join(map(str, files))}")
+    return questions, errors
+
+
+def _file_questions(file: Path) -> Iterator[Question | str]:
+    """Yield the questions of a file, and each error."""
+    try:
+        yield from _questions(json.loads("".join(read_lines(file))), file)
+    except CorpusError as error:
+        yield str(error)
+    except json.JSONDecodeError as error:
+        yield f"{file} is not JSON: {error}; is it complete?"
+    except _WRONG_FORM as error:
+        yield f"{file} is not in SQuAD's format: {error!r}"
+
+
+def _questions(content: dict[str, Any], file: Path) -> Iterator[Question | str]:
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
             for record in paragraph["qas"]:
-                answers = [] if record.get("is_impossible") is True else record["answers"]
-                _check_answers(answers, record["id"])
-                yield Question(
-                    id=record["id"],
-                    question=record["question"].strip(),
-                    context=paragraph["context"],
-                    answers=tuple(answer["text"] for answer in answers),
-                    start=answers[0]["answer_start"] if answers else None,
-                    place=f"{file}, question {record['id']}",
-                )
+                place = f"{file}, question {record['id']}"
+                try:
+                    yield _question(record, paragraph["context"], place)
+                except _WRONG_FORM as error:
+                    yield f"{place}, is not in SQuAD's format: {error!r}"
+
+
+def _question(record: dict[str, Any], context: str, place: str) -> Question:
+    answers = [] if record.get("is_impossible") is True else record["answers"]
+    _check_answers(answers, record["id"])
+    return Question(
+        id=record["id"],
+        question=record["question"].strip(),
+        context=context,
+        answers=tuple(answer["text"] for answer in answers),
+        start=answers[0]["answer_start"] if answers else None,
+        place=place,
+    )
 
 
 def _check_answers(answers: Any, question_id: str) -> None:
@@ -78,6 +113,21 @@ def _check_answers(answers: Any, question_id: str) -> None:
             raise TypeError(
                 f"an answer to {question_id} has text {text!r} and answer_start {start!r}"
             )
+
+
+def read_located(files: Sequence[Path]) -> tuple[list[Question], int]:
+    """Read the questions of SQuAD files, with their answers located.
+
+    Returns:
+        The questions, and how many of them were repaired.
+
+    Raises:
+        CorpusError: as `read_squad` and `locate_answers`; all of it is listed at once.
+    """
+    questions, errors = _read(files)
+    located, misplaced = _locate(questions)
+    _raise_listed([*errors, *misplaced])
+    return located, _num_repaired(questions, located)
 
 
 def locate_answers(questions: Sequence[Question]) -> tuple[list[Question], int]:
@@ -93,6 +143,13 @@ def locate_answers(questions: Sequence[Question]) -> tuple[list[Question], int]:
         CorpusError: other answers do not stand at their offsets; the message lists all such
             questions, up to a limit.
     """
+    located, errors = _locate(questions)
+    _raise_listed(errors)
+    return located, _num_repaired(questions, located)
+
+
+def _locate(questions: Sequence[Question]) -> tuple[list[Question], list[str]]:
+    """Return the questions whose answers have a place, and the errors of the others."""
     located: list[Question] = []
     errors: list[str] = []
     for question in questions:
@@ -101,13 +158,20 @@ def locate_answers(questions: Sequence[Question]) -> tuple[list[Question], int]:
             errors.append(f"{question.place}: {fitting}")
         else:
             located.append(fitting)
-    if errors:
-        listed = errors[:_LISTED_ERRORS]
-        if len(errors) > len(listed):
-            listed.append(f"and {len(errors) - len(listed):,} more questions")
-        raise CorpusError("\n".join(listed))
-    num_repaired = sum(one is not other for one, other in zip(questions, located, strict=True))
-    return located, num_repaired
+    return located, errors
+
+
+def _num_repaired(questions: Sequence[Question], located: Sequence[Question]) -> int:
+    return sum(one is not other for one, other in zip(questions, located, strict=True))
+
+
+def _raise_listed(errors: Sequence[str]) -> None:
+    if not errors:
+        return
+    listed = list(errors[:_LISTED_ERRORS])
+    if len(errors) > len(listed):
+        listed.append(f"and {len(errors) - len(listed):,} more questions")
+    raise CorpusError("\n".join(listed))
 
 
 def _located(question: Question) -> Question | str:

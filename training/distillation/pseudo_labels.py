@@ -20,10 +20,12 @@ from torch.nn import functional as F
 
 from albert_serve.files import write_atomically
 from albert_serve.progress import progress
+from albert_serve.tasks.fitting import fit
 from albert_serve.tasks.grouping import cut_batches
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import ExampleBatch, LossName
-from training.distillation.teacher import TeacherError, describe_model, load_frozen, num_positions
+from training.distillation.teacher import describe_model, load_frozen, num_positions
+from training.loop.distributed import World
 from training.losses import LogitsFunction, Score, cls_logits
 from training.model.heads import AlbertForTasks
 from training.system.precision import PrecisionName, precision
@@ -31,6 +33,8 @@ from training.system.precision import PrecisionName, precision
 Problem: TypeAlias = Literal["single_label", "multi_label", "regression"]
 _FILE: Final = "teacher-logits.safetensors"
 _TOKENS_A_BATCH: Final = 8192
+# Of texts that are longer than the teacher's positions.
+_TRUNCATION: Final = "longest_first"
 _Text: TypeAlias = "tuple[str, str | None]"
 
 
@@ -39,7 +43,7 @@ class PseudoLabels:
     """A teacher's logits of texts.
 
     Attributes:
-        logits: (N, K) fp32; rows of nan for texts longer than the teacher's positions.
+        logits: (N, K) fp32.
         names: of the K labels.
         problem: activation of the logits: softmax, sigmoid, or none.
     """
@@ -52,11 +56,13 @@ class PseudoLabels:
 def pseudo_label(
     texts: Sequence[_Text],
     teacher: str,
-    device: torch.device,
+    world: World,
     folder: Path,
     products: PrecisionName = "auto",
 ) -> PseudoLabels:
     """Label texts, or read the labels that an earlier call with the same input wrote.
+
+    The processes of a run divide the texts; all must call it, within `setting_up`.
 
     Args:
         teacher: a classifier of `transformers`: a folder, or a name on the hub.
@@ -64,23 +70,25 @@ def pseudo_label(
         products: precision of the teacher's matrix products.
 
     Raises:
-        TeacherError: the teacher cannot be loaded, is no classifier, or all texts are too long.
+        TeacherError: the teacher cannot be loaded, or is no classifier.
         OSError: the folder cannot be written.
     """
-    model, tokenizer = load_frozen(teacher, "AutoModelForSequenceClassification", device)
+    model, tokenizer = load_frozen(teacher, "AutoModelForSequenceClassification", world.device)
     digest = hashlib.sha256(repr(list(texts)).encode())
-    key = {"texts": digest.hexdigest(), "teacher": describe_model(teacher, model)["teacher_sha256"]}
+    key = {
+        "texts": digest.hexdigest(),
+        "teacher": describe_model(teacher, model)["teacher_sha256"],
+        "truncation": _TRUNCATION,
+    }
     logits = _read(folder / _FILE, key)
-    if logits is None:
-        with precision(device, products):
-            logits = _classify(texts, model, tokenizer, device)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / _FILE, save({"logits": logits}, metadata=key))
-    num_long = int(logits.isnan().any(1).sum())
-    if num_long == len(texts):
-        raise TeacherError(f"no text fits into what {teacher} reads")
-    if num_long:
-        print(f"{num_long} of {len(texts)} texts are longer than {teacher} reads: left out")
+    if world.meet(logits is None) or logits is None:
+        with precision(world.device, products):
+            logits, num_cut = _classify(texts, model, tokenizer, world)
+        if num_cut:
+            print(f"{num_cut:,} of {len(texts):,} texts are cut to what {teacher} reads")
+        if world.is_main:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / _FILE, save({"logits": logits}, metadata=key))
     config = model.config
     names = tuple(str(config.id2label[index]) for index in range(logits.shape[1]))
     return PseudoLabels(logits=logits, names=names, problem=_problem(config, len(names)))
@@ -103,24 +111,29 @@ def _read(file: Path, key: Mapping[str, str]) -> Tensor | None:
 
 
 @torch.no_grad()
-def _classify(texts: Sequence[_Text], model: Any, tokenizer: Any, device: torch.device) -> Tensor:
+def _classify(
+    texts: Sequence[_Text], model: Any, tokenizer: Any, world: World
+) -> tuple[Tensor, int]:
+    """Return the logits (N, K), and how many texts were cut to the teacher's positions."""
     backend = tokenizer.backend_tokenizer
     backend.no_padding()
     backend.no_truncation()
+    limit = num_positions(model.config)
     encoded = [
-        tokenizer(text, pair, truncation=False, padding=False)
+        tokenizer(text, pair, truncation=_TRUNCATION, max_length=limit, padding=False)
         for text, pair in progress(texts, title="tokenising for the teacher", unit="texts")
     ]
     sizes = np.array([len(encoding["input_ids"]) for encoding in encoded])
-    limit = num_positions(model.config)
-    order = np.argsort(sizes, kind="stable")
-    batches = cut_batches(order[sizes[order] <= limit].tolist(), sizes, _TOKENS_A_BATCH)
-    logits_NK = torch.full((len(texts), model.config.num_labels), torch.nan)
-    for batch in progress(batches, title="labelling texts", unit="batches"):
+    num_cut = sum(bool(encoding.encodings[0].overflowing) for encoding in encoded)
+    batches = cut_batches(np.argsort(sizes, kind="stable").tolist(), sizes, _TOKENS_A_BATCH)
+    logits_NK = torch.zeros((len(texts), model.config.num_labels))
+    own = batches[world.rank :: world.size]
+    for batch in progress(own, title="labelling texts", unit="batches"):
         padded = tokenizer.pad([encoded[index] for index in batch], return_tensors="pt")
-        out = model(**padded.to(device))
+        out = model(**padded.to(world.device))
         logits_NK[batch] = out.logits.float().cpu()
-    return logits_NK
+    world.meet()
+    return world.sum_tensors(logits_NK), num_cut
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -135,23 +148,18 @@ class PseudoLabelledExample:
 def pseudo_labelled_examples(
     texts: Sequence[_Text], labels: PseudoLabels, tokenizer: AlbertTokenizer, *, length: int
 ) -> list[PseudoLabelledExample]:
-    """Tokenise the texts that fit into `length` tokens, with their teacher's logits.
-
-    Raises:
-        TeacherError: no text fits.
-    """
-    examples = [
-        PseudoLabelledExample(ids=encoding.ids, types=encoding.types, target=logits)
-        for (text, pair), logits in zip(texts, labels.logits, strict=True)
-        if not bool(logits.isnan().any())
-        for encoding in [tokenizer.encode(text, pair)]
-        if len(encoding) <= length
+    """Tokenise texts, cut to `length` tokens, with their teacher's logits."""
+    fitted = [
+        fit(tokenizer, text, pair, max_positions=length, truncation="truncate")
+        for text, pair in progress(texts, title="tokenising texts", unit="texts")
     ]
-    if not examples:
-        raise TeacherError(f"no text fits into {length} tokens; give a larger --length")
-    if len(examples) < len(texts):
-        print(f"{len(texts) - len(examples)} of {len(texts)} texts are too long: left out")
-    return examples
+    num_cut = sum(each.num_truncated > 0 for each in fitted)
+    if num_cut:
+        print(f"{num_cut:,} of {len(texts):,} texts are cut to {length} tokens")
+    return [
+        PseudoLabelledExample(ids=each.encoding.ids, types=each.encoding.types, target=logits)
+        for each, logits in zip(fitted, labels.logits, strict=True)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,7 +175,7 @@ class PseudoLabelLoss:
         logits_BK = self.logits(model, batch).float()
         loss = distillation_loss(logits_BK, batch.targets, self.problem, self.temperature)
         right = agreement(logits_BK, batch.targets, self.problem)
-        return {"text-classification": Score(loss=loss, right=right, count=len(logits_BK))}
+        return {batch.task: Score(loss=loss, right=right, count=len(logits_BK))}
 
 
 def distillation_loss(

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from albert_serve.progress import is_quiet
 from training.distillation.alignment import PieceRange
 from training.errors import TrainingError
 
@@ -198,6 +199,8 @@ def load_frozen(
         TeacherError: as `load_teacher`.
     """
     transformers = _transformers()
+    if is_quiet():
+        transformers.utils.logging.disable_progress_bar()
     config = _loaded(name, transformers.AutoConfig.from_pretrained)
     _check_kind(name, config)
     tokenizer = _loaded(name, transformers.AutoTokenizer.from_pretrained)

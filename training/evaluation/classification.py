@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from albert_serve.bundle.manifest import ProblemType
+from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.tasks.base import EncoderInput
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.feeds import LabelledExample, labelled_examples
@@ -29,7 +30,7 @@ from training.evaluation.metrics import metric_figures, predictions_of
 from training.evaluation.predictions import Item
 from training.evaluation.torch_engine import predict_in_torch
 from training.glue.tasks import Metric
-from training.model.heads import AlbertForTasks
+from training.model.heads import AlbertForTasks, Task
 
 # Of the figures' names.
 PREFIX: Final = "text_classification"
@@ -40,6 +41,11 @@ _METRICS: Final[Mapping[ProblemType, tuple[Metric, ...]]] = MappingProxyType(
         "regression": ("pearson", "spearman", "mse"),
     }
 )
+
+
+def head_figure(name: str, figure: str) -> str:
+    """Return the name of a figure of a further classifier, by that of the default one."""
+    return f"{PREFIX}/{name}{figure.removeprefix(PREFIX)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +191,7 @@ def classify(
     *,
     truncation: bool = False,
     outputs: Sequence[int] | None = None,
+    head: Task = CLASSIFICATION,
 ) -> Classified:
     """Classify labelled texts.
 
@@ -192,6 +199,7 @@ def classify(
         names: of the labels.
         truncation: whether long texts are cut to the model's positions.
         outputs: the model's output of each label; None if they are in the same order.
+        head: the classifier.
 
     Raises:
         CorpusError: texts are longer than the model has positions, and `truncation` is off.
@@ -199,8 +207,8 @@ def classify(
     length = model.config.max_positions
     examples, num_cut = labelled_examples(texts, tokenizer, length=length, truncation=truncation)
     logits_NLK = None
-    if model.exits is None:
-        logits_NK = _logits(model, examples)
+    if model.exits is None or head != CLASSIFICATION:
+        logits_NK = _logits(model, examples, head)
     else:
         logits_NLK = logits_by_layer(model, examples)
         logits_NK = logits_NLK[:, -1]
@@ -217,15 +225,13 @@ def classify(
     )
 
 
-def _logits(model: AlbertForTasks, examples: Sequence[LabelledExample]) -> NDArray[np.float32]:
+def _logits(
+    model: AlbertForTasks, examples: Sequence[LabelledExample], head: Task
+) -> NDArray[np.float32]:
     """Return the logits (N, K) of the examples."""
     items = [
         Item(
-            inputs=[
-                EncoderInput(
-                    ids=example.ids, types=example.types, task="text-classification", rows=[0]
-                )
-            ],
+            inputs=[EncoderInput(ids=example.ids, types=example.types, task=head, rows=[0])],
             read=lambda logits: list(logits[0]),
         )
         for example in examples

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,6 +34,8 @@ from training.model.heads import AlbertForTasks
 BEST_F1_THRESHOLD: Final = "question_answering_best_f1_threshold"
 
 _SHOWN_IDS: Final = 5
+# Questions between two looks at whether to stop.
+_ANSWERED_TOGETHER: Final = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,6 +95,37 @@ def answer_questions(
         AnsweredQuestion(question=question, n_best=n_best, no_answer=none, null_score=null_score)
         for question, (n_best, none, null_score) in zip(questions, answers, strict=True)
     ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOutQuestions:
+    """Questions by whose answers a model in training is measured."""
+
+    questions: Sequence[Question]
+    tokenizer: AlbertTokenizer
+
+    def answer(
+        self, model: AlbertForTasks, own: slice, *, should_stop: Callable[[], bool]
+    ) -> list[AnsweredQuestion] | None:
+        """Answer a part of the questions; None if `should_stop` interrupted it."""
+        questions = self.questions[own]
+        answered: list[AnsweredQuestion] = []
+        for begin in range(0, len(questions), _ANSWERED_TOGETHER):
+            if should_stop():
+                return None
+            some = questions[begin : begin + _ANSWERED_TOGETHER]
+            answered += answer_questions(model, self.tokenizer, some)
+        return answered
+
+    def figures(self, answered: Sequence[AnsweredQuestion]) -> dict[str, float]:
+        """Return exact match and F1 in percent; of v2.0 at their best thresholds."""
+        figures = question_figures(answered, 0.0)
+        return {
+            name: figures.get(
+                f"question_answering_best_{name}", figures[f"question_answering_{name}"]
+            )
+            for name in ("exact_match", "f1")
+        }
 
 
 def _check_ids(questions: Sequence[Question]) -> None:

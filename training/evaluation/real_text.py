@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from pathlib import Path
@@ -33,6 +33,8 @@ class RealData:
         questions: for question answering, in SQuAD's format.
         choices: for multiple choice, as finetuning takes them.
         choice_columns: of those, beside `columns`.
+        heads: by name, what `labelled`, `columns` and `task` are for classifiers beside the default
+            one.
     """
 
     text: tuple[Path, ...]
@@ -42,6 +44,7 @@ class RealData:
     questions: tuple[Path, ...] = ()
     choices: tuple[Path, ...] = ()
     choice_columns: tuple[str, ...] = ()
+    heads: Mapping[str, RealData] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

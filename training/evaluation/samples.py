@@ -18,8 +18,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 import numpy as np
 
 from albert_serve.api.schemas import Truncation
-from albert_serve.bundle.manifest import AGREEMENT, ProblemType, TaskEntry
-from albert_serve.bundle.weights import TaskName
+from albert_serve.bundle.manifest import AGREEMENT, HeadEntry, ProblemType, TaskEntry, heads_of
+from albert_serve.bundle.weights import CLASSIFICATION, TaskName, is_task
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import TextTooLongError
 from albert_serve.tasks.base import EncoderInput, Logits
@@ -89,14 +89,14 @@ class Drawing:
     """The source of samples.
 
     Attributes:
-        left_out: texts that were drawn and do not fit the model, by task.
+        left_out: texts that were drawn and do not fit the model, by head.
     """
 
     config: AlbertConfig
     tasks: Mapping[TaskName, TaskEntry]
     tokenizer: AlbertTokenizer
     data: RealData
-    left_out: Counter[TaskName] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
 
     @property
     def max_positions(self) -> int:
@@ -163,8 +163,8 @@ def draw_samples(
     tasks: Mapping[TaskName, TaskEntry],
     tokenizer: AlbertTokenizer,
     data: RealData,
-) -> dict[TaskName, Sample]:
-    """Draw a sample for each task of a checkpoint; smaller for a larger model.
+) -> dict[str, Sample]:
+    """Draw a sample for each head of a checkpoint; smaller for a larger model.
 
     Texts that do not fit the model are left out; how many is logged.
 
@@ -174,19 +174,19 @@ def draw_samples(
     """
     _check_tasks(tasks, data)
     drawing = Drawing(config=config, tasks=tasks, tokenizer=tokenizer, data=data)
-    samples: dict[TaskName, Sample] = {}
-    for task in tasks:
-        draw, needs = _DRAWS[task]
-        sample = draw(drawing)
-        if drawing.left_out[task]:
+    samples: dict[str, Sample] = {}
+    for head in heads_of(tasks):
+        draw, needs = _DRAWS[head] if is_task(head) else _DRAWS[CLASSIFICATION]
+        sample = draw(drawing) if is_task(head) else _draw_texts(drawing, head)
+        if drawing.left_out[head]:
             _logger.warning(
                 "%s: texts that are left out, as a model of %d positions cannot be asked: %d",
-                *(task, drawing.max_positions, drawing.left_out[task]),
+                *(head, drawing.max_positions, drawing.left_out[head]),
             )
         if not sample.items:
             files = ", ".join(sample.files) or "no file"
-            raise EvaluationError(f"{files}: nothing to ask {task}; that takes {needs}")
-        samples[task] = sample
+            raise EvaluationError(f"{files}: nothing to ask {head}; that takes {needs}")
+        samples[head] = sample
     return samples
 
 
@@ -201,6 +201,13 @@ def _check_tasks(tasks: Mapping[TaskName, TaskEntry], data: RealData) -> None:
                 f"{files[0]}: the checkpoint has no head for {task}, only for "
                 f"{', '.join(tasks)}; leave the file out"
             )
+    entry = tasks.get(CLASSIFICATION)
+    names = [] if entry is None else [entry.default_head, *entry.heads]
+    unknown = [name for name in data.heads if name not in names]
+    if unknown:
+        raise EvaluationError(
+            f"the checkpoint has no classifier {unknown[0]!r}; it has {', '.join(names) or 'none'}"
+        )
 
 
 def _draw_masks(drawing: Drawing) -> Sample:
@@ -241,23 +248,32 @@ def _input(task: TaskName, ids: list[int], second: int, rows: list[int]) -> Enco
     return EncoderInput(ids=ids, types=types, task=task, rows=rows)
 
 
-def _draw_texts(drawing: Drawing) -> Sample:
-    """Draw labelled texts or, without any, sentences."""
-    entry = drawing.tasks["text-classification"]
+def _draw_texts(drawing: Drawing, head: str = CLASSIFICATION) -> Sample:
+    """Draw labelled texts of a classifier or, without any, sentences."""
+    entry = heads_of(drawing.tasks)[head]
     problem = entry.problem_type or "single_label_classification"
-    files = drawing.data.labelled
+    data = _data_of(drawing, head)
+    files = data.labelled
     if not files:
         texts = [LabelledText(text=s, pair=None, label=IGNORED) for s in drawing.text.sentences]
-        inputs = (given for given, _ in _fitting(drawing, texts, "truncate"))
+        inputs = (given for given, _ in _fitting(drawing, head, texts, "truncate"))
         items = drawing.gather([_unlabelled(entry, inputs)])
         return Sample(metric=AGREEMENT, items=items, files=drawing.text.files)
-    labelled = _read_labelled(drawing.data, entry.labels, problem)
+    labelled = _read_labelled(data, entry.labels, problem)
     metric, read, mark = _LABELLED[problem]
     # A labelled text is not cut, since its label is the whole's.
-    fitting = _fitting(drawing, labelled, "error")
+    fitting = _fitting(drawing, head, labelled, "error")
     marked = (Item(inputs=[given], read=read, rights=[_right(label)]) for given, label in fitting)
     names = [file.name for file in files]
     return Sample(metric=metric, items=drawing.gather([marked]), files=names, mark=mark)
+
+
+def _data_of(drawing: Drawing, head: str) -> RealData:
+    """Return the data of a classifier; the default one may be named or not."""
+    _, _, name = head.partition("/")
+    if name:
+        return drawing.data.heads.get(name, RealData(text=()))
+    return drawing.data.heads.get(drawing.tasks[CLASSIFICATION].default_head, drawing.data)
 
 
 def _read_labelled(
@@ -270,17 +286,17 @@ def _read_labelled(
 
 
 def _fitting(
-    drawing: Drawing, texts: Sequence[LabelledText], truncation: Truncation
+    drawing: Drawing, head: str, texts: Sequence[LabelledText], truncation: Truncation
 ) -> Iterator[tuple[EncoderInput, Label]]:
     """Yield texts, shuffled, with their labels."""
-    adaptive = drawing.tasks["text-classification"].adaptive_depth
+    adaptive = drawing.tasks[CLASSIFICATION].adaptive_depth if head == CLASSIFICATION else None
     depth = None if adaptive is None else resolve_depth(adaptive, drawing.config.num_layers)
     for text in shuffled(texts):
         try:
-            given = _fit(drawing, "text-classification", (text.text, text.pair), truncation)
+            given = _fit(drawing, head, (text.text, text.pair), truncation)
             given = replace(given, depth=depth)
         except TextTooLongError:
-            drawing.left_out["text-classification"] += 1
+            drawing.left_out[head] += 1
         else:
             yield given, text.label
 
@@ -290,7 +306,7 @@ def _right(label: Label) -> Any:
     return tuple(np.flatnonzero(label).tolist()) if isinstance(label, tuple) else label
 
 
-def _unlabelled(entry: TaskEntry, inputs: Iterator[EncoderInput]) -> Iterator[Item]:
+def _unlabelled(entry: HeadEntry, inputs: Iterator[EncoderInput]) -> Iterator[Item]:
     if entry.num_outputs == 1:  # a number, of which some texts have a higher one than others
         while len(few := list(islice(inputs, _NUM_CHOICES))) > 1:
             yield Item(inputs=few, read=_read_highest)
@@ -384,7 +400,7 @@ def _draw_labelled_choices(drawing: Drawing) -> Sample:
 
 
 def _fit(
-    drawing: Drawing, task: TaskName, texts: tuple[str, str | None], truncation: Truncation
+    drawing: Drawing, task: str, texts: tuple[str, str | None], truncation: Truncation
 ) -> EncoderInput:
     positions = drawing.max_positions
     fitted = fit(drawing.tokenizer, *texts, max_positions=positions, truncation=truncation)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.labelled.texts import Label, LabelledText
 from training.evaluation.classification import PREFIX, Classified, classify
@@ -14,7 +15,7 @@ from training.evaluation.metrics import COMBINED, mean_metric
 from training.evaluation.predictions import EvaluationError
 from training.glue.files import read_task
 from training.glue.tasks import GlueTask
-from training.model.heads import AlbertForTasks
+from training.model.heads import AlbertForTasks, Task
 
 
 def classify_task(
@@ -25,11 +26,13 @@ def classify_task(
     texts: Mapping[str, Sequence[LabelledText]],
     *,
     truncation: bool = False,
+    head: Task = CLASSIFICATION,
 ) -> dict[str, Classified]:
     """Classify the texts of each split of a task.
 
     Args:
         names: of the model's labels, in the order of its outputs.
+        head: the classifier.
 
     Raises:
         EvaluationError: the model's labels are not the task's.
@@ -45,6 +48,7 @@ def classify_task(
             task.problem,
             truncation=truncation,
             outputs=outputs,
+            head=head,
         )
         for split, its_texts in texts.items()
     }

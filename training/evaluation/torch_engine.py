@@ -11,7 +11,7 @@ from albert_serve.tasks.base import EncoderInput, Logits
 from albert_serve.tasks.grouping import group_by_length
 from training.data.batch import pad
 from training.evaluation.predictions import Item, predict
-from training.model.heads import AlbertForTasks, Task
+from training.model.heads import AlbertForTasks
 
 _TOKENS_A_BATCH: Final = 8192
 _TOKENS_AT_ONCE: Final = 8 * _TOKENS_A_BATCH
@@ -42,8 +42,8 @@ class TorchEngine:
         results: dict[int, Logits] = {}
         for (index, encoded), hidden_SH in zip(batch.items(), hidden_BSH, strict=True):
             rows = list(range(len(encoded.ids))) if encoded.rows is None else encoded.rows
-            task: Task = encoded.task  # type: ignore[assignment]
-            results[index] = self._model.logits(task, hidden_SH[rows]).float().cpu().numpy()
+            logits_RK = self._model.logits(encoded.task, hidden_SH[rows])
+            results[index] = logits_RK.float().cpu().numpy()
         return results
 
 

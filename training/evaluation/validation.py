@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
+from statistics import fmean
 from typing import Final
 
 import numpy as np
@@ -18,6 +19,7 @@ from training.data.examples import ExampleSettings
 from training.data.masking import NgramMasking
 from training.data.packing import Plan
 from training.data.shards import Shards
+from training.evaluation.questions import HeldOutQuestions
 from training.losses import PredictionTally, Tally
 from training.model.heads import Task
 from training.system.precision import PrecisionName, precision
@@ -26,6 +28,8 @@ from training.system.precision import PrecisionName, precision
 _SEED: Final = 12345
 # Tokens per batch.
 _TOKENS_A_BATCH: Final = 4096
+# The mean of the figures of several classifiers.
+HEADS_MEAN: Final = "mean_of_heads"
 
 
 def held_out(
@@ -50,20 +54,32 @@ class Validation:
 
     Attributes:
         tasks: the tasks of the batches; None for those of the run's first task stream.
-        metrics: of text classification, from logits (N, K) and targets (N,); None for accuracy.
+        metrics: of classifiers of texts, from logits (N, K) and targets (N,); accuracy without.
+        deciding: the figure of each of several classifiers, whose mean decides.
+        questions: of question answering, measured by their answers in place of the batches.
     """
 
     batches: Sequence[MicroBatch]
     every: int
     tasks: tuple[Task, ...] | None = None
-    metrics: Callable[[Tensor, Tensor], Mapping[str, float]] | None = None
+    metrics: Mapping[Task, Callable[[Tensor, Tensor], Mapping[str, float]]] = field(
+        default_factory=dict
+    )
+    deciding: Mapping[Task, str] = field(default_factory=dict)
+    questions: HeldOutQuestions | None = None
 
-    def figures(self, tally: Tally) -> dict[str, float]:
+    def figures(self, task: Task, tally: Tally) -> dict[str, float]:
         """Return the figures of a task's tally by name."""
         figures = {"loss": tally.loss}
-        if self.metrics is not None and isinstance(tally, PredictionTally):
-            return {**figures, **self.metrics(*tally.predictions)}
+        if task in self.metrics and isinstance(tally, PredictionTally):
+            return {**figures, **self.metrics[task](*tally.predictions)}
         return {**figures, "accuracy": tally.accuracy}
+
+    def decisive(self, figures: Mapping[Task, Mapping[str, float]]) -> Mapping[str, float]:
+        """Return the figures by which a validation is the best: of the first task, or the mean."""
+        if not self.deciding:
+            return next(iter(figures.values()))
+        return {HEADS_MEAN: fmean(figures[task][name] for task, name in self.deciding.items())}
 
 
 def measure(
@@ -89,8 +105,9 @@ def measure(
             if should_stop():
                 return None
             scores = objective(batch)
-            for task, its_tally in tallies.items():
-                its_tally.add(scores[task])
+            for task, score in scores.items():
+                if task in tallies:
+                    tallies[task].add(score)
     return tallies
 
 

@@ -18,6 +18,7 @@ from albert_serve.bundle.manifest import ProblemType
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import TokenisedExample
 from training.data.collate import collate_examples
+from training.data.corpus import CorpusError
 from training.data.feeds import LabelledExample, labelled_examples
 from training.data.labelled.texts import LabelledSplits, LabelledText, read_splits, read_texts
 from training.evaluation.chance import chance_level
@@ -26,6 +27,7 @@ from training.evaluation.validation import Validation
 from training.finetuning.examples import tokenise
 from training.glue.files import read_task
 from training.glue.tasks import TASKS, Metric
+from training.loop.distributed import World
 from training.loop.progress import RunError
 from training.loop.selection import Selection
 from training.losses import (
@@ -40,6 +42,7 @@ from training.losses import (
     regression_scores,
 )
 from training.model.checkpoint import label_keys
+from training.model.heads import Task
 from training.run.options import columns_of
 from training.system.precision import PrecisionName
 
@@ -59,16 +62,19 @@ _ALLOWED: Final[Mapping[ProblemType, tuple[Metric, ...]]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Classification:
-    """The data and the loss of text classification in a run.
+    """The data and the loss of a classifier of texts in a run.
 
     Attributes:
+        task: its head in the model.
         labels: keys of `config.json` that name the labels.
         held_out: examples of validation.
         metrics: of validation, the official ones first.
         num_official: how many of the metrics decide, by their mean, which validation is best.
         problem: the kind of the task.
+        metric: the figure that decides in their place.
     """
 
+    task: Task
     examples: Sequence[TokenisedExample]
     labels: dict[str, Any]
     loss: LossFunction
@@ -76,6 +82,7 @@ class Classification:
     metrics: tuple[Metric, ...] = ("accuracy",)
     num_official: int = 1
     problem: ProblemType = "single_label_classification"
+    metric: str | None = None
 
     def validation(self, *, every: int, row_length: int) -> Validation:
         """Return the validation on the held-out texts, in batches of like lengths."""
@@ -83,30 +90,35 @@ class Classification:
         return Validation(
             batches=[
                 collate_examples(
-                    "text-classification",
+                    self.task,
                     examples[begin : begin + _VALIDATED_TOGETHER],
                     row_length=row_length,
                 )
                 for begin in range(0, len(examples), _VALIDATED_TOGETHER)
             ],
             every=every,
-            tasks=("text-classification",),
-            metrics=self._figures,
+            tasks=(self.task,),
+            metrics={self.task: self.figures},
         )
 
     def selection(self, options: argparse.Namespace) -> Selection:
-        """Return the selection of the best validation by `--metric`, or the official metrics."""
-        official = self.metrics[0] if self.num_official == 1 else COMBINED
-        figure = options.metric or official
-        return Selection(figure=figure, chance=self._chance(figure), patience=options.patience)
+        """Return the selection of the best validation by the deciding figure."""
+        return Selection(figure=self.figure, chance=self.chance, patience=options.patience)
 
-    def _chance(self, figure: str) -> float:
-        """Return the figure of constant answers to the held-out texts."""
+    @property
+    def figure(self) -> str:
+        """The figure that decides: that of `--metric`, or the official metrics."""
+        return self.metric or (self.metrics[0] if self.num_official == 1 else COMBINED)
+
+    @property
+    def chance(self) -> float:
+        """The deciding figure of constant answers to the held-out texts."""
         targets = np.array([example.label for example in self.held_out])
         num_labels = len(self.labels["id2label"])
-        return chance_level(figure, targets, num_labels, self.problem, self._figures)
+        return chance_level(self.figure, targets, num_labels, self.problem, self.figures)
 
-    def _figures(self, logits_NK: Tensor, targets_N: Tensor) -> dict[str, float]:
+    def figures(self, logits_NK: Tensor, targets_N: Tensor) -> dict[str, float]:
+        """Return the metrics of logits (N, K), and the mean of the official ones."""
         figures = metric_figures(self.metrics, logits_NK.numpy(), targets_N.numpy())
         official: dict[str, float] = {
             metric: figures[metric] for metric in self.metrics[: self.num_official]
@@ -115,15 +127,18 @@ class Classification:
 
 
 def build_classification(
+    task: Task,
     options: argparse.Namespace,
     tokenizer: AlbertTokenizer,
     precision: PrecisionName,
+    world: World,
     *,
     compiles: bool,
 ) -> Classification:
     """Read and tokenise the texts of the training and validation files.
 
     Args:
+        task: the classifier's head in the model.
         compiles: whether the model's pass is compiled.
 
     Raises:
@@ -135,13 +150,13 @@ def build_classification(
     logits: LogitsFunction = exit_logits if options.adaptive_depth else cls_logits
     logits = compile_logits(logits) if compiles else logits
     if options.teacher is not None:
-        return _taught(options, tokenizer, precision, logits)
+        return _taught(task, options, tokenizer, precision, world, logits)
     splits = _read(options)
     if len(splits.names) < 2 and problem != "regression":
         shown = ", ".join(splits.names) or "none"
-        raise RunError(f"all texts have the label {shown}; a classifier needs two or more")
-    task = TASKS.get(options.task)
-    official = OFFICIAL[problem] if task is None else task.metrics
+        raise CorpusError(f"all texts have the label {shown}; a classifier needs two or more")
+    of_glue = TASKS.get(options.task)
+    official = OFFICIAL[problem] if of_glue is None else of_glue.metrics
     metrics = _metrics(options.metric, official, problem, len(splits.names))
     texts = splits.texts[_TRAINING]
     weights = _class_weights(options.class_weights, texts, splits.names, problem)
@@ -155,6 +170,7 @@ def build_classification(
         "regression": partial(regression_scores, logits=logits),
     }
     return Classification(
+        task=task,
         examples=tokenise(options, tokenizer, texts, labelled_examples, "texts"),
         labels=label_keys(splits.names, multi_label=problem == "multi_label_classification"),
         loss=losses[problem],
@@ -164,6 +180,7 @@ def build_classification(
         metrics=metrics,
         num_official=len(official),
         problem=problem,
+        metric=options.metric,
     )
 
 
@@ -252,9 +269,11 @@ def _class_weights(
 
 
 def _taught(
+    task: Task,
     options: argparse.Namespace,
     tokenizer: AlbertTokenizer,
     precision: PrecisionName,
+    world: World,
     logits: Callable[..., Tensor],
 ) -> Classification:
     """Return the same of texts with a teacher's logits as labels."""
@@ -267,8 +286,9 @@ def _taught(
 
     _check_teacher(options)
     texts = read_texts(options.text_classification, columns_of(options))
-    labels = pseudo_label(texts, options.teacher, options.device, options.output, precision)
+    labels = pseudo_label(texts, options.teacher, world, options.output, precision)
     return Classification(
+        task=task,
         examples=pseudo_labelled_examples(texts, labels, tokenizer, length=options.length),
         labels=label_keys(labels.names, multi_label=labels.problem == "multi_label"),
         loss=PseudoLabelLoss(
@@ -299,15 +319,16 @@ def check_validation(options: argparse.Namespace) -> None:
     Raises:
         RunError: they do not.
     """
-    if options.validation:
-        has_labels = options.text_classification or options.multiple_choice
-        if not has_labels or options.teacher is not None:
-            raise RunError(
-                "--validation takes labelled data; it goes with --text-classification or "
-                "--multiple-choice"
-            )
-        return
-    asked: Mapping[str, object] = {"--patience": options.patience, "--metric": options.metric}
-    for option, value in asked.items():
-        if value is not None:
-            raise RunError(f"{option} goes with --validation")
+    is_measured = (
+        options.text_classification or options.multiple_choice or options.question_answering
+    )
+    if options.validation and (not is_measured or options.teacher is not None):
+        raise RunError(
+            "--validation takes labelled data; it goes with --text-classification, "
+            "--multiple-choice or --question-answering"
+        )
+    everywhere = (options, *options.heads)
+    if options.patience is not None and not any(each.validation for each in everywhere):
+        raise RunError("--patience goes with --validation")
+    if any(each.metric is not None and not each.validation for each in everywhere):
+        raise RunError("--metric goes with --validation")

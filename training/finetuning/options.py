@@ -13,6 +13,13 @@ from training.data.labelled.race import RACE, race_files
 from training.finetuning.recipes import DEFAULTS, with_defaults
 from training.glue.files import training_files
 from training.glue.tasks import TASKS, Metric
+from training.run.heads import (
+    add_heads,
+    add_text_classification,
+    each_head,
+    head_parser,
+    parse_with_heads,
+)
 from training.run.options import (
     add_columns,
     add_optimization,
@@ -24,34 +31,16 @@ from training.run.options import (
     with_task_data,
 )
 
-_FIGURES: Final = ("loss", *get_args(Metric))
+_FIGURES: Final = ("loss", *get_args(Metric), "exact_match")
 
 
 def add_classification(group: argparse._ArgumentGroup) -> None:
     """Add the options of the data of text classification, and of validation on it."""
     add = group.add_argument
     add_task(group)
-    add(
-        "--text-classification",
-        nargs="+",
-        type=Path,
-        help="CSV, TSV, JSONL or Parquet files, or folders of them",
-    )
-    add(
-        "--problem-type",
-        choices=get_args(ProblemType),
-        help="of those files: one label a text, any number of labels, or a number "
-        "(single_label_classification)",
-    )
-    add("--labels", nargs="+", help="names of the labels 0, 1, ... of those files")
-    add(
-        "--class-weights",
-        nargs="+",
-        type=_parse_class_weight,
-        metavar="WEIGHT",
-        help="factors of the loss of each label, in their order; `balanced` weighs a label by the "
-        "inverse of its frequency",
-    )
+    add_text_classification(group)
+    _add_labels(group)
+    add_heads(group)
     add(
         "--adaptive-depth",
         action="store_true",
@@ -72,26 +61,69 @@ def add_classification(group: argparse._ArgumentGroup) -> None:
     add_columns(group)
 
 
+def _add_labels(group: argparse._ActionsContainer) -> None:
+    """Add the options of the labels of a classifier."""
+    add = group.add_argument
+    add(
+        "--problem-type",
+        choices=get_args(ProblemType),
+        help="of those files: one label a text, any number of labels, or a number "
+        "(single_label_classification)",
+    )
+    add("--labels", nargs="+", help="names of the labels 0, 1, ... of those files")
+    add(
+        "--class-weights",
+        nargs="+",
+        type=_parse_class_weight,
+        metavar="WEIGHT",
+        help="factors of the loss of each label, in their order; `balanced` weighs a label by the "
+        "inverse of its frequency",
+    )
+
+
+def parse(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> argparse.Namespace:
+    """Parse a command line of finetuning, with the data of its further classifiers in `heads`."""
+    of_head = head_parser()
+    _add_labels(of_head)
+    _add_held_out(of_head)
+    return parse_with_heads(parser, of_head, words)
+
+
 def add_validation(group: argparse._ArgumentGroup) -> None:
     """Add the options of validation during training."""
+    add = group.add_argument
+    _add_held_out(group)
+    add("--validate-every", type=parse_count, help="steps between validations (an epoch)")
+    add("--patience", type=parse_count, help="stop after so many validations without a new best")
+
+
+def _add_held_out(group: argparse._ActionsContainer) -> None:
+    """Add the options of the validation of a classifier."""
     add = group.add_argument
     add(
         "--validation",
         nargs="+",
         type=Path,
-        help="held-out files of text classification or multiple choice, measured during training; "
-        "the best checkpoint is kept as `best` (with --task: val.tsv if there is one, or its dev "
-        "files)",
+        help="held-out files of text classification or multiple choice, or else of question "
+        "answering, measured during training; the best checkpoint is kept as `best` (with --task: "
+        "val.tsv if there is one, or its dev files)",
     )
-    add("--validate-every", type=parse_count, help="steps between validations (an epoch)")
-    add("--metric", choices=_FIGURES, help="figure that decides which is the best (the task's)")
-    add("--patience", type=parse_count, help="stop after so many validations without a new best")
+    add(
+        "--metric",
+        choices=_FIGURES,
+        help="figure that decides which is the best (the task's; with several classifiers "
+        "validated, their mean)",
+    )
 
 
 def add_hyperparameters(group: argparse._ArgumentGroup) -> None:
     """Add the options that a recipe has values for."""
     add = group.add_argument
-    add("--recipe", choices=("paper",), help="the paper's hyperparameters of --task (table 14)")
+    add(
+        "--recipe",
+        choices=("paper",),
+        help="the paper's hyperparameters (table 14) of --task, or of --question-answering alone",
+    )
     add("--length", type=parse_count, help="maximum tokens of a sequence")
     add(
         "--batch-size",
@@ -99,6 +131,11 @@ def add_hyperparameters(group: argparse._ArgumentGroup) -> None:
         type=parse_count,
         help="examples per step, of pretraining rows of --length tokens; one number, or one for "
         "each task in the order of --weights",
+    )
+    add(
+        "--micro-batch-size",
+        type=parse_count,
+        help="maximum number of examples per forward pass, for less memory (all of a process)",
     )
     add("--dropout", type=parse_part, help="of hidden states and attention (the checkpoint's)")
     add("--classifier-dropout", type=parse_part, help="of pooled states (the checkpoint's)")
@@ -119,15 +156,20 @@ def add_hyperparameters(group: argparse._ArgumentGroup) -> None:
 
 
 def resolve(options: argparse.Namespace) -> argparse.Namespace:
-    """Return the options with the files of the task, and the values of the recipe.
+    """Return the options, and those of `heads`, with the files of the task and the recipe's values.
 
     Raises:
         RunError: options contradict each other.
         CorpusError: files of the task are missing.
     """
-    options = with_task_data(options)
+    options = with_defaults(_with_files(with_task_data(options)))
+    heads = [_with_files(head) for head in each_head(options)]
+    return argparse.Namespace(**{**vars(options), "heads": heads})
+
+
+def _with_files(options: argparse.Namespace) -> argparse.Namespace:
     own = _files_in_folders(options) if options.task is None else _files_of_task(options)
-    return with_defaults(argparse.Namespace(**{**vars(options), **own}))
+    return argparse.Namespace(**{**vars(options), **own})
 
 
 def _files_of_task(options: argparse.Namespace) -> dict[str, list[Path] | None]:

@@ -19,7 +19,7 @@ from albert_serve.bundle.weights import QuestionHead, question_head_of
 from albert_serve.progress import progress
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import ExampleBatch, LossName
-from training.data.questions import locate_answers, read_squad
+from training.data.questions import read_located
 from training.data.windows import SpanExample, span_examples
 from training.loop.progress import RunError
 from training.losses import (
@@ -51,9 +51,9 @@ def question_examples(options: argparse.Namespace, tokenizer: AlbertTokenizer) -
     """Read the questions, repair their answers' places, and return their windows.
 
     Raises:
-        CorpusError: a file cannot be read, or answers do not stand at their places.
+        CorpusError: files cannot be read, or answers have no place; all of it is listed.
     """
-    questions, num_repaired = locate_answers(read_squad(options.question_answering))
+    questions, num_repaired = read_located(options.question_answering)
     if num_repaired:
         print(
             f"{num_repaired:,} of {len(questions):,} answers did not stand at their answer_start; "

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from training.data.labelled.race import RACE
+from training.data.questions import some_unanswerable
 from training.glue.tasks import TASKS
 from training.loop.progress import RunError
 
@@ -30,6 +31,9 @@ DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
     }
 )
 _ENDS: Final = ("steps", "epochs", "budget")
+# Names of recipes: of questions that all have an answer, and of those of which some have none.
+SQUAD_1: Final = "squad1"
+SQUAD_2: Final = "squad2"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,9 +84,13 @@ PAPER: Final[Mapping[str, Recipe]] = MappingProxyType(
         "mrpc": Recipe(lr=2e-5, batch_size=32, dropout=0.0, num_steps=800, warmup_steps=200),
         RACE: Recipe(lr=2e-5, batch_size=32, dropout=0.1, num_steps=12000, warmup_steps=1000),
         "wnli": Recipe(lr=2e-5, batch_size=16, dropout=0.1, num_steps=2000, warmup_steps=250),
+        SQUAD_1: Recipe(
+            lr=5e-5, batch_size=48, dropout=0.0, num_steps=3649, warmup_steps=365, length=384
+        ),
+        SQUAD_2: Recipe(lr=3e-5, batch_size=48, dropout=0.0, num_steps=8144, warmup_steps=814),
     }
 )
-assert PAPER.keys() == TASKS.keys() | {RACE}
+assert PAPER.keys() == TASKS.keys() | {RACE, SQUAD_1, SQUAD_2}
 
 
 def with_defaults(options: Namespace) -> Namespace:
@@ -91,14 +99,25 @@ def with_defaults(options: Namespace) -> Namespace:
     The recipe's number of steps counts only if no end of the run is given.
 
     Raises:
-        RunError: a recipe is given without a task.
+        RunError: a recipe is given for other data than a task's, or questions alone.
     """
     values = dict(DEFAULTS)
     if options.recipe is not None:
-        if options.task is None:
-            raise RunError(f"--recipe {options.recipe} differs from task to task; give --task")
-        values |= PAPER[options.task].options
+        values |= PAPER[_recipe_name(options)].options
         if any(getattr(options, end) is not None for end in _ENDS):
             del values["steps"]
     missing = {name: value for name, value in values.items() if getattr(options, name) is None}
     return Namespace(**{**vars(options), **missing})
+
+
+def _recipe_name(options: Namespace) -> str:
+    others = (options.text_classification, options.multiple_choice, options.pretraining)
+    if options.task is not None:
+        task: str = options.task
+        return task
+    if options.question_answering and not any(others):
+        return SQUAD_2 if some_unanswerable(options.question_answering) else SQUAD_1
+    raise RunError(
+        f"--recipe {options.recipe} differs from task to task; give --task, or "
+        "--question-answering alone"
+    )

@@ -64,7 +64,7 @@ def seeds_of(options: argparse.Namespace) -> list[int]:
         RunError: they contradict other options.
     """
     asked: list[int] = options.seeds
-    if not options.validation:
+    if not any(each.validation for each in (options, *options.heads)):
         raise RunError(
             "--seeds compares runs by their validation; give --validation, or --task with its data"
         )
@@ -92,7 +92,12 @@ def check_folder(options: argparse.Namespace) -> None:
         raise RunError(f"{folder} holds runs of several seeds; give --seeds, or another --output")
 
 
-def train_seeds(options: argparse.Namespace, train: Callable[[argparse.Namespace], Trained]) -> int:
+def train_seeds(
+    options: argparse.Namespace,
+    train: Callable[[argparse.Namespace], Trained],
+    *,
+    is_main: bool = True,
+) -> int:
     """Train a run of each seed, and report them; return the exit status.
 
     A run that has collapsed is replaced by one of another seed, once.
@@ -100,6 +105,7 @@ def train_seeds(options: argparse.Namespace, train: Callable[[argparse.Namespace
     Args:
         options: with `seeds`, `seed` and `output`.
         train: trains one run, or resumes it.
+        is_main: whether this process writes the figures; several train the same runs.
 
     Raises:
         RunError: as `seeds_of`, and as `train`.
@@ -123,8 +129,10 @@ def train_seeds(options: argparse.Namespace, train: Callable[[argparse.Namespace
             print(f"seed {seed} has collapsed; seed {fresh} replaces it")
             waiting.insert(0, (fresh, seed))
             fresh += 1
-        _write(options.output, runs, selection)
-    _report(options.output, runs)
+        if is_main:
+            _write(options.output, runs, selection)
+    if is_main:
+        _report(options.output, runs)
     return 0
 
 

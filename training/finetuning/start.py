@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
 from albert_serve.bundle.weights import QuestionHead, question_head_of
 from albert_serve.config import AlbertConfig
 from training.model.checkpoint import (
@@ -16,7 +18,8 @@ from training.model.checkpoint import (
     read_shapes,
     read_tasks,
 )
-from training.model.heads import AlbertForTasks, Task, head_sizes
+from training.model.heads import AlbertForTasks, Task, head_sizes, is_further
+from training.model.labels import head_record
 from training.model.resizing import cut_positions
 
 # Both are named `classifier`, so that a checkpoint has one of them.
@@ -27,7 +30,7 @@ def load_start(
     folder: Path,
     config: AlbertConfig,
     tasks: tuple[Task, ...],
-    labels: Mapping[str, Any],
+    labels: Mapping[Task, Mapping[str, Any]],
     *,
     has_exits: bool = False,
     question_head: QuestionHead = "independent",
@@ -38,7 +41,7 @@ def load_start(
 
     Args:
         config: its sizes, perhaps with fewer positions and other dropout.
-        labels: keys of `config.json` that name the labels of text classification, if it is trained.
+        labels: of each classifier that is trained, keys of `config.json` that name its labels.
         has_exits: whether it is trained with classifiers after each layer.
         question_head: the head of question answering, if it is trained.
 
@@ -46,20 +49,21 @@ def load_start(
         ConfigError, CheckpointError: as `load_checkpoint`.
     """
     heads = _without_replaced(read_tasks(folder), tasks)
-    sizes = {
-        **heads,
-        **head_sizes(config, tasks, len(labels.get("id2label", ())), question_head),
-    }
-    if "text-classification" in heads and labels:
-        notice = _describe_change(folder, heads["text-classification"], labels)
-        if notice:
-            print(notice)
     stored_head = question_head_of("question-answering", heads.get("question-answering", 0))
     if "question-answering" in tasks and stored_head not in (None, question_head):
         print(
             f"the checkpoint's {stored_head} head of questions is replaced by one that is "
             f"{question_head}"
         )
+    sizes = dict(heads)
+    for task in tasks:
+        record = labels.get(task)
+        if record is None:
+            sizes |= head_sizes(config, (task,), question_head=question_head)
+        else:
+            sizes[task] = len(record["id2label"])
+        if record is not None and task in heads:
+            _report_change(folder, task, heads[task], record)
     is_trained = "text-classification" in tasks
     if is_trained and not has_exits and has_stored_exits(read_shapes(folder), heads):
         print("the checkpoint's classifiers after each layer are left out (--adaptive-depth)")
@@ -70,8 +74,11 @@ def load_start(
 
 
 def _without_replaced(heads: Mapping[Task, int], tasks: Collection[Task]) -> dict[Task, int]:
-    """Return the checkpoint's heads without one whose place in the file a new head takes."""
+    """Return the checkpoint's heads without those whose place in the file a new head takes."""
     kept = dict(heads)
+    if "multiple-choice" in tasks and (further := [head for head in heads if is_further(head)]):
+        kept = {head: size for head, size in kept.items() if head not in further}
+        print(f"the checkpoint's further classifiers are left out: {', '.join(further)}")
     for task, other in (_ONE_CLASSIFIER, _ONE_CLASSIFIER[::-1]):
         if task in tasks and other in kept:
             del kept[other]
@@ -96,6 +103,16 @@ def changed_config(
     return replace(config, **{name: value for name, value in values.items() if value is not None})
 
 
+def describe_attention(config: AlbertConfig, device: torch.device) -> str | None:
+    """Describe the cost of attention dropout on a GPU; None without it."""
+    if device.type != "cuda" or config.attention_dropout == 0.0:
+        return None
+    return (
+        f"attention dropout {config.attention_dropout:g}: the GPU's kernel for packed rows has no "
+        "dropout; attention is computed over whole rows, which is slower (--dropout 0 uses it)"
+    )
+
+
 def _with_config(model: AlbertForTasks, config: AlbertConfig) -> AlbertForTasks:
     """Return the model with another config of the same sizes."""
     changed = AlbertForTasks(config, model.tasks, has_exits=model.exits is not None)
@@ -103,18 +120,18 @@ def _with_config(model: AlbertForTasks, config: AlbertConfig) -> AlbertForTasks:
     return changed
 
 
-def _describe_change(folder: Path, num_outputs: int, labels: Mapping[str, Any]) -> str | None:
-    """Describe how the labels differ from those of the checkpoint's classifier; None if not."""
+def _report_change(folder: Path, head: Task, num_outputs: int, labels: Mapping[str, Any]) -> None:
+    """Print how the labels differ from those of the checkpoint's classifier, if they do."""
     names = list(labels["id2label"].values())
-    before = [str(name) for name in (read_config(folder).get("id2label") or {}).values()]
+    record = head_record(read_config(folder), head)
+    before = [str(name) for name in (record.get("id2label") or {}).values()]
     is_named = len(before) == num_outputs
     described = f"{num_outputs} outputs" + (f" ({', '.join(before)})" if is_named else "")
     if num_outputs != len(names):
-        return (
+        print(
             f"the checkpoint's classifier has {described}; "
             f"a new one is trained, of {len(names)} ({', '.join(names)})"
         )
-    if not is_named or before == names or before == [f"LABEL_{i}" for i in range(num_outputs)]:
-        return None
-    shown = f"{', '.join(before)}, for {', '.join(names)}"
-    return f"the classifier goes on from the checkpoint's of {shown}"
+    elif is_named and before not in (names, [f"LABEL_{i}" for i in range(num_outputs)]):
+        shown = f"{', '.join(before)}, for {', '.join(names)}"
+        print(f"the classifier goes on from the checkpoint's of {shown}")

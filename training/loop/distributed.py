@@ -3,7 +3,8 @@
 `torchrun --nproc-per-node N -m training.pretrain ...` starts the processes. Each takes every N-th
 micro-batch of a step, and gradients are averaged. ALBERT's shared layer has its gradient only at
 the end of the backward pass, so that there is almost no communication to overlap; one layer's
-gradient is sent, 47 MB for base, however many layers apply it.
+gradient is sent, 47 MB for base, however many layers apply it. The main process alone writes and
+prints.
 """
 
 from __future__ import annotations
@@ -13,22 +14,25 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, Literal, NoReturn, TypeVar, cast
 
 import torch
+from huggingface_hub.utils.tqdm import disable_progress_bars
 from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from training.errors import TrainingError
+from albert_serve.progress import no_progress
+from training.errors import REPORTED, TrainingError
 from training.model.heads import AlbertForTasks
 
+_ValueT = TypeVar("_ValueT")
 Parallelism = Literal["ddp", "fsdp"]
 # Timeout of collectives; longer than an evaluation.
 _TIMEOUT = timedelta(minutes=30)
@@ -55,13 +59,40 @@ class World:
         distributed.all_reduce(summed)
         return cast("list[float]", summed.tolist())
 
+    def sum_tensors(self, tensor: Tensor) -> Tensor:
+        """Return the sum of a tensor over all processes; it has the same shape in each."""
+        if self.size == 1:
+            return tensor
+        summed = tensor.to(self.device, copy=True)
+        distributed.all_reduce(summed)
+        return summed.to(tensor.device)
+
+    def gather(self, value: _ValueT) -> list[_ValueT]:
+        """Return the value of each process, in the order of their ranks."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        distributed.all_gather_object(values, value)
+        return values
+
+    def meet(self, number: float = 0.0) -> float:
+        """Wait for all processes within `setting_up`, and return the sum of a number of each.
+
+        If another process has failed, this one exits with status 1.
+        """
+        num_failed, _, total = self.sum([0.0, 0.0, number])
+        if num_failed:
+            raise SystemExit(1)
+        return total
+
 
 @contextmanager
 def join_world(device: torch.device) -> Iterator[World]:
     """Join the process group that torchrun made, if any; for `with`.
 
     A `TrainingError` is also reported to torchrun, which prints it at the end of the job. When
-    another process has ended, this one ends with a line on stderr and status 1.
+    another process has ended, this one ends with a line on stderr and status 1. All processes but
+    the main one print no progress, and nothing on stdout.
     """
     if not distributed.is_torchelastic_launched():
         yield World(device=device)
@@ -70,8 +101,14 @@ def join_world(device: torch.device) -> Iterator[World]:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=_TIMEOUT)
+    world = World(rank=distributed.get_rank(), size=distributed.get_world_size(), device=device)
     try:
-        yield World(rank=distributed.get_rank(), size=distributed.get_world_size(), device=device)
+        with ExitStack() as stack:
+            if not world.is_main:
+                stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+                stack.enter_context(no_progress())
+                disable_progress_bars()  # of downloads
+            yield world
     except TrainingError as error:
         _report_to_torchrun(error)
         raise
@@ -81,6 +118,39 @@ def join_world(device: torch.device) -> Iterator[World]:
         raise
     finally:
         distributed.destroy_process_group()
+
+
+@contextmanager
+def setting_up(world: World) -> Iterator[None]:
+    """Have all processes wait for each other at the end, or all fail; for `with`.
+
+    Of an error that several have, as of data that all read, one reports: the main process if it
+    is among them. The others exit with status 1. Within it, processes wait by `World.meet` alone.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except REPORTED as caught:
+        error = caught
+    has_failed = error is not None
+    num_failed, main_has_failed, _ = world.sum([has_failed, has_failed and world.is_main, 0.0])
+    if error is not None and (world.is_main or not main_has_failed):
+        raise error
+    if num_failed:
+        raise SystemExit(1)
+
+
+@contextmanager
+def main_first(world: World) -> Iterator[None]:
+    """Have the main process do something before the others, within `setting_up`; for `with`.
+
+    What it writes the others then read.
+    """
+    if not world.is_main:
+        world.meet()
+    yield
+    if world.is_main:
+        world.meet()
 
 
 def _is_communication_error(error: RuntimeError) -> bool:
@@ -112,10 +182,19 @@ def _report_to_torchrun(error: TrainingError) -> None:
         Path(file).write_text(json.dumps(report))
 
 
-def share(objective: nn.Module, model: AlbertForTasks, world: World, how: Parallelism) -> nn.Module:
+def share(
+    objective: nn.Module,
+    model: AlbertForTasks,
+    world: World,
+    how: Parallelism,
+    *,
+    trains_all: bool = True,
+) -> nn.Module:
     """Wrap the objective over `model` for training by all processes.
 
-    `ddp` replicates the model; `fsdp` shards weights, gradients and optimizer states.
+    Args:
+        how: `ddp` replicates the model; `fsdp` shards weights, gradients and optimizer states.
+        trains_all: whether each step trains all parameters, as several tasks in turn do not.
     """
     if how == "fsdp" and distributed.is_initialized():
         for block in (*model.albert.encoder.attentions, *model.albert.encoder.ffns):
@@ -123,9 +202,17 @@ def share(objective: nn.Module, model: AlbertForTasks, world: World, how: Parall
             fully_shard(block, reshard_after_forward=False)
         fully_shard(objective)
         return objective
-    if world.size > 1:
-        return DistributedDataParallel(objective)
-    return objective
+    if world.size == 1:
+        return objective
+    return DistributedDataParallel(objective, find_unused_parameters=not trains_all)
+
+
+def replica(shared: nn.Module) -> nn.Module | None:
+    """Return this process' whole objective, which it can use alone; None if it is sharded."""
+    if isinstance(shared, DistributedDataParallel):
+        whole_objective: nn.Module = shared.module
+        return whole_objective
+    return None if isinstance(shared, FSDPModule) else shared
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from filelock import FileLock
 from torch import Tensor
 from tqdm import tqdm
 
-from albert_serve.progress import progress, progress_bar
-from training.evaluation.validation import Validation, measure
+from albert_serve.progress import progress_bar
+from training.evaluation.validation import Validation
 from training.loop.checkpointing import Checkpoints, claim, load_state, step_of
 from training.loop.distributed import World, reshard, whole
 from training.loop.meter import Meter, describe, describe_validation
@@ -23,7 +23,7 @@ from training.loop.plateau import PlateauAlarm
 from training.loop.progress import RunError
 from training.loop.provenance import record_stage
 from training.loop.step import Run
-from training.losses import PredictionTally, Tally
+from training.loop.validating import validate
 from training.model.checkpoint import (
     parameters,
     read_weights,
@@ -323,23 +323,11 @@ class Trainer:
         """Validate on held-out text."""
         run, validation = self.run, self.validation
         assert validation is not None
-        # A signal interrupts the validation of a single process; several finish it together.
-        tallies = measure(
-            run.objective,
-            progress(validation.batches, title="validation", unit="batches")
-            if run.world.is_main
-            else validation.batches,
-            validation.tasks or run.feeds[0].tasks,
-            run.world.device,
-            run.precision,
-            should_stop=lambda: run.world.size == 1 and stop.signal is not None,
-            tally=Tally if validation.metrics is None else PredictionTally,
-        )
-        if tallies is None:
+        by_task = validate(run, validation, should_stop=lambda: stop.signal is not None)
+        if by_task is None:
             return
         figures: dict[str, float] = {}
-        for task, tally in tallies.items():
-            of_task = validation.figures(tally)
+        for task, of_task in by_task.items():
             figures |= {f"validation/{task}/{name}": value for name, value in of_task.items()}
             self._tell(
                 bar,
@@ -352,10 +340,9 @@ class Trainer:
         if self.metrics is not None:
             self.metrics.write_layers(step=run.progress.step, layers=layers)
         # Weights between skipped steps are not saved; see `_loop`.
-        if run.selection is not None and not run.stability.num_in_a_row:
-            (first, *_) = tallies.values()
-            if run.selection.take(run.progress.step, validation.figures(first)):
-                self.saver.save_best(run)
+        selection = None if run.stability.num_in_a_row else run.selection
+        if selection and selection.take(run.progress.step, validation.decisive(by_task)):
+            self.saver.save_best(run)
 
     @property
     def _is_over(self) -> bool:

@@ -18,11 +18,14 @@ from torch import Tensor, nn
 
 from albert_serve.bundle.manifest import MANIFEST_FILE, read_manifest
 from albert_serve.bundle.weights import (
+    HEAD_NAME,
     QUESTION_OUTPUTS,
     UNPOOLED_TASKS,
     exit_name,
     exit_shapes,
     expected_shapes,
+    further_head,
+    output_layer,
 )
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import BundleError, ConfigError
@@ -33,10 +36,11 @@ from albert_serve.files import (
     write_atomically,
 )
 from training.errors import TrainingError
-from training.model.heads import AlbertForTasks, Task
+from training.model.heads import AlbertForTasks, Task, is_further
 
 # Our name <-> Hugging Face's, without `.weight` or `.bias`. {g} and {i} are the group and the layer
-# within it; {n} counts the distinct blocks, group * num_inner_layers + inner, or layers.
+# within it; {n} counts the distinct blocks, group * num_inner_layers + inner, or layers. Further
+# classifiers are not here: `output_layer` names them.
 HF_NAMES: Final[dict[str, str]] = {
     "albert.embeddings.word": "albert.embeddings.word_embeddings",
     "albert.embeddings.position": "albert.embeddings.position_embeddings",
@@ -68,6 +72,7 @@ HF_NAMES: Final[dict[str, str]] = {
     "heads.question-answering.answer_dense": "answer_class.dense_0",
     "heads.question-answering.answer_output": "answer_class.dense_1",
 }
+_FURTHER_BIAS: Final = re.compile(rf"heads\.({HEAD_NAME})\.classifier\.bias").fullmatch
 _HF_LAYER: Final = "albert.encoder.albert_layer_groups.{g}.albert_layers.{i}"
 _TIED: Final = ("predictions.decoder.weight", "predictions.decoder.bias")
 # The `transformers` class that reads a task's head; fill-mask with sentence order has its own.
@@ -96,6 +101,9 @@ def hf_name(ours: str, config: AlbertConfig) -> str:
         KeyError: there is no parameter of that name.
     """
     stem, _, kind = ours.rpartition(".")
+    head = stem.removeprefix("heads.").removesuffix(".output")
+    if is_further(head):
+        return f"{output_layer(head)}.{kind}"
     number = re.search(r"\.(\d+)(?=\.|$)", stem)
     if number is None:
         return f"{HF_NAMES[stem]}.{kind}"
@@ -141,7 +149,8 @@ def find_tasks(
     is_choice = _ARCHITECTURES["multiple-choice"] in architectures
     if is_choice and sizes.get("text-classification") == 1:
         sizes["multiple-choice"] = sizes.pop("text-classification")
-    return sizes
+    further = {match[1]: shapes[name][0] for name in shapes if (match := _FURTHER_BIAS(name))}
+    return {**sizes, **{further_head(name): further[name] for name in sorted(further)}}
 
 
 def _check_architectures(architectures: object) -> None:

@@ -10,17 +10,20 @@ R rows gathered from hidden states, K outputs, L layers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Final, TypeAlias, get_args
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from albert_serve.bundle.weights import (
+    CLASSIFICATION,
+    HEAD_NAME,
     QUESTION_OUTPUTS,
     UNPOOLED_TASKS,
     QuestionHead,
-    TaskName,
+    is_task,
     question_head_of,
 )
 from albert_serve.config import AlbertConfig
@@ -28,7 +31,8 @@ from albert_serve.errors import ConfigError
 from training.model.albert import Albert, Batch, Initializer, activation
 from training.model.start_conditioned import StartConditionedHead
 
-Task: TypeAlias = TaskName
+# A head: of a task by the task's name, or a further classifier as `text-classification/NAME`.
+Task: TypeAlias = str
 # Outputs of a task's head; None where they depend on the vocabulary, the labels or the head.
 NUM_OUTPUTS: Final[dict[Task, int | None]] = {
     "fill-mask": None,
@@ -184,6 +188,16 @@ def head_sizes(
     return {task: sizes[task] or 0 for task in tasks}
 
 
+def is_further(head: Task) -> bool:
+    """Whether a head is a further classifier of texts, of a valid name."""
+    return re.fullmatch(f"{CLASSIFICATION}/{HEAD_NAME}", head) is not None
+
+
+def is_classifier(head: Task) -> bool:
+    """Whether a head classifies texts: the default one or a further one."""
+    return head == CLASSIFICATION or is_further(head)
+
+
 def _check_exits(config: AlbertConfig, tasks: Mapping[Task, int]) -> None:
     if "text-classification" not in tasks:
         raise ConfigError("only text-classification has classifiers after each layer")
@@ -202,12 +216,14 @@ def _check_tasks(config: AlbertConfig, tasks: Mapping[Task, int]) -> None:
             "`classifier`; a model can carry one of the two"
         )
     for task, num_outputs in tasks.items():
-        if task not in get_args(Task):
-            raise ConfigError(f"no task {task!r}; there are {', '.join(get_args(Task))}")
-        needed = config.vocab_size if task == "fill-mask" else NUM_OUTPUTS[task]
+        if is_further(task) and CLASSIFICATION not in tasks:
+            raise ConfigError(f"{task} needs a head of {CLASSIFICATION} beside it, the default one")
+        if not is_task(task) and not is_further(task):
+            raise ConfigError(f"no task {task!r}; there are {', '.join(NUM_OUTPUTS)}")
         if task == "question-answering" and question_head_of(task, num_outputs) is None:
             sizes = " or ".join(f"{size} ({head})" for head, size in QUESTION_OUTPUTS.items())
             raise ConfigError(f"{task} has {num_outputs} outputs; it needs {sizes}")
+        needed = config.vocab_size if task == "fill-mask" else NUM_OUTPUTS.get(task)
         if num_outputs < 1 or (needed and num_outputs != needed):
             raise ConfigError(
                 f"{task} has {num_outputs} outputs; it needs {needed or 'at least 1'}"

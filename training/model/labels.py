@@ -1,13 +1,22 @@
-"""The labels of a checkpoint's classifier, by its `config.json`."""
+"""The labels of a checkpoint's classifiers, by its `config.json`.
+
+Those of the default classifier stand where `transformers` has them; `albert_heads` has the same
+keys for each further one, by its name, and `albert_default_head` the name of the default.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, get_args
 
-from albert_serve.bundle.manifest import ProblemType
-from training.model.checkpoint import CheckpointError
+from albert_serve.bundle.manifest import DEFAULT_HEAD, ProblemType
+from albert_serve.bundle.weights import CLASSIFICATION, HEAD_NAME, further_head
+from training.model.checkpoint import CheckpointError, label_keys
+from training.model.heads import Task, is_classifier, is_further
 
+_DEFAULT_KEY: Final = "albert_default_head"
+_HEADS_KEY: Final = "albert_heads"
 _SHOWN_CHARACTERS: Final = 80
 
 
@@ -18,7 +27,90 @@ class Labels(NamedTuple):
     problem: ProblemType
 
 
-def read_labels(hf: Mapping[str, Any], num_outputs: int) -> Labels:
+def default_name(hf: Mapping[str, Any]) -> str | None:
+    """Return the name of the default classifier; None if it has none, and is called `default`.
+
+    Args:
+        hf: content of `config.json`.
+
+    Raises:
+        CheckpointError: it is no name.
+    """
+    name = hf.get(_DEFAULT_KEY)
+    if name is not None and not (isinstance(name, str) and re.fullmatch(HEAD_NAME, name)):
+        raise CheckpointError(f"{_DEFAULT_KEY} of config.json is {_shortened(name)}, not a name")
+    return name
+
+
+def find_head(hf: Mapping[str, Any], heads: Iterable[Task], name: str) -> Task:
+    """Return the classifier of a name.
+
+    Args:
+        heads: of the checkpoint.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    default = default_name(hf) or DEFAULT_HEAD
+    found = {
+        default if head == CLASSIFICATION else _name_of(head): head
+        for head in heads
+        if is_classifier(head)
+    }
+    if name not in found:
+        has = f"it has {', '.join(found)}" if found else "it has none"
+        raise CheckpointError(f"the checkpoint has no classifier {name!r}; {has}")
+    return found[name]
+
+
+def head_record(hf: Mapping[str, Any], head: Task) -> dict[str, Any]:
+    """Return the keys that name the labels of a classifier, as `label_keys` has them.
+
+    Raises:
+        CheckpointError: they are no object.
+    """
+    record: Any = hf
+    if is_further(head):
+        records = hf.get(_HEADS_KEY) or {}
+        record = records.get(_name_of(head), {}) if isinstance(records, dict) else records
+    if not isinstance(record, dict):
+        raise CheckpointError(f"{_HEADS_KEY} of config.json is {_shortened(record)}, not an object")
+    return {key: record[key] for key in label_keys([]) if key in record}
+
+
+def labels_config(
+    records: Mapping[Task, Mapping[str, Any]], default: str | None = None
+) -> dict[str, Any]:
+    """Return the keys of `config.json` that name the labels of all classifiers.
+
+    Args:
+        records: the `head_record` of each.
+        default: the name of the default one.
+    """
+    keys = dict(records.get(CLASSIFICATION, {}))
+    further = {_name_of(head): dict(record) for head, record in records.items() if is_further(head)}
+    if further:
+        keys[_HEADS_KEY] = further
+    if default is not None and CLASSIFICATION in records:
+        keys[_DEFAULT_KEY] = default
+    return keys
+
+
+def stored_labels(hf: Mapping[str, Any], heads: Iterable[Task]) -> dict[str, Any]:
+    """Return the keys of a `config.json` that name the labels of these heads.
+
+    Raises:
+        CheckpointError: as `default_name` and `head_record`.
+    """
+    records = {head: head_record(hf, head) for head in heads if is_classifier(head)}
+    return labels_config(records, default_name(hf))
+
+
+def _name_of(head: Task) -> str:
+    return head.removeprefix(further_head(""))
+
+
+def read_labels(hf: Mapping[str, Any], num_outputs: int, head: Task = CLASSIFICATION) -> Labels:
     """Read the labels: those of `id2label` or, without any, LABEL_0 and so on, as `transformers`.
 
     Args:
@@ -27,6 +119,7 @@ def read_labels(hf: Mapping[str, Any], num_outputs: int) -> Labels:
     Raises:
         CheckpointError: the keys are not the numbers of the outputs, or `problem_type` is none.
     """
+    hf = head_record(hf, head)
     id2label = hf.get("id2label") or {str(index): f"LABEL_{index}" for index in range(num_outputs)}
     if not isinstance(id2label, dict):
         raise CheckpointError(f"id2label of config.json is {_shortened(id2label)}, not an object")

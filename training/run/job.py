@@ -90,7 +90,7 @@ class Job:
         if rows % size:
             raise RunError(f"--batch-size {rows} is no multiple of the {size} processes")
         most = _TOKENS_A_MICRO_BATCH.get(self.world.device.type, 8192) // self.recipe.length
-        rows_a_batch = self.micro_batch_size or _largest_divisor(rows // size, max(1, most))
+        rows_a_batch = self.micro_batch_size or largest_divisor(rows // size, max(1, most))
         if rows % (rows_a_batch * size):
             raise RunError(
                 f"--batch-size {rows} is no multiple of --micro-batch-size {rows_a_batch} "
@@ -193,5 +193,6 @@ class Job:
         )
 
 
-def _largest_divisor(number: int, most: int) -> int:
+def largest_divisor(number: int, most: int) -> int:
+    """Return the largest divisor of a number up to `most`."""
     return max(size for size in range(1, min(number, most) + 1) if number % size == 0)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, Self, TypeVar, runtime_checkable
 
 from albert_serve.errors import AlbertServeError
-from albert_serve.scoring.answering import Answering, Counts, Part
+from albert_serve.scoring.answering import Answering, Part
 from albert_serve.scoring.answers import Result
 from albert_serve.scoring.local import Scorer
 from albert_serve.scoring.memo import Memo
@@ -111,32 +111,24 @@ class _Begun:
 class AnsweringAhead(Answering):
     """Answers records with a `ParallelScorer`; the parts are those of `Answering`."""
 
-    def parts(
-        self,
-        records: Iterator[Record],
-        memo: Memo,
-        *,
-        num_before: int = 0,
-        check: Callable[[Counts], None] = lambda counts: None,
-    ) -> Iterator[Part]:
-        """Yield the parts, answered and in order; see `Answering.parts`."""
+    def _begin(
+        self, records: Iterator[Record], memo: Memo
+    ) -> Iterator[tuple[Part, Callable[[], list[Result]]]]:
         window = _Window(answering=self, records=records, memo=memo)
-        number = num_before
         while (begun := window.take()) is not None:
-            part = begun.part
-            check(part.counts())
-            computed = self._complete(part, begun.wait())
-            check(part.counts())
-            if self.dedupe:
-                memo.put(number, computed)
-            yield part
-            number += 1
+            yield begun.part, begun.wait
 
 
 def answering_for(scorer: Scorer[Any], rows: RowReader, options: ScoreOptions) -> Answering:
     """Return what answers with a scorer: several parts at once, if it can."""
     kind = AnsweringAhead if isinstance(scorer, ParallelScorer) else Answering
-    return kind(scorer=scorer, rows=rows, part_rows=options.part_rows, dedupe=options.dedupe)
+    return kind(
+        scorer=scorer,
+        rows=rows,
+        part_rows=options.part_rows,
+        dedupe=options.dedupe,
+        error_limit=options.error_limit,
+    )
 
 
 @dataclass(kw_only=True, slots=True)

@@ -45,8 +45,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     Past the limits the reply is 431 and the connection ends. As many bytes of a body, and some for
     each of its kilobytes, may be anything else: sizes and extensions of chunks, trailers. Past
-    that, and past `MAX_PIPELINED` requests at once, the connection ends without a reply. Limits are
-    checked after each turn of the connection, which never takes over some milliseconds.
+    that, and past `MAX_PIPELINED` requests at once, the connection ends without a reply. All limits
+    but the last are checked after each turn of the connection, which takes a few milliseconds.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -88,11 +88,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._turn_bytes = _TURN_BYTES[0] if is_many else min(2 * self._turn_bytes, _TURN_BYTES[1])
         if self._is_ended:
             self._unparsed.clear()
-        elif (
-            self._num_head_bytes > MAX_HEAD_BYTES
-            or self._num_headers > MAX_HEADERS
-            or len(self.pipeline) > MAX_PIPELINED
-        ):
+        elif self._num_head_bytes > MAX_HEAD_BYTES or self._num_headers > MAX_HEADERS:
             self._refuse()
         elif self._unparsed:
             self._has_turn = True
@@ -103,6 +99,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Begin a request's head."""
+        if self._is_ended:
+            return
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._refuse()
+            return
         self._num_parts += 1
         self._num_exact_bytes = 0
         super().on_message_begin()
@@ -110,11 +111,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         """Take a part of the request's URL."""
+        if self._is_ended:
+            return
         self._num_exact_bytes += len(url)
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header; one that comes after the body is a trailer, which is dropped."""
+        if self._is_ended:
+            return
         self._num_parts += 1
         self._num_headers += 1
         self._num_exact_bytes += len(name) + len(value) + len(b": \r\n")
@@ -134,6 +139,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body."""
+        if self._is_ended:
+            return
         self._num_parts += 1
         self._num_head_bytes -= (1 + _FRAMING_SHARE) * len(body)
         self._body_parts.append(body)

@@ -117,6 +117,14 @@ def mark_started() -> None:
         (folder / _STARTED.format(os.getpid())).touch()
 
 
+def end_worker(error: Exception) -> None:
+    """End this process with one line if it is a worker; BentoML would log tracebacks."""
+    if supervisor_pid() is not None:
+        _logger.error("this worker cannot start: %s", error)
+        logging.shutdown()
+        os._exit(1)
+
+
 def _served_s(file: Path) -> float | None:
     """Return the age of a worker's file, which is removed; None if there is none."""
     try:

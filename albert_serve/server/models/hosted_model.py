@@ -16,6 +16,7 @@ from albert_serve.api.model_card import ModelCard, ModelSizes, TrainingStage
 from albert_serve.api.schemas import (
     ChoiceQuestion,
     DepthInfo,
+    HeadInfo,
     InfoReply,
     InputExample,
     SentenceOrderRequest,
@@ -29,11 +30,20 @@ from albert_serve.batching.batcher import Batcher
 from albert_serve.batching.scheduler import Priority
 from albert_serve.bundle.card import count_parameters, read_figures, read_metadata, read_stages
 from albert_serve.bundle.figures import read_figure
-from albert_serve.bundle.manifest import WEIGHTS_FILE, Bundle, Manifest
+from albert_serve.bundle.manifest import WEIGHTS_FILE, Bundle, Manifest, TaskEntry
+from albert_serve.bundle.weights import CLASSIFICATION, further_head
 from albert_serve.errors import TooMuchAtOnceError
 from albert_serve.server.threads import run_in_thread
 from albert_serve.settings import Settings
-from albert_serve.tasks import AnyTask, Logits, Prepared, Work, prepare_request, shape_reply
+from albert_serve.tasks import (
+    AnyTask,
+    Logits,
+    Prepared,
+    Work,
+    label_names,
+    prepare_request,
+    shape_reply,
+)
 
 _ResultT = TypeVar("_ResultT")
 
@@ -189,7 +199,6 @@ def _describe(task: str, manifest: Manifest, num_layers: int) -> TaskInfo:
         if name != task:
             continue
         depth = entry.adaptive_depth
-        figure = read_figure(manifest, name)
         examples = manifest.examples.get(name, [])
         return TaskInfo(
             name=name,
@@ -199,11 +208,33 @@ def _describe(task: str, manifest: Manifest, num_layers: int) -> TaskInfo:
             adaptive_depth=None
             if depth is None
             else DepthInfo(num_layers=num_layers, **depth.model_dump()),
+            heads=_describe_heads(entry, manifest) if entry.head or entry.heads else None,
             question_head=entry.question_head,
-            quality=None if figure is None else TaskQuality(**asdict(figure)),
+            quality=_quality(manifest, name),
             examples=[InputExample(**example.model_dump()) for example in examples] or None,
         )
     return TaskInfo(name=task)
+
+
+def _describe_heads(entry: TaskEntry, manifest: Manifest) -> list[HeadInfo]:
+    """Return the description of each classifier of texts, the default one first."""
+    keys: dict[str, str] = {entry.default_head: CLASSIFICATION}
+    keys |= {name: further_head(name) for name in entry.heads}
+    heads = manifest.heads
+    return [
+        HeadInfo(
+            name=name,
+            labels=label_names(heads[key]),
+            problem_type=heads[key].problem_type,
+            quality=_quality(manifest, key),
+        )
+        for name, key in keys.items()
+    ]
+
+
+def _quality(manifest: Manifest, head: str) -> TaskQuality | None:
+    figure = read_figure(manifest, head)
+    return None if figure is None else TaskQuality(**asdict(figure))
 
 
 def is_large(request: TaskRequest) -> bool:

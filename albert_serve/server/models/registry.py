@@ -16,6 +16,7 @@ from albert_serve.batching.batcher import Batcher
 from albert_serve.bundle.catalog import Catalogue, ModelSpec, read_catalogue
 from albert_serve.bundle.manifest import TOKENIZER_FILE, WEIGHTS_FILE, Bundle
 from albert_serve.errors import ConfigError, NotFoundError
+from albert_serve.runtime.cuda import cannot_be_used, no_cuda_reason
 from albert_serve.runtime.encoder_pool import EncoderPool
 from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import return_free_memory
@@ -285,8 +286,11 @@ def check_models(settings: Settings) -> str:
         The name of the default model.
 
     Raises:
-        AlbertServeError: no bundle can be served, or there is no model of the default's name.
+        AlbertServeError: no bundle can be served, there is no model of the default's name, or CUDA
+            is asked for by name and is not there.
     """
+    if settings.device == "cuda" and (reason := no_cuda_reason()) is not None:
+        raise cannot_be_used(reason)
     catalogue = read_catalogue(settings)
     preferred = settings.default_model
     if preferred not in (None, *catalogue.specs):

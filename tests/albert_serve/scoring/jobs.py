@@ -16,7 +16,7 @@ from albert_serve.errors import InvalidInputError
 from albert_serve.scoring.answers import OUTPUT, Result
 from albert_serve.scoring.local import error_result
 
-SUFFIXES = [".jsonl", ".csv", ".tsv.gz", ".jsonl.bz2", ".csv.xz", ".jsonl.zst", ".parquet"]
+SUFFIXES = [".jsonl", ".csv", ".tsv", ".tsv.gz", ".jsonl.bz2", ".csv.xz", ".jsonl.zst", ".parquet"]
 
 
 class HashScorer:

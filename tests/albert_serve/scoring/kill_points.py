@@ -11,36 +11,58 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+from albert_serve.scoring.formats import Format
 from albert_serve.scoring.job import score_files
 from albert_serve.scoring.options import ScoreOptions
 from tests.albert_serve.scoring.jobs import HashScorer, texts, write_jsonl
 
+PART_ROWS = 20
+
+
+def forked(
+    source: Path, output: Path | str, watch: Callable[[str, tuple[object, ...]], None] | None = None
+) -> int:
+    """Start the job in a fork, with an audit hook; returns its process id."""
+    pid = os.fork()
+    if pid == 0:
+        if watch is not None:
+            sys.addaudithook(watch)
+        options = ScoreOptions(part_rows=PART_ROWS, output_format=format_of(output))
+        score_files(HashScorer(), [source], output, options)
+        os._exit(0)
+    return pid
+
+
+def format_of(output: Path | str) -> Format | None:
+    """The format of the parts in a folder."""
+    return "parquet" if str(output).endswith("/") else None
+
+
+def has_ended(pid: int) -> bool:
+    """Wait for a fork; whether it ended before it was killed."""
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    assert code in (0, -signal.SIGKILL), code
+    return code == 0
+
 
 def run(folder: Path, output: Path, kill_at: int | None) -> bool:
     """Run the job in a process that is killed at one of its file operations; whether it ended."""
-    pid = os.fork()
-    if pid == 0:
-        count = 0
+    count = 0
 
-        def audit(event: str, arguments: tuple[object, ...]) -> None:
-            nonlocal count
-            is_ours = event.startswith(("open", "os.", "shutil.", "sqlite3.")) and any(
-                str(folder) in str(argument) for argument in arguments
-            )
-            count += is_ours
-            if is_ours and count == kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
+    def audit(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal count
+        is_ours = event.startswith(("open", "os.", "shutil.", "sqlite3.")) and any(
+            str(folder) in str(argument) for argument in arguments
+        )
+        count += is_ours
+        if is_ours and count == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-        if kill_at is not None:
-            sys.addaudithook(audit)
-        score_files(HashScorer(), [folder / "in.jsonl"], output, ScoreOptions(part_rows=20))
-        os._exit(0)
-    _, status = os.waitpid(pid, 0)
-    ended = os.waitstatus_to_exitcode(status)
-    assert ended in (0, -signal.SIGKILL), ended
-    return ended == 0
+    return has_ended(forked(folder / "in.jsonl", output, None if kill_at is None else audit))
 
 
 def main() -> None:

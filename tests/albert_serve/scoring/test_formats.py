@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from albert_serve.scoring.answers import NOTES, SCORED_TASKS, Result, answer_columns
 from albert_serve.scoring.formats import FileType, type_by_name
+from albert_serve.scoring.output.layout import arrow_type, make_layout
+from albert_serve.scoring.output.writers import open_writer
 from albert_serve.scoring.rows import Row, RowReader
-from albert_serve.scoring.sinks import arrow_type, make_layout, open_writer
 from albert_serve.scoring.sources import Reader, Record, Source
 from albert_serve.tasks import TASKS
 

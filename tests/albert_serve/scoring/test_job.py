@@ -112,7 +112,7 @@ def test_answers_in_parquet_are_typed(tmp_path: Path) -> None:
     score(tmp_path / "in.parquet", tmp_path / "out.jsonl")
     [first, _] = read_jsonl(tmp_path / "out.jsonl")
     assert first["tags"] == ["a"]
-    assert first["when"].startswith("1970-01-01")
+    assert first["when"] == "1970-01-01 00:00:00.000000001"
     assert first["output"] == labels_of("one")
 
 
@@ -308,6 +308,21 @@ def test_parts_of_parquet_are_bounded_by_what_is_kept(tmp_path: Path) -> None:
     assert summary.num_parts == 8
     assert most < 15_000_000
     assert parquet.read_table(output).column("body").to_pylist() == bodies
+
+
+def test_pages_of_a_joined_parquet_are_bounded(tmp_path: Path) -> None:
+    bodies = [random.Random(number).randbytes(100_000) for number in range(300)]
+    table = pyarrow.table({"text": [f"{i}" for i in range(300)], "body": bodies})
+    source, output = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    parquet.write_table(table, source)
+    score(source, output)
+    file = parquet.ParquetFile(output, pre_buffer=False, buffer_size=1 << 20)
+    assert file.num_row_groups == 1
+    before, most = pyarrow.total_allocated_bytes(), 0
+    for batch in file.iter_batches(1, columns=["body"], use_threads=False):
+        most = max(most, pyarrow.total_allocated_bytes() - before)
+        assert batch.num_rows == 1
+    assert most < 25_000_000
 
 
 def test_a_restart_leaves_a_job_that_fits_alone_to_begin_again(tmp_path: Path) -> None:

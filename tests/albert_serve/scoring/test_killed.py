@@ -32,6 +32,18 @@ def test_killed_at_each_file_operation(suffix: str, tmp_path: Path) -> None:
     assert int(done.stdout) > 10
 
 
+@pytest.mark.parametrize("num_kills", [3, pytest.param(60, marks=pytest.mark.slow)])
+def test_outputs_of_all_formats_after_kills_at_random_moments(
+    num_kills: int, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "tests.albert_serve.scoring.random_kills"]
+    done = subprocess.run(
+        [*command, str(tmp_path), str(num_kills)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == num_kills * (len(SUFFIXES) + 1)
+
+
 def started(bundle_dir: Path, source: Path, output: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [

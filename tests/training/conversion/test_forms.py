@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -149,6 +150,17 @@ def test_code_in_a_pickle_is_not_run(
     assert not (tmp_path / "run").exists()
     torch.load(file, weights_only=False)  # it would have been
     assert (tmp_path / "run").exists()
+
+
+def test_code_in_a_pickle_of_another_program_is_not_run(folder: Path, tmp_path: Path) -> None:
+    """Torch does not say what it names, and advises to load it without weights_only."""
+    (folder / "model.safetensors").unlink(missing_ok=True)
+    weights = {"albert.pooler.bias": Harmful(tmp_path / "run")}
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(weights, protocol=4))
+    with pytest.raises(CheckpointError, match=r"no pickle of weights alone \(") as refused:
+        open_checkpoint(folder).__enter__()
+    assert "weights_only" not in str(refused.value)
+    assert not (tmp_path / "run").exists()
 
 
 def write_pickle(content: Any) -> Damage:

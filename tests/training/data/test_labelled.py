@@ -120,6 +120,11 @@ def test_json_labels_may_be_numbers(tmp_path: Path) -> None:
         ("a.tsv", "text\tlabel\na\t1\n \t0\n", "line 3: no text"),
         ("a.csv", "text,label\na, b,1\n", "line 2: 3 fields, more than the header's 2"),
         ("a.txt", "text\n", "the format is unknown; name it .csv, .tsv, .jsonl or .parquet"),
+        (
+            "a.csv",
+            "text,text,label\na,b,0\n",
+            r"a.csv, line 1: columns of the same name \(text\); its columns are text, text, label",
+        ),
         ("a.jsonl", "{\n", "a.jsonl, line 1: Expecting property name"),
         ("a.parquet", "PAR1", "a.parquet cannot be read"),
         ("a.jsonl", '{"text": "a", "label": 1}\n[1]\n', "line 2: no JSON object"),

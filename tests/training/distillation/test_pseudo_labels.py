@@ -16,11 +16,11 @@ from tests.training.distillation.teachers import make_bert
 from tests.training.support import read_metrics, same_weights, stop_at
 from training import distil, finetune
 from training.distillation.pseudo_labels import Problem, agreement, distillation_loss, pseudo_label
-from training.distillation.teacher import TeacherError
+from training.loop.distributed import World
 from training.model.checkpoint import load_checkpoint, read_config
 
 Capture = pytest.CaptureFixture[str]
-CPU = torch.device("cpu")
+ALONE = World()
 TEXTS = [
     *("The school is in the city.", "They won two games in May."),
     *("A river was named after him.", "Her father had been a king."),
@@ -68,7 +68,7 @@ def options(pretrained: Path, classifier: Path, texts: Path) -> list[str]:
 
 
 def test_logits_are_those_of_transformers(classifier: Path, tmp_path: Path) -> None:
-    labels = pseudo_label([(text, None) for text in TEXTS], str(classifier), CPU, tmp_path)
+    labels = pseudo_label([(text, None) for text in TEXTS], str(classifier), ALONE, tmp_path)
     assert labels.names == ("school", "king", "river")
     assert labels.problem == "single_label"
     model = transformers.AutoModelForSequenceClassification.from_pretrained(classifier).eval()
@@ -82,33 +82,48 @@ def test_logits_are_those_of_transformers(classifier: Path, tmp_path: Path) -> N
 
 def test_pairs_are_read_as_pairs(classifier: Path, tmp_path: Path) -> None:
     pairs = [(TEXTS[0], TEXTS[1]), (TEXTS[0], None)]
-    one, other = pseudo_label(pairs, str(classifier), CPU, tmp_path).logits
+    one, other = pseudo_label(pairs, str(classifier), ALONE, tmp_path).logits
     assert not torch.allclose(one, other)
 
 
 def test_logits_are_kept_and_made_anew_for_other_texts(classifier: Path, tmp_path: Path) -> None:
     texts = [(text, None) for text in TEXTS]
-    first = pseudo_label(texts, str(classifier), CPU, tmp_path)
+    first = pseudo_label(texts, str(classifier), ALONE, tmp_path)
     file = tmp_path / "teacher-logits.safetensors"
     made = file.stat().st_mtime_ns
-    again = pseudo_label(texts, str(classifier), CPU, tmp_path)
+    again = pseudo_label(texts, str(classifier), ALONE, tmp_path)
     assert torch.equal(first.logits, again.logits)
     assert file.stat().st_mtime_ns == made
-    fewer = pseudo_label(texts[:2], str(classifier), CPU, tmp_path)
+    fewer = pseudo_label(texts[:2], str(classifier), ALONE, tmp_path)
     assert len(fewer.logits) == 2
     file.write_bytes(file.read_bytes()[:50])  # cut short
-    assert torch.equal(pseudo_label(texts, str(classifier), CPU, tmp_path).logits, first.logits)
+    assert torch.equal(pseudo_label(texts, str(classifier), ALONE, tmp_path).logits, first.logits)
 
 
-def test_texts_longer_than_the_teacher_reads_are_left_out(
+def test_texts_longer_than_the_teacher_reads_are_cut_as_by_transformers(
     classifier: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    texts = [(TEXTS[0], None), (" ".join(TEXTS * 4), None)]
-    labels = pseudo_label(texts, str(classifier), CPU, tmp_path)
-    assert labels.logits.isnan().any(1).tolist() == [False, True]
-    assert "1 of 2 texts are longer than" in capsys.readouterr().out
-    with pytest.raises(TeacherError, match="no text fits into what"):
-        pseudo_label(texts[1:], str(classifier), CPU, tmp_path)
+    long = " ".join(TEXTS * 4)
+    labels = pseudo_label([(TEXTS[0], None), (long, None)], str(classifier), ALONE, tmp_path)
+    assert f"1 of 2 texts are cut to what {classifier} reads\n" in capsys.readouterr().out
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(classifier).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(classifier)
+    length = model.config.max_position_embeddings
+    cut = tokenizer(long, truncation=True, max_length=length, return_tensors="pt")
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        expected = model(**cut).logits[0]
+    torch.testing.assert_close(labels.logits[1], expected, atol=0.15, rtol=0.05)
+
+
+def test_texts_over_the_length_are_cut_and_counted(
+    options: list[str], texts: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    with texts.open("a") as stream:
+        stream.write("long " * 80 + "\n")
+    assert finetune.main([*options, "--steps", "2", "--output", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().out
+    assert "1 of 25 texts are cut to what " in said
+    assert "1 of 25 texts are cut to 32 tokens\n" in said
 
 
 def test_the_student_learns_its_teachers_labels(options: list[str], tmp_path: Path) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from tests.training.support import SQUAD, SQUAD_V2, TINY
 from training.finetuning.recipes import DEFAULTS, PAPER, with_defaults
+from training.finetuning.start import describe_attention
 from training.loop.progress import RunError
 
-NAMES = {*DEFAULTS, *PAPER["rte"].options, "epochs", "budget", "task", "recipe"}
+DATA = {"text_classification", "multiple_choice", "question_answering", "pretraining"}
+NAMES = {*DEFAULTS, *PAPER["rte"].options, *DATA, "epochs", "budget", "task", "recipe"}
 
 
 def options(**values: Any) -> Namespace:
@@ -48,5 +53,24 @@ def test_another_end_replaces_the_recipes_steps(end: dict[str, float]) -> None:
 
 
 def test_a_recipe_needs_a_task() -> None:
-    with pytest.raises(RunError, match="--recipe paper differs from task to task; give --task"):
-        with_defaults(options(recipe="paper"))
+    for data in ({}, {"question_answering": [SQUAD], "pretraining": [SQUAD]}):
+        with pytest.raises(RunError, match="--recipe paper differs from task to task; give --task"):
+            with_defaults(options(recipe="paper", **data))
+
+
+def test_questions_have_the_recipe_of_their_version() -> None:
+    one = with_defaults(options(question_answering=[SQUAD], recipe="paper"))
+    assert (one.lr, one.batch_size, one.steps, one.length) == (5e-5, [48], 3649, 384)
+    two = with_defaults(options(question_answering=[SQUAD, SQUAD_V2], recipe="paper"))
+    assert (two.lr, two.batch_size, two.steps, two.length) == (3e-5, [48], 8144, 512)
+
+
+def test_attention_dropout_is_reported_on_a_gpu() -> None:
+    drops = replace(TINY, attention_dropout=0.1)
+    notice = describe_attention(drops, torch.device("cuda", 0))
+    assert notice is not None
+    assert notice.startswith(
+        "attention dropout 0.1: the GPU's kernel for packed rows has no dropout"
+    )
+    assert describe_attention(drops, torch.device("cpu")) is None
+    assert describe_attention(TINY, torch.device("cuda", 0)) is None

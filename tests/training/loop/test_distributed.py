@@ -6,11 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.training.processes import (
+    LOST,
     Ended,
     Fate,
     before_step,
@@ -26,18 +22,15 @@ from tests.training.processes import (
     run_in_process,
     run_world,
     spoil,
+    torchrun,
+    wait_for_step,
     write_no_file_over,
 )
-from tests.training.support import REPOSITORY, checkpoint_state, read_metrics, same_weights
+from tests.training.support import checkpoint_state, read_metrics, same_weights
 from training.loop.distributed import World
 
 OFTEN = ("--save-every", "0.0001s")
-_TIMEOUT_S = 120.0
 STEPS = list(range(1, 9))
-LOST = (
-    "error: another process of the run has ended, or cannot be reached; "
-    "the same command resumes from the last checkpoint\n"
-)
 
 
 @pytest.fixture(scope="module")
@@ -238,34 +231,6 @@ def test_impossible_parallelism_is_one_line_and_no_run(
     for ended in run_world(options, tmp_path / "run", *more):
         assert (ended.status, ended.err) == (1, f"error: {message}\n")
     assert not (tmp_path / "run").exists()
-
-
-@contextmanager
-def torchrun(options: list[str], folder: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Inside `with` the job runs; it has ended after it."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", "-m", "training.pretrain", *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with log.open("wb") as stream:
-        job = subprocess.Popen(
-            [*command, "--output", str(folder)],
-            cwd=REPOSITORY,
-            env=environment,
-            stdout=stream,
-            stderr=stream,
-        )
-    try:
-        yield job
-        job.wait(_TIMEOUT_S)
-    finally:
-        job.kill()
-        job.wait()
-
-
-def wait_for_step(job: subprocess.Popen[bytes], folder: Path, log: Path) -> None:
-    while not (folder / "metrics.jsonl").is_file():
-        assert job.poll() is None, log.read_text()
-        time.sleep(0.02)
 
 
 @pytest.mark.slow

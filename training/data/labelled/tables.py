@@ -116,6 +116,13 @@ def _table_records(file: Path, form: TableFormat) -> Iterator[Row]:
             names, header = form.names_without_header(fields), f"{file}, line {begin}"
             if names is None:
                 names = fields
+                repeated = sorted({name for name in names if name and names.count(name) > 1})
+                if repeated:
+                    yield RowError(
+                        f"{header}: columns of the same name ({', '.join(repeated)}); its columns "
+                        f"are {', '.join(names)}"
+                    )
+                    return
                 continue
         place = f"{file}, line {begin}"
         if len(fields) > len(names):

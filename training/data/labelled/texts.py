@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -288,6 +289,15 @@ def read_texts(
     if not texts:
         raise CorpusError(f"no texts in {', '.join(map(str, files))}")
     return texts
+
+
+@contextmanager
+def collecting(errors: list[str]) -> Iterator[None]:
+    """Append the error of data that is read, for `raise_listed` later; for `with`."""
+    try:
+        yield
+    except CorpusError as error:
+        errors.append(str(error))
 
 
 def raise_listed(errors: Sequence[str]) -> None:

@@ -301,7 +301,7 @@ def test_sigterm_while_ray_starts_stops_the_job() -> None:
 def test_ray_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, bundle_dir: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     model = WorkerModel(bundle=str(bundle_dir), task="text-classification")
-    with pytest.raises(ConfigError, match=r"--engine ray needs ray; .*albert-serve\[ray\]"):
+    with pytest.raises(ConfigError, match=r"--engine ray needs ray: .*'\.\[ray\]'"):
         RayScorer(Bundle.open(bundle_dir), model)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from albert_serve.server.bentoml.http import (
     MAX_HEAD_BYTES,
@@ -210,3 +211,18 @@ def test_very_many_pipelined_requests_end_the_connection(
     assert exchange(address, few).count(b" 200 OK") == MAX_PIPELINED
     assert exchange(address, one * 50_000).count(b" 200 OK") < MAX_PIPELINED
     assert len(app.headers) < 3 * MAX_PIPELINED
+
+
+def test_no_request_is_parsed_past_the_limit_of_pipelined_ones(
+    address: tuple[str, int], app: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[HttpToolsProtocol] = []
+    begin = HttpToolsProtocol.on_message_begin
+
+    def count(protocol: HttpToolsProtocol) -> None:
+        begun.append(protocol)
+        begin(protocol)
+
+    monkeypatch.setattr(HttpToolsProtocol, "on_message_begin", count)
+    exchange(address, b"GET / HTTP/1.1\r\n\r\n" * 1000)
+    assert MAX_PIPELINED < len(begun) <= len(app.headers) + MAX_PIPELINED + 1

@@ -1,7 +1,9 @@
-"""`bentoml serve` where it cannot listen: one line, before anything starts."""
+"""`bentoml serve` that cannot start: one line, before anything does."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -12,7 +14,8 @@ import pytest
 
 from albert_serve.errors import ConfigError
 from albert_serve.server.bentoml.start import check_command_line
-from tests.albert_serve.support import ROOT, service_environment
+from albert_serve.settings import SUPERVISOR_VARIABLE
+from tests.albert_serve.support import ROOT, free_port, service_environment
 
 
 def test_the_port_of_bentomls_command_line_is_checked() -> None:
@@ -37,16 +40,45 @@ def test_the_port_of_bentomls_command_line_is_checked() -> None:
 def test_bentoml_serve_with_a_port_in_use_is_one_line(bundle_dir: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        options = ["albert_serve.service:AlbertServe", "--host", "127.0.0.1", "--port", str(port)]
-        done = subprocess.run(
-            [sys.executable, "-m", "bentoml", "serve", *options],
-            cwd=ROOT,
-            env=service_environment(bundle_dir, tmp_path),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        error = error_of_bentoml_serve(service_environment(bundle_dir, tmp_path), port)
+    assert error.startswith(f"error: cannot listen on port {port} of 127.0.0.1: ")
+
+
+def test_cuda_that_cannot_be_used_is_one_line(bundle_dir: Path, tmp_path: Path) -> None:
+    """Before a worker starts: it would be started again and again."""
+    environment = service_environment(bundle_dir, tmp_path)
+    environment |= {"ALBERT_SERVE_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": ""}
+    error = error_of_bentoml_serve(environment, free_port())
+    assert error.startswith("error: CUDA is asked for and cannot be used: ")
+
+
+def test_a_worker_that_cannot_start_ends_with_one_line(bundle_dir: Path, tmp_path: Path) -> None:
+    bundle = shutil.copytree(bundle_dir, tmp_path / "bundle")
+    (bundle / "tokenizer.json").write_bytes(b"")
+    done = subprocess.run(
+        [sys.executable, "-c", "from albert_serve.service import Serving; Serving()"],
+        env=service_environment(bundle, tmp_path) | {SUPERVISOR_VARIABLE: str(os.getpid())},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert f"this worker cannot start: {bundle}/tokenizer.json has 0 bytes; " in line
+
+
+def error_of_bentoml_serve(environment: dict[str, str], port: int) -> str:
+    """Return the last line of a service that does not start."""
+    options = ["albert_serve.service:AlbertServe", "--host", "127.0.0.1", "--port", str(port)]
+    done = subprocess.run(
+        [sys.executable, "-m", "bentoml", "serve", *options],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"error: cannot listen on port {port} of 127.0.0.1: ")
+    assert "Starting production" not in done.stderr
+    return done.stderr.splitlines()[-1]

@@ -1,0 +1,227 @@
+"""`head` of `/text-classification`: several classifiers of one model, over HTTP and by clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import onnxruntime as ort
+import pytest
+import torch
+
+from albert_serve.api.schemas import InfoReply, LabelScore, TextClassificationParameters
+from albert_serve.bundle.manifest import Bundle
+from albert_serve.cli import main
+from albert_serve.client import AlbertClient, AsyncAlbertClient
+from albert_serve.errors import InvalidInputError
+from albert_serve.runtime.encoders import CpuEncoder, PaddedBatch
+from albert_serve.runtime.engine import Engine
+from albert_serve.settings import RuntimeOptions
+from albert_serve.tasks.base import Logits, Prepared
+from albert_serve.tasks.load import load_tasks
+from albert_serve.tokenizer import AlbertTokenizer
+from tests.albert_serve.classifiers import LABELS, classifiers, export_classifiers, head_of
+from tests.albert_serve.support import Running, running_service, service_environment
+from training.model.albert import Batch
+from training.model.heads import AlbertForTasks
+
+PATH = "/text-classification"
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint_dir: Path) -> AlbertForTasks:
+    return classifiers(checkpoint_dir)
+
+
+@pytest.fixture(scope="module")
+def bundle(
+    model: AlbertForTasks, checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Bundle:
+    return export_classifiers(model, checkpoint_dir, tmp_path_factory.mktemp("heads"))
+
+
+@pytest.fixture(scope="module")
+def running(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    environment = service_environment(bundle.folder, tmp_path_factory.mktemp("home"))
+    with running_service(environment, tmp_path_factory.mktemp("service")) as started:
+        yield started
+
+
+def expected(model: AlbertForTasks, bundle: Bundle, text: str, name: str) -> dict[str, float]:
+    """The scores of torch."""
+    ids = AlbertTokenizer.from_file(bundle.tokenizer_file).encode(text).ids
+    batch = Batch(ids=torch.tensor([ids]), types=torch.zeros(1, len(ids), dtype=torch.long))
+    with torch.inference_mode():
+        logits = model.logits(head_of(name), model(batch)[:, 0])[0]
+    scores = logits if name == "rating" else logits.softmax(-1)
+    return dict(zip(LABELS[name], scores.tolist(), strict=True))
+
+
+def by_label(scores: list[Any]) -> dict[str, float]:
+    pairs = (each if isinstance(each, dict) else each.model_dump() for each in scores)
+    return {each["label"]: each["score"] for each in pairs}
+
+
+@pytest.mark.parametrize("path", [PATH, f"/v1/models/bundle{PATH}"])
+@pytest.mark.parametrize("name", LABELS)
+def test_each_head_answers_with_its_labels(
+    running: Running,
+    model: AlbertForTasks,
+    bundle: Bundle,
+    sentences: list[str],
+    path: str,
+    name: str,
+) -> None:
+    body = {"inputs": sentences[:4], "parameters": {"head": name}}
+    reply = httpx.post(f"{running.url}{path}", json=body, timeout=30)
+    assert reply.status_code == 200
+    for text, scores in zip(sentences[:4], reply.json(), strict=True):
+        assert by_label(scores) == pytest.approx(expected(model, bundle, text, name), abs=1e-4)
+
+
+def test_the_default_one_answers_where_none_is_named(
+    running: Running, model: AlbertForTasks, bundle: Bundle
+) -> None:
+    wanted = expected(model, bundle, "a film", "sentiment")
+    for parameters in ({}, {"head": None}):
+        body = {"inputs": "a film", "parameters": parameters}
+        [scores] = httpx.post(f"{running.url}{PATH}", json=body, timeout=30).json()
+        assert by_label(scores) == pytest.approx(wanted, abs=1e-4)
+
+
+def test_requests_of_all_heads_at_once_get_their_own_answers(
+    running: Running, model: AlbertForTasks, bundle: Bundle, sentences: list[str]
+) -> None:
+    names = [*LABELS, *LABELS, *LABELS]
+    asked = list(zip(sentences, names, strict=False))
+    with AlbertClient(running.url) as client, ThreadPoolExecutor(len(asked)) as pool:
+        answers = pool.map(lambda each: client.text_classification(each[0], head=each[1]), asked)
+        for (text, name), scores in zip(asked, answers, strict=True):
+            assert by_label(scores) == pytest.approx(expected(model, bundle, text, name), abs=1e-4)
+
+
+def test_both_clients_name_a_head(running: Running, model: AlbertForTasks, bundle: Bundle) -> None:
+    wanted = expected(model, bundle, "a film", "topic")
+
+    async def ask() -> list[list[LabelScore]]:
+        async with AsyncAlbertClient(running.url) as client:
+            rows = client.text_classification_stream(["a film", "a film"], head="topic")
+            return [await client.text_classification("a film", head="topic")] + [
+                answer async for answer in rows
+            ]
+
+    for answer in asyncio.run(ask()):
+        assert by_label(answer) == pytest.approx(wanted, abs=1e-4)
+    with (
+        AlbertClient(running.url) as client,
+        pytest.raises(InvalidInputError, match="it has sentiment, rating, topic"),
+    ):
+        client.text_classification("a film", head="nobody")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"head": "nobody"}, "the model has no head 'nobody'; it has sentiment, rating, topic"),
+        ({"head": "default"}, "the model has no head 'default'"),
+        ({"head": ""}, "the model has no head ''"),
+        ({"head": "a" * 65}, "parameters.head has 65 characters; at most 64"),
+        ({"head": 1}, "parameters.head must be a valid string"),
+        ({"head": "topic", "patience": 1}, "and of their default head"),
+    ],
+)
+def test_a_head_that_is_none_is_refused(
+    running: Running, parameters: dict[str, Any], message: str
+) -> None:
+    body = {"inputs": "a", "parameters": parameters}
+    reply = httpx.post(f"{running.url}{PATH}", json=body, timeout=30)
+    assert reply.status_code == 422
+    assert message in reply.json()["error"]
+
+
+def test_a_model_of_one_classifier_has_the_default_one(client: httpx.Client) -> None:
+    body: dict[str, Any] = {"inputs": "a", "parameters": {"head": "default"}}
+    assert client.post(PATH, json=body).status_code == 200
+    body["parameters"]["head"] = "topic"
+    reply = client.post(PATH, json=body)
+    assert reply.status_code == 422
+    assert "the model has no head 'topic'; it has default" in reply.json()["error"]
+    tasks = InfoReply.model_validate(client.get("/info").json()).tasks
+    assert {task.heads for task in tasks} == {None}
+
+
+def test_info_lists_the_heads(running: Running) -> None:
+    info = InfoReply.model_validate(httpx.get(f"{running.url}/info", timeout=30).json())
+    heads = {task.name: task.heads for task in info.tasks}
+    listed = heads.pop("text-classification")
+    assert listed is not None
+    assert {head.name: head.labels for head in listed} == LABELS
+    assert listed[1].problem_type == "regression"
+    assert set(heads.values()) == {None}
+    assert "topic (sport, politics, music)" in str(info)
+
+
+def test_the_document_and_the_metrics_know_the_task(running: Running) -> None:
+    document = httpx.get(f"{running.url}/docs.json", timeout=30).json()
+    schemas = document["components"]["schemas"]
+    assert "head" in schemas["TextClassificationParameters"]["properties"]
+    body = {"inputs": "a", "parameters": {"head": "topic"}}
+    assert httpx.post(f"{running.url}{PATH}", json=body, timeout=30).status_code == 200
+    metrics = httpx.get(f"{running.url}/metrics", timeout=30).text
+    assert 'task="text-classification"' in metrics
+    assert "text-classification/" not in metrics
+
+
+def test_a_batch_of_all_heads_is_one_call_of_the_encoder(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine.open(bundle, RuntimeOptions(device="cpu", num_threads=1))
+    task = load_tasks(bundle)["text-classification"]
+    prepared: list[Prepared[list[LabelScore]]] = [
+        task.prepare("a film", TextClassificationParameters(head=name)) for name in LABELS
+    ]
+    calls: list[int] = []
+    run = CpuEncoder.run
+
+    def counted(encoder: CpuEncoder, batch: PaddedBatch) -> ort.OrtValue:
+        calls.append(len(batch.ids))
+        return run(encoder, batch)
+
+    monkeypatch.setattr(CpuEncoder, "run", counted)
+    logits: list[Logits] = engine.run([item.inputs[0] for item in prepared])
+    assert calls == [3]
+    answers = [item.finish([each]) for item, each in zip(prepared, logits, strict=True)]
+    assert [
+        {score.label for score in answer} for answer in answers if isinstance(answer, list)
+    ] == [set(labels) for labels in LABELS.values()]
+
+
+def test_files_are_scored_by_a_head(
+    bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "a film"}\n{"text": "a game"}\n')
+    words = ["score", "--bundle", str(bundle.folder), "--threads", "1"]
+    files = [str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl")]
+    assert main([*words, "--task", "text-classification", "--head", "topic", *files]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [{each["label"] for each in row["output"]} for row in rows] == [set(LABELS["topic"])] * 2
+    capsys.readouterr()
+    assert main([*words, "--task", "fill-mask", "--head", "topic", *files]) == 1
+    assert "--head is of text-classification, not of fill-mask" in capsys.readouterr().err
+    options = ["--task", "text-classification", "--head", "nobody", "--restart"]
+    assert main([*words, *options, *files]) == 1
+    assert "has no head 'nobody'; it has sentiment, rating, topic" in capsys.readouterr().err
+
+
+def test_the_description_of_a_bundle_has_all_heads(
+    bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["info", str(bundle.folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "text-classification/topic" in shown
+    assert "sport, politics, music" in shown

@@ -1,0 +1,219 @@
+"""A checkpoint of several classifiers as one bundle: a graph, parity and quality for each."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from albert_serve.bundle.figures import read_figure
+from albert_serve.bundle.manifest import Bundle, Precision, TaskEntry, read_manifest
+from albert_serve.bundle.weights import read_header
+from albert_serve.errors import BundleCorruptError
+from albert_serve.runtime.engine import Engine
+from albert_serve.settings import RuntimeOptions
+from albert_serve.tasks.base import EncoderInput
+from export.__main__ import main
+from export.errors import ExportError
+from export.precision import restore_weights
+from export.source import read_source
+from export.write import export_bundle
+from tests.export.exporting import randomize
+from training.evaluation.torch_engine import TorchEngine
+from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
+from training.model.heads import AlbertForTasks
+
+Capture = pytest.CaptureFixture[str]
+CPU = RuntimeOptions(device="cpu", num_threads=1)
+# Names that end as weights of the encoder do, whose matrices are stored in lower precision.
+HEADS = ("text-classification", "text-classification/query", "text-classification/ffn")
+TASKS = (*HEADS, "fill-mask", "question-answering")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(real_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small checkpoint with classifiers of two, three and one outputs, and their labels."""
+    source = load_checkpoint(real_checkpoint)
+    model = AlbertForTasks(source.config, {**source.tasks, HEADS[1]: 3, HEADS[2]: 1})
+    randomize(model)
+    folder = tmp_path_factory.mktemp("heads") / "checkpoint"
+    labels = {
+        "id2label": {"0": "negative", "1": "positive"},
+        "albert_default_head": "sentiment",
+        "albert_heads": {"query": {"id2label": {"0": "a", "1": "b", "2": "c"}}},
+    }
+    save_checkpoint(model.eval(), folder, tokenizer_from=real_checkpoint, extra_config=labels)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return export_bundle(checkpoint, tmp_path_factory.mktemp("bundles") / "heads").bundle
+
+
+def inputs_of(bundle: Bundle, count: int = 20) -> list[EncoderInput]:
+    """Inputs of all heads in turn, of any length."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(3, bundle.config.max_positions, count).tolist()
+    return [
+        EncoderInput(
+            ids=rng.integers(5, 600, size).tolist(),
+            types=[0] * size,
+            task=TASKS[number % len(TASKS)],
+            rows=[0],
+        )
+        for number, size in enumerate(sizes)
+    ]
+
+
+def test_each_head_has_a_graph_labels_and_parity(bundle: Bundle) -> None:
+    entry = bundle.manifest.tasks["text-classification"]
+    assert entry.default_head == "sentiment"
+    assert entry.labels == ["negative", "positive"]
+    assert {name: each.labels for name, each in entry.heads.items()} == {
+        "query": ["a", "b", "c"],
+        "ffn": ["LABEL_0"],
+    }
+    assert entry.heads["ffn"].problem_type == "regression"
+    assert bundle.head_file(HEADS[1]).name == "text-classification-query.onnx"
+    assert set(HEADS) <= bundle.manifest.heads.keys() == bundle.manifest.parity.keys() - {"encoder"}
+    assert max(bundle.manifest.parity.values()) < 1e-4
+    assert set(HEADS) <= bundle.manifest.cuda_parity.keys()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_inputs_of_all_heads_share_a_batch(
+    checkpoint: Path, tmp_path: Path, precision: Precision
+) -> None:
+    """As torch answers with the bundle's own weights; in int8, as each alone."""
+    bundle = export_bundle(checkpoint, tmp_path / "bundle", precision=precision).bundle
+    stored = read_header(bundle.weights_file)
+    assert all(stored[name].dtype == "F32" for name in stored if name.startswith("heads."))
+    engine, inputs = Engine.open(bundle, CPU), inputs_of(bundle)
+    together = engine.run_batch(inputs)
+    assert [len(logits[0]) for logits in together[:3]] == [2, 3, 1]
+    if precision == "int8":
+        wanted = [engine.run_batch([item])[0] for item in inputs]
+    else:
+        restore_weights(bundle.weights_file, tmp_path / "model.safetensors")
+        shutil.copyfile(checkpoint / "config.json", tmp_path / "config.json")
+        wanted = TorchEngine(load_checkpoint(tmp_path)).run(inputs)
+    for one, other in zip(together, wanted, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+def test_a_bundle_in_fp32_is_a_checkpoint_of_all_heads(bundle: Bundle, checkpoint: Path) -> None:
+    assert load_checkpoint(bundle.folder).tasks == load_checkpoint(checkpoint).tasks
+    assert read_source(bundle.folder).tasks == bundle.manifest.tasks
+    with torch.inference_mode():
+        weights = (load_checkpoint(each).state_dict() for each in (bundle.folder, checkpoint))
+        torch.testing.assert_close(*weights)
+
+
+def test_each_is_measured_on_data_of_its_own(
+    checkpoint: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "two.csv").write_text("text,label\n" + "a good day,positive\nno,negative\n" * 4)
+    (tmp_path / "three.csv").write_text("text,name\n" + "a good day,a\nno,b\nyes,c\n" * 4)
+    (tmp_path / "evaluation.json").write_text(
+        json.dumps(
+            {
+                "text_classification_accuracy": 0.5,
+                "text_classification_texts": 8,
+                "text_classification/query_accuracy": 0.25,
+                "text_classification/query_texts": 12,
+            }
+        )
+    )
+    target = tmp_path / "bundle"
+    words = [str(checkpoint), str(target), "--evaluation", str(tmp_path / "evaluation.json")]
+    words += ["--head", "query", "--text-classification", str(tmp_path / "three.csv")]
+    words += ["--label-column", "name", "--quality-budget", "1s"]
+    words += ["--head", "sentiment", "--text-classification", str(tmp_path / "two.csv")]
+
+    assert main(words) == 0
+
+    manifest = read_manifest(target)
+    quality = manifest.head_quality
+    assert {head: quality[head].metric for head in HEADS} == {
+        HEADS[0]: "accuracy",
+        HEADS[1]: "accuracy",
+        HEADS[2]: "agreement",
+    }
+    assert quality[HEADS[1]].data == ["three.csv"]
+    assert quality[HEADS[0]].data == ["two.csv"]
+    assert HEADS[1] not in manifest.quality  # which earlier versions read
+    figure = read_figure(manifest, HEADS[1])
+    assert figure is not None
+    assert (figure.metric, figure.percent, figure.count) == ("accuracy", 25.0, 12)
+    assert read_figure(manifest, HEADS[2]) is None
+    card = (target / "README.md").read_text()
+    assert "| text-classification/query |" in card
+    assert card.count('"task": {"type": "text-classification"}') == 2
+    assert '"value": 0.25' in card
+    shown = capsys.readouterr().out
+    assert "text-classification-query.onnx" in shown
+
+
+def test_data_of_a_head_that_is_none_is_refused(
+    checkpoint: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "a.csv").write_text("text,label\na,b\n")
+    words = ["--head", "nobody", "--text-classification", str(tmp_path / "a.csv")]
+    assert main([str(checkpoint), str(tmp_path / "bundle"), *words]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "error: the checkpoint has no classifier 'nobody'" in error
+    assert "it has sentiment, ffn, query" in error
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"albert_heads": {"query": {"id2label": {"0": "a"}}}}, "names 1 labels"),
+        ({"albert_heads": {"query": [1]}}, "albert_heads of config.json is"),
+        ({"albert_heads": 3}, "albert_heads of config.json is 3, not an object"),
+        ({"albert_default_head": "a/b"}, "albert_default_head of config.json is 'a/b'"),
+    ],
+)
+def test_labels_that_do_not_fit(
+    checkpoint: Path, tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint, folder)
+    (folder / "config.json").write_text(json.dumps({**read_config(checkpoint), **changes}))
+    with pytest.raises(ExportError, match=message):
+        read_source(folder)
+
+
+def test_a_manifest_without_heads_is_as_it_was() -> None:
+    """Its revision follows from what is dumped."""
+    entry = TaskEntry(graph="a.onnx", num_outputs=1)
+    assert set(entry.model_dump()) == {
+        *("graph", "num_outputs", "labels", "problem_type", "null_score_diff_threshold")
+    }
+
+
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        ({"sentiment": {"graph": "a.onnx", "num_outputs": 1}}, "two heads are named sentiment"),
+        ({"../a": {"graph": "a.onnx", "num_outputs": 1}}, "should match pattern"),
+        ({"a": {"graph": "missing.onnx", "num_outputs": 3}}, "lists no file missing.onnx"),
+        ({"a": {"graph": "encoder.onnx", "num_outputs": 3}}, "no heads.a.classifier.weight"),
+    ],
+)
+def test_a_manifest_whose_heads_are_wrong_is_refused(
+    bundle: Bundle, tmp_path: Path, heads: dict[str, object], message: str
+) -> None:
+    shutil.copytree(bundle.folder, tmp_path / "bundle")
+    file = tmp_path / "bundle/manifest.json"
+    content = json.loads(file.read_text())
+    content["tasks"]["text-classification"]["heads"] = heads
+    file.write_text(json.dumps(content))
+    with pytest.raises(BundleCorruptError, match=message):
+        Bundle.open(tmp_path / "bundle", verify="size")

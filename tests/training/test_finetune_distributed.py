@@ -1,0 +1,314 @@
+"""Several processes finetune as one does: each task, its validation, several seeds, and deaths."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from tests.training.distillation.teachers import make_bert
+from tests.training.processes import (
+    LOST,
+    Ended,
+    before_step,
+    die,
+    get_signals,
+    in_validation,
+    run_in_process,
+    run_world,
+    torchrun,
+    wait_for_step,
+)
+from tests.training.support import (
+    RACE,
+    SQUAD,
+    SQUAD_V2,
+    WIKI,
+    best_step,
+    checkpoint_state,
+    read_metrics,
+    same_weights,
+)
+
+PROGRAM = "training.finetune"
+STEPS = 6
+OFTEN = ("--save-every", "0.0001s")
+# What sets the runs apart is the order of sums. Measured in fp32 after these 6 steps, which move
+# weights by 1e-2 and more: 2e-7 to 1e-6 between weights.
+CLOSE = 1e-5
+# The biases of scores that are compared by a softmax have no gradient but that of rounding.
+WITHOUT_GRADIENT = {"questions": "qa_outputs.bias", "several": "qa_outputs.bias"}
+WITHOUT_GRADIENT |= {"multiple choice": "classifier.bias"}
+
+alone = partial(run_in_process, program=PROGRAM)
+together = partial(run_world, program=PROGRAM)
+
+
+@pytest.fixture
+def start(pretrained: Path) -> list[str]:
+    """A run of six steps without dropout; its data is left to be named."""
+    return [
+        *("--initialize-from", str(pretrained / "checkpoint"), "--length", "64"),
+        *("--steps", str(STEPS), "--optimizer", "adamw", "--lr", "3e-3"),
+        *("--dropout", "0", "--classifier-dropout", "0", "--precision", "fp32"),
+        *("--device", "cpu", "--report-every", "1", "--keep", "20"),
+    ]
+
+
+@pytest.fixture
+def texts(start: list[str], labelled: Path) -> list[str]:
+    """The run on labelled texts, 13 a step, validated twice, by a metric of all predictions."""
+    data = ["--text-classification", str(labelled), "--validation", str(labelled)]
+    return [*start, *data, "--batch-size", "13", "--validate-every", "3", "--metric", "macro_f1"]
+
+
+def check_ended(ended: Sequence[Ended], status: int = 0) -> None:
+    """The main process alone says something."""
+    assert [each.status for each in ended] == [status] * len(ended), [each.err for each in ended]
+    for other in ended[1:]:
+        assert (other.out, other.err) == ("", "")
+
+
+def check_close(one: Path, other: Path, *, without_gradient: str | None = None) -> None:
+    """Two runs have the same curves and validations, and weights, up to their last digits."""
+    lines = [read_metrics(folder) for folder in (one, other)]
+    assert len(lines[0]) >= STEPS
+    for mine, theirs in zip(*lines, strict=True):
+        for name in mine.keys() - {"elapsed_s", "tokens_per_s"}:
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-5), (mine, name)
+    tensors = [load_file(folder / "checkpoint" / "model.safetensors") for folder in (one, other)]
+    assert tensors[0].keys() == tensors[1].keys()
+    for name, tensor in tensors[0].items():
+        if name != without_gradient:
+            assert (tensor - tensors[1][name]).abs().max() < CLOSE, name
+
+
+def moved(folder: Path) -> float:
+    """The largest change of a weight in the run."""
+    first, last = (
+        load_file(file / "model.safetensors")
+        for file in (folder / "checkpoints" / "step-00000000", folder / "checkpoint")
+    )
+    return max(
+        float((tensor - last[name]).abs().max()) for name, tensor in first.items() if name in last
+    )
+
+
+def multi_label(folder: Path) -> list[str]:
+    rows = [("a good game", ["glad"]), ("the war was lost", ["sad"]), ("a city", [])] * 5
+    rows += [("a great war", ["glad", "sad"])]
+    file = folder / "moods.jsonl"
+    file.write_text("\n".join(json.dumps({"text": t, "label": names}) for t, names in rows))
+    return ["--text-classification", str(file), "--problem-type", "multi_label_classification"]
+
+
+def regression(folder: Path) -> list[str]:
+    file = folder / "scores.csv"
+    words = ("good", "great", "died", "lost", "not")
+    rows = [f"the game was {word * n},{n / 2}" for n in (1, 2, 3) for word in words]
+    file.write_text("\n".join(["text,label", *rows]))
+    return ["--text-classification", str(file), "--problem-type", "regression"]
+
+
+def taught(folder: Path) -> list[str]:
+    make_bert(folder / "teacher")
+    config = transformers.BertConfig.from_pretrained(folder / "teacher")
+    config.update({"id2label": {0: "a", 1: "b", 2: "c"}, "label2id": {"a": 0, "b": 1, "c": 2}})
+    torch.manual_seed(0)
+    transformers.BertForSequenceClassification(config).save_pretrained(folder / "teacher")
+    file = folder / "texts.txt"
+    sentences = ("The school is in the city.", "They won.", "A river was named after him.")
+    file.write_text("\n".join(f"{text} {n}" for n in range(5) for text in sentences))
+    return ["--text-classification", str(file), "--teacher", str(folder / "teacher")]
+
+
+def several(folder: Path) -> list[str]:
+    return [
+        *(*multi_label(folder), "--question-answering", str(SQUAD), "--pretraining", str(WIKI)),
+        *("--batch-size", "7", "3", "4", "--steps", "12"),
+    ]
+
+
+TASKS: dict[str, Callable[[Path], list[str]]] = {
+    "multi-label": multi_label,
+    "regression": regression,
+    "multiple choice": lambda _: ["--task", "RACE", "--data", str(RACE), "--validate-every", "3"],
+    "questions": lambda _: [
+        *("--question-answering", str(SQUAD), "--validation", str(SQUAD_V2)),
+        *("--validate-every", "3"),
+    ],
+    "pretraining": lambda _: ["--pretraining", str(WIKI), "--batch-size", "4"],
+    "teacher": taught,
+    "several": several,
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_two_processes_train_as_one_does(start: list[str], tmp_path: Path, task: str) -> None:
+    """Of batches that two do not divide evenly, where the task allows it."""
+    (tmp_path / "data").mkdir()
+    options = [*start, "--batch-size", "5", *TASKS[task](tmp_path / "data")]
+    assert alone(options, tmp_path / "one").status == 0
+    check_ended(together(options, tmp_path / "two"))
+    check_close(tmp_path / "one", tmp_path / "two", without_gradient=WITHOUT_GRADIENT.get(task))
+    assert moved(tmp_path / "one") > 5e-3
+
+
+@pytest.mark.parametrize(
+    ("more", "num_processes"),
+    [
+        ((), 2),
+        ((), 3),
+        (("--class-weights", "balanced"), 2),
+        (("--adaptive-depth",), 2),
+        (("--optimizer", "muon", "--lr", "1e-3"), 2),
+        (("--dropout", "0.2", "--classifier-dropout", "0.2", "--micro-batch-size", "4"), 2),
+    ],
+    ids=lambda value: " ".join(value[:1]) if isinstance(value, tuple) else str(value),
+)
+def test_texts_are_trained_and_validated_as_by_one(
+    texts: list[str], tmp_path: Path, more: tuple[str, ...], num_processes: int
+) -> None:
+    """Also with dropout, if the micro-batches are the same."""
+    options = [*texts, *more]
+    one, several = tmp_path / "one", tmp_path / "several"
+    assert alone(options, one).status == 0
+    ended = together(options, several, num_processes=num_processes)
+    check_ended(ended)
+    assert "validation of text-classification: loss" in ended[0].out + ended[0].err
+    check_close(one, several)
+    assert best_step(one) == best_step(several)
+    selections = [checkpoint_state(folder)["selection"] for folder in (one, several)]
+    assert selections[0] == pytest.approx(selections[1])
+
+
+def test_runs_of_several_seeds_are_those_of_one_process(texts: list[str], tmp_path: Path) -> None:
+    """Also where they stop early, or collapse and are replaced."""
+    options = [*texts, "--seeds", "2", "--patience", "1", "--lr", "1e-9", "--validate-every", "2"]
+    assert alone(options, tmp_path / "one").status == 0
+    check_ended(together(options, tmp_path / "two"))
+    one, two = (json.loads((tmp_path / name / "seeds.json").read_text()) for name in ("one", "two"))
+    assert [each["seed"] for each in one["runs"]] == [each["seed"] for each in two["runs"]]
+    assert len(one["runs"]) == 4  # the two that were asked for have collapsed
+    for mine, theirs in zip(one.pop("runs"), two.pop("runs"), strict=True):
+        assert mine == pytest.approx(theirs)
+    assert one == pytest.approx(two)
+    assert (tmp_path / "two" / "best").resolve().is_relative_to(tmp_path / "two")
+
+
+@pytest.mark.parametrize("dying", [0, 1])
+def test_a_process_that_dies_ends_the_others_and_the_run_goes_on(
+    start: list[str], tmp_path: Path, dying: int
+) -> None:
+    """To the same bits, with as many processes."""
+    (tmp_path / "data").mkdir()
+    options = [*start, *several(tmp_path / "data")]
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    check_ended(together(options, whole))
+    ended = together(options, run, *OFTEN, fates={dying: partial(before_step, 4, die)})
+    assert ended[dying].status == -signal.SIGKILL
+    assert (ended[1 - dying].status, ended[1 - dying].err.splitlines()[-1:]) == (1, [LOST.strip()])
+    check_ended(together(options, run, *OFTEN))
+    assert same_weights(run, whole)
+
+
+def test_a_process_that_dies_in_validation_ends_the_others(
+    texts: list[str], tmp_path: Path
+) -> None:
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    check_ended(together(texts, whole))
+    first, second = together(texts, run, *OFTEN, fates={1: partial(in_validation, die)})
+    assert (first.status, second.status) == (1, -signal.SIGKILL)
+    assert first.err.endswith(LOST)
+    check_ended(together(texts, run, *OFTEN))
+    assert same_weights(run, whole)
+    assert best_step(run) == best_step(whole)
+
+
+def test_the_number_of_processes_may_change_amidst_a_run(texts: list[str], tmp_path: Path) -> None:
+    """A signal to either of two ends both; one goes on."""
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    assert alone(texts, whole).status == 0
+    stop = partial(before_step, 4, partial(get_signals, signal.SIGTERM))
+    check_ended(together(texts, run, fates={1: stop}), 128 + signal.SIGTERM)
+    assert checkpoint_state(run)["step"] == 4
+    assert "resuming from step 4\n" in alone(texts, run).out
+    check_close(run, whole)
+
+
+def test_an_error_in_the_data_is_reported_once(start: list[str], tmp_path: Path) -> None:
+    """By the main process; if it reads other data, by the one that has it."""
+    file = tmp_path / "bad.tsv"
+    file.write_text("text\tlabel\nno label\t\na city\t1\n")
+    options = [*start, "--text-classification", str(file)]
+    first, second = together(options, tmp_path / "run")
+    assert (first.status, second.status) == (1, 1)
+    assert "bad.tsv" in first.err
+    assert (first.out, second.out, second.err) == ("", "", "")
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_an_error_of_one_process_ends_all(texts: list[str], tmp_path: Path) -> None:
+    """Such as that of a host on which a file is missing."""
+    missing = partial(os.chdir, tmp_path)
+    relative = [os.path.relpath(word) if word.endswith(".tsv") else word for word in texts]
+    first, second = together(relative, tmp_path / "run", fates={1: missing})
+    assert (first.status, second.status) == (1, 1)
+    assert first.err == ""
+    assert second.err.startswith("error: ")
+    assert "No such file or directory" in second.err
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            ("--batch-size", "1"),
+            "--batch-size 1 of text-classification: each of the 2 processes needs an example",
+        ),
+        (
+            ("--pretraining", str(WIKI), "--batch-size", "4", "5"),
+            "--batch-size 5 of pretraining is no multiple of the 2 processes",
+        ),
+        (
+            ("--seeds", "0"),
+            "--seeds 0: give a number of runs, or two seeds or more",
+        ),
+    ],
+)
+def test_impossible_options_are_one_line_and_no_run(
+    texts: list[str], tmp_path: Path, more: tuple[str, ...], message: str
+) -> None:
+    first, second = together([*texts, *more], tmp_path / "run")
+    assert (first.status, first.err) == (1, f"error: {message}\n")
+    assert (second.status, second.err) == (1, "")
+    assert not (tmp_path / "run").exists()
+
+
+def test_torchrun_ends_when_one_process_is_killed_and_goes_on(
+    texts: list[str], tmp_path: Path
+) -> None:
+    folder, log = tmp_path / "run", tmp_path / "log"
+    options = [*texts, *OFTEN, "--steps", "3000"]
+    with torchrun(options, folder, log, program=PROGRAM) as job:
+        wait_for_step(job, folder, log)
+        ranks = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+        os.kill(int(ranks[-1]), signal.SIGKILL)
+    assert job.returncode == 1
+    assert LOST in log.read_text()
+    step = checkpoint_state(folder)["step"]
+    with torchrun([*options[:-1], str(step + 3)], folder, log, program=PROGRAM) as job:
+        pass
+    assert job.returncode == 0, log.read_text()
+    said = log.read_text()
+    assert said.count("resuming from step") == 1
+    assert said.count("steps (") == 1
+    assert checkpoint_state(folder)["step"] == step + 3

@@ -1,0 +1,393 @@
+"""Several classifiers of texts in one set of weights, from training to figures."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from albert_serve.errors import ConfigError
+from tests.training.support import (
+    best_step,
+    hf_load,
+    ragged,
+    read_metrics,
+    refusal,
+    run_command,
+    same_weights,
+    stop_at,
+    validations,
+)
+from training import evaluate
+from training.average import average
+from training.evaluation.validation import HEADS_MEAN
+from training.finetune import main
+from training.loop.recorded import read_run
+from training.model.checkpoint import (
+    load_checkpoint,
+    read_config,
+    read_shapes,
+    read_weights,
+)
+from training.model.heads import AlbertForTasks
+from training.plot import draw_curves
+
+Capture = pytest.CaptureFixture[str]
+run = partial(run_command, main)
+
+DEFAULT = "text-classification"
+THING = "text-classification/thing"
+MOODS = {"glad": ("good", "great", "beautiful", "first"), "sad": ("died", "lost", "war", "not")}
+THINGS = ("game", "city", "music")
+
+
+def rows(thing_first: bool) -> list[str]:
+    """Each text with what it is about, or with its mood."""
+    return [
+        f"the {thing} was {word},{thing if thing_first else mood}"
+        for mood, words in MOODS.items()
+        for thing, word in itertools.product(THINGS, words)
+    ]
+
+
+@pytest.fixture(scope="module")
+def moods(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("moods") / "moods.csv"
+    file.write_text("\n".join(["text,label", *rows(False)]))
+    return file
+
+
+@pytest.fixture(scope="module")
+def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its columns have other names than those of `moods`."""
+    file = tmp_path_factory.mktemp("things") / "things.csv"
+    file.write_text("\n".join(["words,about", *rows(True)]))
+    return file
+
+
+@pytest.fixture(scope="module")
+def start(pretrained: Path) -> list[str]:
+    """A run whose data is left to be named."""
+    return [
+        *("--initialize-from", str(pretrained / "checkpoint"), "--length", "64"),
+        *("--batch-size", "12", "--lr", "5e-3", "--adamw-lr", "1e-2", "--precision", "fp32"),
+        *("--device", "cpu", "--report-every", "20"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def of_things(things: Path) -> list[str]:
+    """The options of the head that tells what a text is about."""
+    return [
+        *("--head", "thing", "--text-classification", str(things), "--validation", str(things)),
+        *("--text-column", "words", "--label-column", "about", "--metric", "macro_f1"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def options(start: list[str], moods: Path, of_things: list[str]) -> list[str]:
+    """Two classifiers, the second with columns, labels and a metric of its own."""
+    data = ["--text-classification", str(moods), "--validation", str(moods)]
+    return [*start, *data, *of_things, "--steps", "160", "--validate-every", "40"]
+
+
+@pytest.fixture(scope="module")
+def trained(options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("heads") / "run"
+    assert run(options, folder) == 0
+    return folder
+
+
+def figures_of(checkpoint: Path, *data: str) -> dict[str, float]:
+    assert evaluate.main([str(checkpoint), *data]) == 0
+    figures: dict[str, float] = json.loads((checkpoint / "evaluation.json").read_text())
+    return figures
+
+
+def weights(folder: Path, name: str) -> torch.Tensor:
+    return read_weights(folder)[name]
+
+
+def test_both_are_learnt_each_with_labels_of_its_own(
+    trained: Path, moods: Path, things: Path
+) -> None:
+    checkpoint = trained / "best"
+    hf = read_config(checkpoint)
+    assert list(hf["id2label"].values()) == ["glad", "sad"]
+    assert list(hf["albert_heads"]) == ["thing"]
+    assert hf["albert_heads"]["thing"]["id2label"] == {"0": "city", "1": "game", "2": "music"}
+    shapes = read_shapes(checkpoint)
+    assert shapes["classifier.weight"] == (2, 32)
+    assert shapes["heads.thing.classifier.weight"] == (3, 32)
+
+    figures = figures_of(
+        checkpoint,
+        *("--text-classification", str(moods), "--head", "thing", "--text-classification"),
+        *(str(things), "--text-column", "words", "--label-column", "about"),
+    )
+    assert figures["text_classification_accuracy"] > 0.9
+    assert figures["text_classification/thing_accuracy"] > 0.9
+    assert list(figures["text_classification/thing_classes"]) == ["city", "game", "music"]  # type: ignore[call-overload]
+
+
+def test_each_is_validated_and_the_mean_decides(trained: Path) -> None:
+    moods = validations(trained, DEFAULT, "accuracy")
+    things = validations(trained, THING, "macro_f1")
+    assert list(moods) == list(things) == [40, 80, 120, 160]
+    means = {step: (moods[step] + things[step]) / 2 for step in moods}
+    assert means[best_step(trained)] == max(means.values())
+    stated = json.loads((trained / "run.json").read_text())
+    assert "thing" in stated["heads"]
+    # Each step trains one of them.
+    names = {name for line in read_metrics(trained) for name in line if name.endswith("/loss")}
+    assert {f"{DEFAULT}/loss", f"{THING}/loss"} <= names
+
+
+def test_transformers_reads_the_default_one(trained: Path) -> None:
+    ours = load_checkpoint(trained / "best").eval()
+    theirs = hf_load("AlbertForSequenceClassification", trained / "best")
+    batch = ragged()
+    assert batch.lengths is not None
+    mask = torch.arange(batch.ids.shape[1]) < batch.lengths[:, None]
+    with torch.inference_mode():
+        expected = ours.logits(DEFAULT, ours(batch)[:, 0])
+        got = theirs(batch.ids, token_type_ids=batch.types, attention_mask=mask.long()).logits
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    assert theirs.config.id2label == {0: "glad", 1: "sad"}
+
+
+def test_a_stopped_run_goes_on_to_the_same_weights(options: list[str], tmp_path: Path) -> None:
+    options = [*options, "--steps", "30", "--validate-every", "10"]
+    assert run(options, tmp_path / "whole") == 0
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, 17, signal.SIGTERM)
+        assert run(options, tmp_path / "stopped") != 0
+    assert run(options, tmp_path / "stopped") == 0
+    assert same_weights(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_a_run_keeps_its_heads(options: list[str], tmp_path: Path, capsys: Capture) -> None:
+    assert run([*options, "--steps", "1"], tmp_path / "run") == 0
+    without = options[: options.index("--head")]
+    assert run([*without, "--steps", "2"], tmp_path / "run") == 1
+    assert "holds a run with heads" in capsys.readouterr().err
+
+
+def test_a_head_is_added_to_a_model_that_has_some(
+    trained: Path, start: list[str], moods: Path, tmp_path: Path
+) -> None:
+    """The others keep their weights but for the backbone's, and their labels and names."""
+    folder = tmp_path / "added"
+    tiny = ["--steps", "2", "--lr", "1e-9", "--adamw-lr", "1e-9", "--weight-decay", "0"]
+    head = ["--head", "mood-2", "--text-classification", str(moods), "--labels", "sad", "glad"]
+    options = [*start, "--initialize-from", str(trained / "best"), *tiny, *head]
+    assert run(options, folder) == 0
+    before, after = (read_config(each) for each in (trained / "best", folder / "checkpoint"))
+    for key in ("id2label", "label2id", "problem_type"):
+        assert after[key] == before[key]
+    assert list(after["albert_heads"]) == ["thing", "mood-2"]
+    assert after["albert_heads"]["thing"] == before["albert_heads"]["thing"]
+    assert list(after["albert_heads"]["mood-2"]["id2label"].values()) == ["sad", "glad"]
+    for name in ("classifier.weight", "heads.thing.classifier.bias"):
+        old, new = weights(trained / "best", name), weights(folder / "checkpoint", name)
+        torch.testing.assert_close(new, old, atol=1e-6, rtol=0)
+    # What was learnt is still answered.
+    data = ("--text-classification", str(moods))
+    assert figures_of(folder / "checkpoint", *data)["text_classification_accuracy"] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("names", "default", "further"),
+    [(("mood", "other"), "mood", "other"), (("other", "default"), "default", "other")],
+)
+def test_the_default_is_the_first_or_the_one_of_that_name(
+    start: list[str], moods: Path, tmp_path: Path, names: Sequence[str], default: str, further: str
+) -> None:
+    data = [word for n in names for word in ("--head", n, "--text-classification", str(moods))]
+    assert run([*start, *data, "--steps", "1"], tmp_path / "run") == 0
+    hf = read_config(tmp_path / "run/checkpoint")
+    assert hf["albert_default_head"] == default
+    assert list(hf["albert_heads"]) == [further]
+    # It goes on under its name, and under none.
+    for name, more in (("named", ["--head", default]), ("unnamed", [])):
+        again = ["--initialize-from", str(tmp_path / "run/checkpoint"), "--steps", "1"]
+        options = [*start, *again, *more, "--text-classification", str(moods)]
+        assert run(options, tmp_path / name) == 0
+        assert read_config(tmp_path / name / "checkpoint")["albert_default_head"] == default
+        assert load_checkpoint(tmp_path / name / "checkpoint").tasks.keys() >= {
+            DEFAULT,
+            f"{DEFAULT}/{further}",
+        }
+
+
+def test_adaptive_depth_is_of_the_default_one(
+    options: list[str], moods: Path, things: Path, tmp_path: Path
+) -> None:
+    assert run([*options, "--adaptive-depth", "--steps", "4"], tmp_path / "run") == 0
+    model = load_checkpoint(tmp_path / "run/checkpoint")
+    assert model.exits is not None
+    assert {each.out_features for each in model.exits} == {2}
+    figures = figures_of(
+        tmp_path / "run/checkpoint",
+        *("--text-classification", str(moods), "--head", "thing", "--text-classification"),
+        *(str(things), "--text-column", "words", "--label-column", "about"),
+    )
+    assert "text_classification_by_layer" in figures
+    assert "text_classification/thing_by_layer" not in figures
+    assert "text_classification/thing_accuracy" in figures
+
+
+def test_the_mean_of_checkpoints_has_all_heads(trained: Path, tmp_path: Path) -> None:
+    average([trained / "best", trained / "checkpoint"], [1, 1], tmp_path / "mean")
+    hf = read_config(tmp_path / "mean")
+    assert hf["albert_heads"] == read_config(trained / "best")["albert_heads"]
+    assert load_checkpoint(tmp_path / "mean").tasks[THING] == 3
+
+
+def test_a_report_has_a_part_for_each(trained: Path, moods: Path, tmp_path: Path) -> None:
+    data = ("--head", "default", "--text-classification", str(moods))
+    output = ("--output", str(tmp_path / "figures.json"), "--report", str(tmp_path / "report"))
+    thing = ("--head=thing", "--text-classification", str(moods.parent / "more.csv"))
+    (moods.parent / "more.csv").write_text("text,label\nthe game was good,game\n")
+    assert evaluate.main([str(trained / "best"), *data, *thing, *output]) == 0
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["text_classification_texts"] == len(rows(False))
+    assert figures["text_classification/thing_texts"] == 1
+    report = (tmp_path / "report/report.md").read_text()
+    assert "## Texts (data)" in report
+    assert "## Texts (thing-data)" in report
+
+
+def test_curves_have_a_panel_for_each(trained: Path) -> None:
+    figure = draw_curves([read_run(trained)])
+    titles = [ax.get_title() for ax in figure.axes]
+    assert {"classification accuracy", "accuracy of thing"} <= set(titles)
+
+
+def test_seeds_of_two_heads(
+    start: list[str], moods: Path, of_things: list[str], tmp_path: Path
+) -> None:
+    data = ["--text-classification", str(moods), *of_things, "--validate-every", "2"]
+    assert run([*start, *data, "--steps", "2", "--seeds", "2"], tmp_path / "seeds") == 0
+    seeds = json.loads((tmp_path / "seeds/seeds.json").read_text())
+    assert seeds["figure"] == "macro_f1"  # only one of them is validated
+    assert seeds["count"] >= 1
+
+
+def test_of_several_the_mean_is_the_figure(options: list[str], tmp_path: Path) -> None:
+    more = ["--steps", "2", "--validate-every", "2", "--seeds", "2"]
+    assert run([*options, *more], tmp_path / "seeds") == 0
+    assert json.loads((tmp_path / "seeds/seeds.json").read_text())["figure"] == HEADS_MEAN
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--head", "a"], "--head a is a classifier of texts; give its data after it"),
+        (["--head", "a", "--task", "RACE", "--data", "x"], "is a classifier of texts"),
+        (["--head", "default", "{data}"], "--head default names the default classifier"),
+        (["--head", "a", "{data}", "--metric", "accuracy"], "--metric goes with --validation"),
+        (
+            [
+                *("--validation", "{file}", "--head", "a", "{data}", "--validation", "{file}"),
+                *("--metric", "loss", "--validate-every", "1"),
+            ],
+            "--metric loss: with several classifiers validated",
+        ),
+        (["--head", "a", "{data}", "--batch-size", "1", "2", "3"], "text-classification/a"),
+        (["--head", "a", "{data}", "--weights", "1", "2", "3"], "text-classification/a"),
+        (["--head", "a", "{data}", "--multiple-choice", "{file}"], "do not go together"),
+    ],
+)
+def test_options_that_do_not_fit(
+    start: list[str],
+    moods: Path,
+    tmp_path: Path,
+    capsys: Capture,
+    more: Sequence[str],
+    message: str,
+) -> None:
+    words = [
+        each
+        for word in more
+        for each in (
+            ["--text-classification", str(moods)]
+            if word == "{data}"
+            else [word.replace("{file}", str(moods))]
+        )
+    ]
+    data = ["--text-classification", str(moods), "--steps", "1"]
+    assert run([*start, *data, *words], tmp_path / "run") == 1
+    assert message in refusal(capsys, tmp_path / "run")
+
+
+def test_adaptive_depth_without_the_default_one_is_refused(
+    trained: Path, start: list[str], moods: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    again = ["--initialize-from", str(trained / "best"), "--adaptive-depth", "--steps", "1"]
+    head = ["--head", "a", "--text-classification", str(moods)]
+    assert run([*start, *again, *head], tmp_path / "run") == 1
+    assert "--adaptive-depth is of the default" in refusal(capsys, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--head", "a/b"], "--head 'a/b': a name has lower-case letters"),
+        (["--head", "A"], "--head 'A': a name has"),
+        (["--head="], "--head '': a name has"),
+        (["--head", "a", "--head", "a"], "--head a is given twice"),
+        (["--head", "a", "stray"], "--head a: unrecognized arguments: stray"),
+        (["--hea", "a"], "write --head a in full"),
+    ],
+)
+def test_a_name_is_one(
+    start: list[str], tmp_path: Path, capsys: Capture, words: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run([*start, *words], tmp_path / "run")
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (["--head", "nobody", "--text-classification", "x.csv"], "it has default, thing"),
+        (["--head", "thing"], "--head thing is a classifier of texts; give its data"),
+        (
+            ["--text-classification", "x.csv", "--head", "default", "--text-classification", "x"],
+            "--head default is the default classifier",
+        ),
+    ],
+)
+def test_evaluation_of_a_head_that_is_none(
+    trained: Path, capsys: Capture, data: list[str], message: str
+) -> None:
+    assert evaluate.main([str(trained / "best"), *data]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: ")
+    assert message in error
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ({"text-classification/a": 2}, "needs a head of text-classification beside it"),
+        ({"text-classification": 2, "text-classification/A": 2}, "no task 'text-class"),
+        ({"text-classification": 2, "fill-mask/a": 2}, "no task 'fill-mask/a'"),
+        ({"text-classification": 2, "text-classification/a": 0}, "0 outputs"),
+    ],
+)
+def test_a_model_has_further_heads_beside_the_default_only(
+    trained: Path, tasks: Mapping[str, int], message: str
+) -> None:
+    config = load_checkpoint(trained / "best").config
+    with pytest.raises(ConfigError, match=message):
+        AlbertForTasks(config, tasks)

@@ -1,0 +1,102 @@
+"""Questions that are held out select the best checkpoint, by the figures of evaluation."""
+
+from __future__ import annotations
+
+import json
+import signal
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.training.processes import before_step, get_signals, run_in_process
+from tests.training.support import (
+    SQUAD,
+    SQUAD_V2,
+    best_step,
+    checkpoint_state,
+    refusal,
+    run_command,
+    same_weights,
+    validations,
+)
+from training import evaluate
+from training.finetune import main
+
+Capture = pytest.CaptureFixture[str]
+run = partial(run_command, main)
+f1 = partial(validations, task="question-answering", figure="f1")
+
+
+@pytest.fixture
+def start(pretrained: Path) -> list[str]:
+    """A run of 12 steps with three validations, whose file is left to be named."""
+    return [
+        *("--initialize-from", str(pretrained / "checkpoint"), "--length", "64"),
+        *("--question-answering", str(SQUAD), "--batch-size", "8", "--steps", "12"),
+        *("--lr", "1e-2", "--adamw-lr", "1e-2", "--validate-every", "4"),
+        *("--precision", "fp32", "--device", "cpu"),
+    ]
+
+
+@pytest.mark.parametrize(("file", "name"), [(SQUAD, "f1"), (SQUAD_V2, "best_f1")])
+def test_the_best_checkpoint_has_the_best_f1(
+    start: list[str], tmp_path: Path, file: Path, name: str
+) -> None:
+    """Of questions without an answer too, at the best threshold."""
+    assert run([*start, "--validation", str(file)], tmp_path / "run") == 0
+    values = f1(tmp_path / "run")
+    assert list(values) == [4, 8, 12]
+    best = best_step(tmp_path / "run")
+    assert values[best] == max(values.values())
+    checkpoint = str(tmp_path / "run" / "best")
+    assert evaluate.main([checkpoint, "--question-answering", str(file), "--device", "cpu"]) == 0
+    figures = json.loads((tmp_path / "run" / "best" / "evaluation.json").read_text())
+    assert figures[f"question_answering_{name}"] == pytest.approx(values[best], abs=1e-4)
+
+
+def test_a_run_that_is_stopped_before_a_validation_makes_up_for_it(
+    start: list[str], tmp_path: Path
+) -> None:
+    options = [*start, "--validation", str(SQUAD), "--metric", "exact_match", "--patience", "2"]
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert run(options, whole) == 0
+    stop = partial(before_step, 8, partial(get_signals, signal.SIGTERM))
+    ended = run_in_process(options, stopped, fate=stop, program="training.finetune")
+    assert ended.status == 128 + signal.SIGTERM
+    assert list(f1(stopped)) == [4]
+    assert run(options, stopped) == 0
+    assert f1(stopped) == f1(whole)
+    assert same_weights(stopped, whole)
+    assert checkpoint_state(whole)["selection"]["figure"] == "exact_match"
+
+
+def test_the_loss_can_decide(start: list[str], tmp_path: Path) -> None:
+    assert run([*start, "--validation", str(SQUAD), "--metric", "loss"], tmp_path / "run") == 0
+    losses = validations(tmp_path / "run", "question-answering", "loss")
+    assert losses[best_step(tmp_path / "run")] == min(losses.values())
+    assert f1(tmp_path / "run") == {}
+
+
+def test_the_labels_of_texts_are_validated_where_there_are_both(
+    start: list[str], labelled: Path, tmp_path: Path
+) -> None:
+    more = ("--text-classification", str(labelled), "--validation", str(labelled))
+    assert run([*start, *more], tmp_path / "run") == 0
+    assert f1(tmp_path / "run") == {}
+    assert len(validations(tmp_path / "run", "text-classification", "accuracy")) == 3
+
+
+def test_other_metrics_and_bad_questions_are_refused(
+    start: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    options = [*start, "--validation", str(SQUAD), "--metric", "accuracy"]
+    assert run(options, tmp_path / "run") == 1
+    message = "--metric accuracy is none of questions; take f1, exact_match, loss"
+    assert message in refusal(capsys, tmp_path / "run")
+    content = json.loads(SQUAD.read_text())
+    content["data"][0]["paragraphs"][0]["qas"][0]["question"] = " "
+    file = tmp_path / "empty.json"
+    file.write_text(json.dumps(content))
+    assert run([*start, "--validation", str(file)], tmp_path / "run") == 1
+    assert "the question or its context is empty" in refusal(capsys, tmp_path / "run")
