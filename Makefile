@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help setup serve serve-gpu test test-fast test-slow fuzz fuzz-waiting bench-pretrain bench-engine bench-sizes bench-serve bench-score bench-score-memory bench-reliability image-cpu image-gpu default-model docs check format clean
+.PHONY: help setup serve serve-gpu test test-fast test-slow fuzz fuzz-waiting bench-pretrain bench-finetune bench-engine bench-sizes bench-serve bench-score bench-score-memory bench-reliability image-cpu image-gpu default-model docs check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -43,7 +43,7 @@ serve-gpu: $(VENV)/.gpu  ## the same on an NVIDIA GPU (driver 580 or newer); wit
 	ALBERT_SERVE_DEVICE=cuda $(BIN)/albert-serve serve --port $(PORT)
 
 test: $(VENV)/.dev  ## run the tests (but the slow ones)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
 
 test-fast: $(VENV)/.dev  ## run the tests without processes, browsers and compilers, in a minute
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m 'not slow and not process'
@@ -59,6 +59,9 @@ fuzz-waiting: $(VENV)/.dev  ## search for 30 minutes for what makes others wait 
 
 bench-pretrain: $(VENV)/.dev  ## train with transformers and with this package, and compare
 	$(BIN)/python -m benchmarks.pretrain
+
+bench-finetune: $(VENV)/.dev  ## finetune with the Trainer of transformers and with this package, and compare
+	$(BIN)/python -m benchmarks.finetune
 
 $(VENV)/.bench: $(VENV)/.dev
 	@echo "installing what this package is compared with ..."

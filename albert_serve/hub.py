@@ -62,12 +62,7 @@ def download(model: HubModel, patterns: Sequence[str]) -> Path:
             in the cache and cannot be downloaded.
     """
     try:
-        folder = snapshot_download(
-            model.repo_id,
-            repo_type=model.repo_type,
-            revision=model.revision,
-            allow_patterns=list(patterns),
-        )
+        return _snapshot(model, patterns)
     except GatedRepoError as error:
         raise HubError(
             f"{model} is gated: accept its terms at {constants.ENDPOINT}/{_path(model)}, and set "
@@ -90,22 +85,15 @@ def download(model: HubModel, patterns: Sequence[str]) -> Path:
         ) from error
     except Exception as error:  # also those of its HTTP library, which differs by version
         raise HubError(f"{model} cannot be downloaded: {_first_line(error)}") from error
-    return Path(folder)
 
 
 def find_cached(model: HubModel, patterns: Sequence[str]) -> Path | None:
     """Return the folder of a commit in the cache, if it has a file of each pattern; asks no Hub."""
     try:
-        folder = snapshot_download(
-            model.repo_id,
-            repo_type=model.repo_type,
-            revision=model.revision,
-            allow_patterns=list(patterns),
-            local_files_only=True,
-        )
+        folder = _snapshot(model, patterns, local_files_only=True)
     except LocalEntryNotFoundError:
         return None
-    return Path(folder) if all(any(Path(folder).glob(each)) for each in patterns) else None
+    return folder if all(any(folder.glob(each)) for each in patterns) else None
 
 
 def check_reachable(model: HubModel, lacking: str) -> None:
@@ -124,6 +112,17 @@ def check_reachable(model: HubModel, lacking: str) -> None:
             f"{model} is not wholly in the cache of the Hub ({constants.HF_HUB_CACHE}), which "
             f"lacks {lacking}; {_no_answer(error)}"
         ) from error
+
+
+def _snapshot(model: HubModel, patterns: Sequence[str], *, local_files_only: bool = False) -> Path:
+    folder = snapshot_download(
+        model.repo_id,
+        repo_type=model.repo_type,
+        revision=model.revision,
+        allow_patterns=list(patterns),
+        local_files_only=local_files_only,
+    )
+    return Path(folder)
 
 
 def _no_answer(error: BaseException) -> str:

@@ -146,7 +146,7 @@ def _open(bundle: Path, options: RuntimeOptions) -> HostedModel:
         name=spec.name,
         settings=settings,
         bundle=opened,
-        tasks=load_tasks(opened),
+        tasks=load_tasks(opened, device=engine.device),
         card=read_card(opened),
         batcher=Batcher(
             engine,

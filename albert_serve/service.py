@@ -41,15 +41,15 @@ from albert_serve.server.bentoml.start import check_command_line
 from albert_serve.server.bentoml.supervision import SERVICE_NAME, end_with, supervise
 from albert_serve.server.bentoml.timeouts import leave_timeouts_out
 from albert_serve.server.bentoml.tracing import NO_SPANS, CallersTrace, has_exporter
+from albert_serve.server.documents.openapi import describe_service
+from albert_serve.server.documents.shared_replies import SharedReplies
 from albert_serve.server.error_replies import ErrorReplies
 from albert_serve.server.logging import configure_logs
 from albert_serve.server.metrics import Metrics
 from albert_serve.server.models.registry import Models, check_models
-from albert_serve.server.openapi import describe_service
 from albert_serve.server.paths import Labels, Paths
-from albert_serve.server.pid_file import hold_pid_file
+from albert_serve.server.process.pid_file import hold_pid_file
 from albert_serve.server.routes import make_app
-from albert_serve.server.shared_replies import SharedReplies
 from albert_serve.settings import DEFAULT_VARIABLE, Settings, num_workers, supervisor_pid
 
 # What clients of the same deployment wait; our deadlines are shorter and reply with the reason.

@@ -15,7 +15,7 @@ from albert_serve.errors import AlbertServeError
 from export.errors import ExportError
 from export.examples import read_examples
 from export.source import read_json_object
-from export.write import Depth, Exported, Limits, export_bundle
+from export.write import DepthOptions, Exported, Limits, export_bundle
 from training.conversion.source import REFERENCE_HELP
 from training.data.labelled.folders import labelled_files
 from training.data.labelled.race import RACE, race_files
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ),
             evaluation=evaluation,
             null_score_diff_threshold=options.null_score_diff_threshold,
-            depth=Depth(
+            depth=DepthOptions(
                 num_layers=options.layers,
                 max_layers=options.max_layers,
                 patience=options.patience,

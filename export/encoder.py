@@ -17,7 +17,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 from albert_serve.bundle.weights import StoredTensor, layer_name
 from albert_serve.config import AlbertConfig
 from albert_serve.runtime.encoders import EXIT_LAYERS, EXIT_LOGITS
-from export.exits import Exits, Texts, exit_inputs, exit_outputs
+from export.exits import ExitNodes, Texts, exit_inputs, exit_outputs
 from export.graph import CPU_FORM, Form, Initializers, Nodes, make_model
 from export.layers import apply_layer, embed, flatten
 
@@ -164,7 +164,7 @@ class _Stack:
     def loop_with_exits(self, num_labels: int, x_RH: str) -> str:
         """Append a Loop that ends when all texts are settled; its hidden states may be fewer."""
         ((turn, num_turns),) = repetitions(self.config)
-        exits = Exits(self.nodes, self.config, num_labels, ids="input_ids", lengths=_LENGTHS)
+        exits = ExitNodes(self.nodes, self.config, num_labels, ids="input_ids", lengths=_LENGTHS)
         scope = f"layer_{turn[0][0]}/"
         x, number, before = f"{scope}x", f"{scope}turn", f"{scope}go_on"
         carried = Texts(*(f"{scope}{name}" for name in exits.start.names))

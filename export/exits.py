@@ -66,7 +66,7 @@ class Texts:
         return _column(nodes, self.fixed, "length")
 
 
-class Exits:
+class ExitNodes:
     """The classifiers of an encoder's layers, and the nodes that read them.
 
     Args:

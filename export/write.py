@@ -90,7 +90,7 @@ class Exported:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Depth:
+class DepthOptions:
     """The layers of a bundle.
 
     Attributes:
@@ -133,7 +133,7 @@ def export_bundle(
     limits: Limits | None = None,
     evaluation: Mapping[str, Any] | None = None,
     null_score_diff_threshold: float | None = None,
-    depth: Depth | None = None,
+    depth: DepthOptions | None = None,
     examples: Mapping[str, Sequence[TaskExample]] | None = None,
     overwrite: bool = False,
 ) -> Exported:
@@ -164,7 +164,7 @@ def export_bundle(
         VocabError: there is only a `spiece.model`, and it is not ALBERT's.
     """
     target = target.resolve()
-    limits, depth = limits or Limits(), depth or Depth()
+    limits, depth = limits or Limits(), depth or DepthOptions()
     remove_leftovers(target)
     _check_target(Path(checkpoint), target, overwrite)
     with (
@@ -248,7 +248,7 @@ def _warn_of_threshold(source: Source) -> None:
         )
 
 
-def _is_shallow(source: Source, depth: Depth) -> bool:
+def _is_shallow(source: Source, depth: DepthOptions) -> bool:
     """Whether the bundle answers after fewer layers than the checkpoint."""
     entry = source.tasks.get("text-classification")
     adaptive = None if entry is None else entry.adaptive_depth

@@ -1,10 +1,11 @@
-"""Marks tests that start processes, browsers or compilers; `make test-fast` leaves them out.
+"""Marks tests that start processes, browsers or compilers, or train; `make test-fast` has no such.
 
 A single test that takes seconds has the mark itself.
 """
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Final
 
@@ -16,38 +17,50 @@ _WITH_PROCESSES: Final = (
     "albert_serve/bundle/test_store.py",
     "albert_serve/client",
     "albert_serve/doctor",
-    "albert_serve/runtime/test_runtime.py",
-    "albert_serve/scoring/distributed/test_ray.py",
-    "albert_serve/scoring/distributed/test_spark.py",
+    "albert_serve/runtime/test_prepacking.py",
+    "albert_serve/scoring/distributed",
     "albert_serve/scoring/test_killed.py",
     "albert_serve/server",
     "albert_serve/test_cli.py",
     "albert_serve/test_imports.py",
     "albert_serve/web",
     "benchmarks",
+    "export/test_exits.py",
+    "export/test_quality.py",
+    "test_shipped_model.py",
+    "training/conversion/test_commands.py",
     "training/conversion/test_hub.py",
     "training/data/test_packed_rows.py",
     "training/distillation/test_distil.py",
     "training/distillation/test_pseudo_labels.py",
     "training/evaluation",
+    "training/finetuning/test_finetune.py",
+    "training/finetuning/test_finetune_choices.py",
+    "training/finetuning/test_finetune_distributed.py",
+    "training/finetuning/test_finetune_heads.py",
+    "training/finetuning/test_finetune_questions.py",
+    "training/finetuning/test_finetune_tasks.py",
+    "training/finetuning/test_own_tasks.py",
+    "training/finetuning/test_seeds.py",
+    "training/glue/test_hub.py",
     "training/loop",
     "training/model/test_model_training.py",
     "training/optim/test_lamb.py",
-    "training/glue/test_hub.py",
+    "training/test_adaptive_depth.py",
     "training/test_evaluate.py",
     "training/test_evaluate_files.py",
-    "training/test_finetune.py",
-    "training/test_finetune_choices.py",
-    "training/test_finetune_heads.py",
-    "training/test_finetune_tasks.py",
     "training/test_losses.py",
-    "training/test_own_tasks.py",
     "training/test_plot.py",
     "training/test_prepare_stopped.py",
     "training/test_pretrain.py",
     "training/test_requirements.py",
-    "training/test_seeds.py",
 )
+
+
+def pytest_configure() -> None:
+    """Take interrupts, which tests send: programs that a shell starts in the background do not."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -20,7 +20,7 @@ from albert_serve.cli.options import (
 )
 from albert_serve.errors import ConfigError
 from albert_serve.server.bentoml.start import check_address, parse_port
-from albert_serve.server.pid_file import check_pid_file, reload_service
+from albert_serve.server.process.pid_file import check_pid_file, reload_service
 from albert_serve.settings import Settings, default_pid_file
 
 _PORT: Final = 3000

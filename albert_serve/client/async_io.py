@@ -11,7 +11,6 @@ from collections.abc import (
     Coroutine,
     Iterable,
 )
-from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 
 import httpx
@@ -214,12 +213,7 @@ class _Tasks:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
         running = list(self._running)
         for task in running:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
-from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar, Unpack
 
 from albert_serve.api.embeddings import Embedding
@@ -68,12 +67,7 @@ class AsyncAnswerStream(AsyncIterator[_AnswerT]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 

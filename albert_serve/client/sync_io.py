@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextvars import copy_context
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -176,12 +175,7 @@ class _Workers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._cancellation.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from albert_serve.api.embeddings import Embedding
@@ -75,12 +74,7 @@ class AnswerStream(Iterator[_AnswerT]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -27,7 +27,7 @@ from albert_serve.tasks import (
 )
 from albert_serve.tasks.base import Runner
 from albert_serve.tasks.grouping import group_by_length
-from albert_serve.tasks.load import load_setups
+from albert_serve.tasks.load import load_setups, on_device
 
 # Enough for the engine's parallel sessions, and few enough for the memory of fill-mask's
 # vocabulary-wide logits.
@@ -177,6 +177,7 @@ class LocalScorer(Tokenising):
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(Path(bundle))
         setup = read_setup(opened, task)
         engine = Engine.open(opened, options)
+        setup = on_device(setup, engine.device)
         return cls(engine, task, setup, {"revision": opened.manifest.revision})
 
     def run(self, works: Sequence[Request]) -> list[Result]:

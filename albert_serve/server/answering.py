@@ -33,7 +33,7 @@ from albert_serve.server.auth import PRIORITY_HEADER
 from albert_serve.server.bodies import parse_json, read_body
 from albert_serve.server.error_replies import error_response, id_header, request_id_of
 from albert_serve.server.models.hosted_model import HostedModel
-from albert_serve.server.threads import run_in_thread
+from albert_serve.server.process.threads import run_in_thread
 from albert_serve.tasks import TASKS, Prepared, read_cuts
 
 # nginx's status for a client that disconnected; only the log shows it.

@@ -82,6 +82,7 @@ class TaskSetup:
         heads: the labels and problem types of its further heads by name.
         null_score_diff_threshold: of question answering.
         adaptive_depth: of text classification by a model that can answer after each layer.
+        stops_early: whether the engine can answer a text before the last layer.
         question_head: of question answering.
     """
 
@@ -95,6 +96,7 @@ class TaskSetup:
     heads: Mapping[str, HeadEntry] = field(default_factory=dict)
     null_score_diff_threshold: float = 0.0
     adaptive_depth: AdaptiveDepth | None = None
+    stops_early: bool = True
     question_head: QuestionHead = "independent"
 
 
@@ -126,6 +128,7 @@ def _open_text_classification(setup: TaskSetup) -> TextClassification:
         num_layers=setup.num_layers,
         adaptive_depth=setup.adaptive_depth,
         name=setup.head,
+        stops_early=setup.stops_early,
     )
     others = {
         name: replace(

@@ -51,14 +51,22 @@ def load_setups(bundle: Bundle, tokenizer: AlbertTokenizer | None = None) -> dic
     return setups
 
 
-def load_tasks(bundle: Bundle, tokenizer: AlbertTokenizer | None = None) -> dict[str, AnyTask]:
+def load_tasks(
+    bundle: Bundle, tokenizer: AlbertTokenizer | None = None, *, device: str = "cpu"
+) -> dict[str, AnyTask]:
     """Return each task of the bundle that has an endpoint, by name.
 
     Args:
         tokenizer: the bundle's, if it has been read.
+        device: the engine's.
 
     Raises:
         BundleError: the bundle's tokenizer cannot be read.
     """
     setups = load_setups(bundle, tokenizer)
-    return {name: open_task(name, setup) for name, setup in setups.items()}
+    return {name: open_task(name, on_device(setup, device)) for name, setup in setups.items()}
+
+
+def on_device(setup: TaskSetup, device: str) -> TaskSetup:
+    """Return the setup of a task whose engine runs on a device; one on CUDA cannot stop early."""
+    return replace(setup, stops_early=device != "cuda")

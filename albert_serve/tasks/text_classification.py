@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,8 @@ from albert_serve.tasks.fitting import fit
 from albert_serve.tasks.probability import finite, sigmoid, softmax
 from albert_serve.tokenizer import AlbertTokenizer
 
+ALL_LAYERS: Final = "max_layers and patience have no effect on a GPU: all layers were computed"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextClassification:
@@ -42,6 +45,8 @@ class TextClassification:
         task: the head that reads the rows, by `EncoderInput.task`.
         name: of the head, in requests.
         others: the other classifiers of the model by name, of the default one.
+        stops_early: whether the engine can; if not, a request that could have fewer layers gets a
+            warning.
     """
 
     tokenizer: AlbertTokenizer
@@ -53,6 +58,7 @@ class TextClassification:
     task: str = CLASSIFICATION
     name: str = DEFAULT_HEAD
     others: Mapping[str, TextClassification] = field(default_factory=dict)
+    stops_early: bool = True
 
     def prepare(
         self, item: str | TextInput, parameters: TextClassificationParameters
@@ -80,6 +86,7 @@ class TextClassification:
             finish=lambda logits: self._finish(logits[0], parameters),
             num_truncated=fitted.num_truncated,
             cuts=fitted.cuts("" if isinstance(item, str) else ".text", ".text_pair"),
+            warnings=[] if depth is None or self.stops_early else [ALL_LAYERS],
         )
 
     def _other(self, name: str) -> TextClassification:

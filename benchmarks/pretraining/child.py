@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.harness.worker import Worker
-from benchmarks.pretraining.jobs import Job, Turn
+from benchmarks.pretraining.jobs import Turn, TurnJob
 
 
 class Child(Worker):
@@ -18,7 +18,7 @@ class Child(Worker):
         BenchmarkError: it ended before its time.
     """
 
-    def __init__(self, job: Job, log: Path) -> None:
+    def __init__(self, job: TurnJob, log: Path) -> None:
         super().__init__(
             name=job.name,
             module=job.program,

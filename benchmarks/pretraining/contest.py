@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from tqdm import tqdm
 
 from benchmarks.harness.errors import BenchmarkError
 from benchmarks.pretraining.child import Child
-from benchmarks.pretraining.jobs import HfSettings, Job, Turn
+from benchmarks.pretraining.jobs import HfSettings, Job, Turn, TurnJob
 from benchmarks.pretraining.ours import build
 
 _LOADING_S = 3.0
@@ -30,7 +31,7 @@ class Result:
         failure: why there are none.
     """
 
-    job: Job
+    job: TurnJob
     warm_up_s: float
     turns: Sequence[Turn]
     failure: str = ""
@@ -67,7 +68,7 @@ class Contest:
     logs: Path
     bar: tqdm[Any]
 
-    def measure(self, jobs: Sequence[Job]) -> list[Result]:
+    def measure(self, jobs: Sequence[TurnJob]) -> list[Result]:
         """Measure these jobs.
 
         On a CPU they take turns, so that other programs disturb them alike; on a GPU, whose
@@ -80,7 +81,7 @@ class Contest:
             return [result for job in jobs for result in self._together([job])]
         return self._together(jobs)
 
-    def fastest(self, candidates: Sequence[Job]) -> Job:
+    def fastest(self, candidates: Sequence[TurnJob]) -> TurnJob:
         """The job among those of `transformers` that is fastest in a single turn.
 
         Raises:
@@ -99,14 +100,14 @@ class Contest:
         )
         return max(done, key=rate).job
 
-    def _together(self, jobs: Sequence[Job]) -> list[Result]:
+    def _together(self, jobs: Sequence[TurnJob]) -> list[Result]:
         with ExitStack() as stack:
             failures: dict[str, str] = {}
             children = list(self._start(jobs, stack, failures))
             turns: dict[str, list[Turn]] = {child.job.name: [] for child in children}
             for number in range(self.rounds + 1):
                 for child in children:
-                    self.bar.set_postfix_str(f"{child.job.case}: {child.job.name}")
+                    self.bar.set_postfix_str(f"{child.job.title}: {child.job.name}")
                     turn = child.turn(self.turn_s)
                     if number:  # the first one warms caches
                         turns[child.job.name].append(turn)
@@ -123,12 +124,12 @@ class Contest:
             ]
 
     def _start(
-        self, jobs: Sequence[Job], stack: ExitStack, failures: dict[str, str]
+        self, jobs: Sequence[TurnJob], stack: ExitStack, failures: dict[str, str]
     ) -> Iterator[Child]:
         """Return the children that are warm; `failures` gets the errors of the others."""
         for number, job in enumerate(jobs):
-            self.bar.set_postfix_str(f"{job.case}: {job.name}, warming up")
-            log = self.logs / f"{job.case.shape}-{job.case.length}-{number}.log"
+            self.bar.set_postfix_str(f"{job.title}: {job.name}, warming up")
+            log = self.logs / f"{re.sub('[^a-z0-9]+', '-', job.title.lower())}-{number}.log"
             try:
                 yield stack.enter_context(Child(job, log))
             except BenchmarkError as error:

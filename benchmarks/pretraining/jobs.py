@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 from albert_serve.config import PRESETS, AlbertConfig
 
@@ -74,6 +74,41 @@ class HfSettings:
         return ", ".join(words)
 
 
+class TurnJob(Protocol):
+    """The job of a child process that trains in turns."""
+
+    @property
+    def hf(self) -> HfSettings | None:
+        """Settings of `transformers`; None for this package."""
+
+    @property
+    def device(self) -> str:
+        """The device to train on."""
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of the process."""
+
+    @property
+    def title(self) -> str:
+        """What is trained, the same for all contestants."""
+
+    @property
+    def name(self) -> str:
+        """The contestant and its settings."""
+
+    @property
+    def program(self) -> str:
+        """The module that does it, whose argument is `to_json`."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of the process."""
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """The training that a child process does.
@@ -93,6 +128,11 @@ class Job:
     device: str
     num_threads: int
     compiles: bool = True
+
+    @property
+    def title(self) -> str:
+        """The case."""
+        return str(self.case)
 
     @property
     def name(self) -> str:

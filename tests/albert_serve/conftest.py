@@ -68,6 +68,13 @@ def bundle_dir(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="session")
+def int8_dir(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint in int8: another revision, whose answers differ a little."""
+    folder = tmp_path_factory.mktemp("int8") / "tiny"
+    return export_bundle(checkpoint_dir, folder, precision="int8").bundle.folder
+
+
+@pytest.fixture(scope="session")
 def service(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A running service of the small bundle."""
     environment = service_environment(bundle_dir, tmp_path_factory.mktemp("service-home"))
@@ -92,13 +99,18 @@ def choice_checkpoint_dir(checkpoint_dir: Path, tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture(scope="session")
+def choice_bundle(choice_checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That as a bundle."""
+    target = tmp_path_factory.mktemp("choice-bundles") / "choices"
+    return export_bundle(choice_checkpoint_dir, target).bundle.folder
+
+
+@pytest.fixture(scope="session")
 def choice_service(
-    choice_checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory
+    choice_bundle: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
     """A running service of its bundle."""
-    target = tmp_path_factory.mktemp("choice-bundles") / "choices"
-    bundle = export_bundle(choice_checkpoint_dir, target).bundle.folder
-    environment = service_environment(bundle, tmp_path_factory.mktemp("choice-home"))
+    environment = service_environment(choice_bundle, tmp_path_factory.mktemp("choice-home"))
     with running_service(environment, tmp_path_factory.mktemp("choice-service")) as started:
         yield started
 

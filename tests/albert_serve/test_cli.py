@@ -169,8 +169,6 @@ def test_an_interrupt_is_one_line_and_status_130(bundle_dir: Path, tmp_path: Pat
         cwd=ROOT,
         stderr=subprocess.PIPE,
         text=True,
-        # A shell that runs the tests in the background lets them ignore the signal.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     with process, source.open("w") as rows:  # it is open for reading: the job has begun
         rows.write('{"text": "a [MASK]"}\n')

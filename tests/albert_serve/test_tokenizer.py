@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from albert_serve.errors import BundleCorruptError, BundleMissingError, InvalidInputError
 from albert_serve.runtime.ort import return_free_memory
-from albert_serve.server.memory import num_anonymous_bytes
+from albert_serve.server.process.memory import num_anonymous_bytes
 from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer, Encoding
 from training.data.corpus import read_documents
 from training.vocab import build_tokenizer, text_normalizer, train_vocab

@@ -26,8 +26,7 @@ from export.errors import ExportError
 from export.precision import restore_weights
 from export.source import read_source, with_depth
 from export.verify import external_tensors
-from export.write import Depth as ExportedDepth
-from export.write import Limits, export_bundle
+from export.write import DepthOptions, Limits, export_bundle
 from tests.export.exporting import TINY, ragged, randomize, run_encoder, write_checkpoint
 from training.data.labelled.texts import LabelledText
 from training.evaluation.classification import classify
@@ -95,8 +94,8 @@ def expected(model: AlbertForTasks, item: EncoderInput) -> Logits:
     return logits_LK[[min(used, item.depth.max_layers) - 1]]
 
 
-def assert_all_close(got: Sequence[Logits], wanted: Sequence[Logits], atol: float) -> None:
-    for one, other in zip(got, wanted, strict=True):
+def assert_all_close(got: Sequence[Logits], expected_logits: Sequence[Logits], atol: float) -> None:
+    for one, other in zip(got, expected_logits, strict=True):
         np.testing.assert_allclose(one, other, atol=atol)
 
 
@@ -104,11 +103,11 @@ def test_answers_are_torchs_alone_and_in_any_batch(checkpoint: Path, bundle: Bun
     engine = Engine.open(bundle, CPU)
     inputs = inputs_of()
     assert {item.depth is None for item in inputs} == {True, False}
-    wanted = [expected(load_checkpoint(checkpoint).eval(), item) for item in inputs]
+    expected_logits = [expected(load_checkpoint(checkpoint).eval(), item) for item in inputs]
 
-    assert_all_close(engine.run_batch(inputs), wanted, 1e-4)
-    assert_all_close(engine.run(inputs), wanted, 1e-4)
-    assert_all_close([engine.run_batch([item])[0] for item in inputs], wanted, 1e-4)
+    assert_all_close(engine.run_batch(inputs), expected_logits, 1e-4)
+    assert_all_close(engine.run(inputs), expected_logits, 1e-4)
+    assert_all_close([engine.run_batch([item])[0] for item in inputs], expected_logits, 1e-4)
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp16"])
@@ -139,8 +138,8 @@ def test_packed_weights_on_disk_serve_it_too(
         device="cpu", num_threads=2, prepack="cache", cache_folder=tmp_path / "cache"
     )
     inputs = inputs_of(seed=2)
-    wanted = [expected(load_checkpoint(checkpoint).eval(), item) for item in inputs]
-    assert_all_close(Engine.open(bundle, options).run(inputs), wanted, 1e-4)
+    expected_logits = [expected(load_checkpoint(checkpoint).eval(), item) for item in inputs]
+    assert_all_close(Engine.open(bundle, options).run(inputs), expected_logits, 1e-4)
 
 
 def test_settled_texts_leave_the_batch(bundle: Bundle) -> None:
@@ -261,8 +260,8 @@ def test_figures_are_those_of_the_services_default(
         for name, value in FIGURES.items()
         if name not in ("text_classification_accuracy", "text_classification_loss")
     }
-    wanted = {f"text_classification_{name}": value for name, value in expected.items()}
-    assert evaluation == rest | wanted
+    expected_logits = {f"text_classification_{name}": value for name, value in expected.items()}
+    assert evaluation == rest | expected_logits
 
 
 def test_a_bundle_that_is_exported_again_keeps_its_defaults(
@@ -271,7 +270,7 @@ def test_a_bundle_that_is_exported_again_keeps_its_defaults(
     shutil.copytree(checkpoint, tmp_path / "checkpoint")
     (tmp_path / "checkpoint/evaluation.json").write_text(json.dumps(FIGURES))
     first = export_bundle(
-        tmp_path / "checkpoint", tmp_path / "first", depth=ExportedDepth(patience=2)
+        tmp_path / "checkpoint", tmp_path / "first", depth=DepthOptions(patience=2)
     ).bundle
     again = export_bundle(first.folder, tmp_path / "again").bundle
     assert again.manifest.tasks == first.manifest.tasks
@@ -288,7 +287,7 @@ def test_a_bundle_that_is_exported_again_keeps_its_defaults(
 def test_fewer_layers_keep_the_threshold_and_the_provenance(
     tmp_path: Path, capsys: Capture, option: float | None
 ) -> None:
-    """Of a checkpoint, and of a bundle, whose manifest has both."""
+    """The figures of a checkpoint and of a bundle, whose manifest has both."""
     folder = tmp_path / "checkpoint"
     write_checkpoint(folder, TINY, ("fill-mask", "question-answering"))
     (folder / "evaluation.json").write_text(json.dumps({BEST_F1_THRESHOLD: -1.5}))
@@ -315,7 +314,7 @@ def test_a_cost_of_depth_is_refused_with_what_helps(checkpoint: Path, tmp_path: 
         export_bundle(
             checkpoint,
             target,
-            depth=ExportedDepth(max_layers=1),
+            depth=DepthOptions(max_layers=1),
             data=RealData(text=(text,)),
             limits=Limits(max_cost=-1000.0),
         )
@@ -344,25 +343,25 @@ def test_fewer_layers_of_a_plain_checkpoint(tmp_path: Path, capsys: Capture) -> 
         lengths=torch.from_numpy(sample.lengths),
     )
     with torch.inference_mode():
-        wanted = model.albert.states(batch)[2].numpy()
+        expected_logits = model.albert.states(batch)[2].numpy()
     got = run_encoder(target, sample)
-    np.testing.assert_allclose(got[sample.is_real], wanted[sample.is_real], atol=1e-5)
+    np.testing.assert_allclose(got[sample.is_real], expected_logits[sample.is_real], atol=1e-5)
 
 
 def test_fewer_layers_of_an_adaptive_one_have_its_classifier(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    cut = export_bundle(checkpoint, tmp_path / "two", depth=ExportedDepth(num_layers=2)).bundle
-    one = export_bundle(checkpoint, tmp_path / "one", depth=ExportedDepth(num_layers=1)).bundle
+    cut = export_bundle(checkpoint, tmp_path / "two", depth=DepthOptions(num_layers=2)).bundle
+    one = export_bundle(checkpoint, tmp_path / "one", depth=DepthOptions(num_layers=1)).bundle
     assert cut.manifest.tasks["text-classification"].adaptive_depth == AdaptiveDepth()
     assert one.manifest.tasks["text-classification"].adaptive_depth is None
     model = load_checkpoint(checkpoint).eval()
     texts = [item for item in inputs_of() if item.task == "text-classification"]
     for bundle, layers in ((cut, 2), (one, 1)):
         deep = Depth(max_layers=layers, patience=4)
-        wanted = [expected(model, replace(item, depth=deep)) for item in texts]
+        expected_logits = [expected(model, replace(item, depth=deep)) for item in texts]
         plain = [replace(item, depth=None) for item in texts]
-        assert_all_close(Engine.open(bundle, CPU).run(plain), wanted, 1e-4)
+        assert_all_close(Engine.open(bundle, CPU).run(plain), expected_logits, 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -385,7 +384,7 @@ def test_depths_that_a_checkpoint_cannot_have(
 
 def test_a_default_of_more_layers_than_there_are(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="--max-layers 5: the checkpoint has 4 layers"):
-        export_bundle(checkpoint, tmp_path / "bundle", depth=ExportedDepth(max_layers=5))
+        export_bundle(checkpoint, tmp_path / "bundle", depth=DepthOptions(max_layers=5))
 
 
 def test_a_manifest_of_more_layers_than_there_are(checkpoint: Path, tmp_path: Path) -> None:

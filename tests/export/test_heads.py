@@ -44,7 +44,7 @@ def save_hf(tmp_path: Path) -> Callable[..., Any]:
 
 
 def hf_outputs(model: Any) -> Any:
-    """What the model of `transformers` gives for the ragged batch."""
+    """The logits of the model of `transformers` for the ragged batch."""
     sample = ragged(TINY)
     with torch.inference_mode():
         return model(

@@ -66,18 +66,18 @@ def test_a_quantized_weight_is_within_half_a_step(weight_OI: np.ndarray) -> None
 def test_each_matrix_of_note_belongs_to_one_part() -> None:
     tasks: dict[TaskName, int] = {"fill-mask": 50, "sentence-order": 2, "question-answering": 2}
     shapes = expected_shapes(CONFIG, tasks)
-    found = {name: part_of(name) for name in shapes}
-    assert {name for name, part in found.items() if part == "embeddings"} == {
+    parts = {name: part_of(name) for name in shapes}
+    assert {name for name, part in parts.items() if part == "embeddings"} == {
         WORDS,
         "albert.encoder.embedding_hidden_mapping_in.weight",
     }
-    assert sum(part == "attention" for part in found.values()) == 4
-    assert sum(part == "ffn" for part in found.values()) == 2
-    assert {name for name, part in found.items() if part == "heads"} == {
+    assert sum(part == "attention" for part in parts.values()) == 4
+    assert sum(part == "ffn" for part in parts.values()) == 2
+    assert {name for name, part in parts.items() if part == "heads"} == {
         "albert.pooler.weight",
         "predictions.dense.weight",
     }
-    assert all(len(shapes[name]) == 2 for name, part in found.items() if part)
+    assert all(len(shapes[name]) == 2 for name, part in parts.items() if part)
     assert set(PARTS) == set(get_args(Part))
 
 

@@ -50,7 +50,7 @@ class Chosen:
 
     def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
         self.num_asked += len(inputs)
-        return [self.choose(given) for given in inputs]
+        return [self.choose(item) for item in inputs]
 
 
 def one_hot(best: Iterable[int], num_outputs: int) -> Logits:
@@ -76,9 +76,9 @@ class Knowing(Chosen):
             for item in sample.items
         }
 
-    def _answer(self, given: EncoderInput) -> Logits:
-        num_outputs = self._outputs[given.task]
-        rights = self._rights[given.task, tuple(given.ids)]
+    def _answer(self, item: EncoderInput) -> Logits:
+        num_outputs = self._outputs[item.task]
+        rights = self._rights[item.task, tuple(item.ids)]
         wrong = min(self.num_wrong, len(rights))
         self.num_wrong -= wrong
         answers = [(right + (place < wrong)) % num_outputs for place, right in enumerate(rights)]
@@ -160,14 +160,14 @@ def test_a_bundle_can_be_better_than_torch(
 def test_the_count_is_of_predictions(source: Source, tokenizer_file: Path, short: Path) -> None:
     num_rows = 0
 
-    def choose(given: EncoderInput) -> Logits:
+    def choose(item: EncoderInput) -> Logits:
         nonlocal num_rows
-        assert given.rows is not None
-        num_rows += len(given.rows)
-        return one_hot([7] * len(given.rows), 600)
+        assert item.rows is not None
+        num_rows += len(item.rows)
+        return one_hot([7] * len(item.rows), 600)
 
     source, data = only(source, "fill-mask"), RealData(text=(short,))
-    engine = Chosen(lambda given: one_hot([8] * len(given.rows or ()), 600))
+    engine = Chosen(lambda item: one_hot([8] * len(item.rows or ()), 600))
     quality = measure_quality(source, tokenizer_file, Chosen(choose), engine, data)["fill-mask"]
     samples = draw_samples(
         source.config, source.tasks, AlbertTokenizer.from_file(tokenizer_file), data
@@ -189,8 +189,8 @@ def test_when_the_time_is_over_the_rest_is_left_out(
             now_s += 1.0
             return super().run(inputs)
 
-    def choose(given: EncoderInput) -> Logits:
-        return one_hot([0] * len(given.rows or ()), 600)
+    def choose(item: EncoderInput) -> Logits:
+        return one_hot([0] * len(item.rows or ()), 600)
 
     data, tasks = RealData(text=(short,)), source.tasks
     source = replace(source, tasks={name: tasks[name] for name in ("fill-mask", "sentence-order")})
@@ -198,11 +198,11 @@ def test_when_the_time_is_over_the_rest_is_left_out(
     whole = measure_quality(source, tokenizer_file, *pair, data, clock=lambda: now_s)
     assert "--no-quality skips it" in capsys.readouterr().err
     part = measure_quality(source, tokenizer_file, *pair, data, budget_s=0.5, clock=lambda: now_s)
-    told = capsys.readouterr().err
-    assert ", within about 0 s (--quality-budget); --no-quality skips it" in told
+    warnings = capsys.readouterr().err
+    assert ", within about 0 s (--quality-budget); --no-quality skips it" in warnings
     for task in source.tasks:
         assert 0 < part[task].count < whole[task].count / 4
-        assert f"{task} is measured on 1 of 8 parts of its sample" in told
+        assert f"{task} is measured on 1 of 8 parts of its sample" in warnings
 
 
 @pytest.mark.parametrize("num_wrong", [0, 3])
@@ -211,17 +211,17 @@ def test_without_labels_torch_is_right(
 ) -> None:
     left = num_wrong
 
-    def differ(given: EncoderInput) -> Logits:
+    def differ(item: EncoderInput) -> Logits:
         nonlocal left
         left -= 1
-        return one_hot([(sum(given.ids) + (left >= 0)) % 2], 2)
+        return one_hot([(sum(item.ids) + (left >= 0)) % 2], 2)
 
     source, data = only(source, "text-classification"), RealData(text=(short,))
-    reference = Chosen(lambda given: one_hot([sum(given.ids) % 2], 2))
+    reference = Chosen(lambda item: one_hot([sum(item.ids) % 2], 2))
     quality = measure_quality(source, tokenizer_file, reference, Chosen(differ), data)
-    found = quality["text-classification"]
-    assert (found.metric, found.torch) == ("agreement", 100)
-    assert found.cost == pytest.approx(100 * num_wrong / found.count)
+    measured = quality["text-classification"]
+    assert (measured.metric, measured.torch) == ("agreement", 100)
+    assert measured.cost == pytest.approx(100 * num_wrong / measured.count)
 
 
 @pytest.mark.parametrize(
@@ -260,13 +260,13 @@ def test_numbers_agree_where_their_order_does(
     factor: float,
     agreement: float,
 ) -> None:
-    def number(given: EncoderInput) -> float:
-        return float(np.random.default_rng(given.ids).random())
+    def number(item: EncoderInput) -> float:
+        return float(np.random.default_rng(item.ids).random())
 
     entry = TaskEntry(graph="a.onnx", num_outputs=1, problem_type="regression")
     source, data = only(source, task, entry), RealData(text=(short,))
-    reference = Chosen(lambda given: np.array([[number(given)]], np.float32))
-    engine = Chosen(lambda given: np.array([[3 + factor * number(given)]], np.float32))
+    reference = Chosen(lambda item: np.array([[number(item)]], np.float32))
+    engine = Chosen(lambda item: np.array([[3 + factor * number(item)]], np.float32))
     quality = measure_quality(source, tokenizer_file, reference, engine, data)[task]
     assert (quality.metric, quality.bundle) == ("agreement", agreement)
 
@@ -284,7 +284,7 @@ def test_choices_are_marked_by_the_right_one(
         for number, example in enumerate(examples)
         for place, sequence in enumerate(example.sequences(tokenizer))
     }
-    runner = Chosen(lambda given: np.array([[rights[tuple(given.ids)]]], np.float32))
+    runner = Chosen(lambda item: np.array([[rights[tuple(item.ids)]]], np.float32))
     entry = TaskEntry(graph="a.onnx", num_outputs=1)
     source = only(source, "multiple-choice", entry)
     data = RealData(text=(short,), choices=(folder,))
@@ -317,27 +317,27 @@ def test_answers_are_marked_by_their_words(source: Source, tokenizer_file: Path)
     long = replace(source, config=replace(source.config, max_positions=384))
     known = spans(long, tokenizer_file)
 
-    def answer(given: EncoderInput) -> Logits:
-        start, end = known.get(tuple(given.ids), (0, 0))
-        logits = np.full((len(given.ids), 2), -30, np.float32)
+    def answer(item: EncoderInput) -> Logits:
+        start, end = known.get(tuple(item.ids), (0, 0))
+        logits = np.full((len(item.ids), 2), -30, np.float32)
         logits[[start, end], [0, 1]] = 30
         return logits
 
     long = only(long, "question-answering")
     data = RealData(text=(), questions=(SQUAD,))
-    silent = Chosen(lambda given: np.zeros((len(given.ids), 2), np.float32))
+    silent = Chosen(lambda item: np.zeros((len(item.ids), 2), np.float32))
     quality = measure_quality(long, tokenizer_file, Chosen(answer), silent, data)
-    found = quality["question-answering"]
-    assert (found.metric, found.count, found.data) == ("F1", 33, ["squad.json"])
-    assert found.torch > 90
-    assert found.bundle < 20
+    measured = quality["question-answering"]
+    assert (measured.metric, measured.count, measured.data) == ("F1", 33, ["squad.json"])
+    assert measured.torch > 90
+    assert measured.bundle < 20
 
 
 def test_answers_agree_where_they_stand(source: Source, tokenizer_file: Path, short: Path) -> None:
     def at(place: int) -> Chosen:
-        def choose(given: EncoderInput) -> Logits:
-            logits = np.zeros((len(given.ids), 2), np.float32)
-            first = given.types.index(1)
+        def choose(item: EncoderInput) -> Logits:
+            logits = np.zeros((len(item.ids), 2), np.float32)
+            first = item.types.index(1)
             logits[first + place] = 30
             return logits
 
@@ -362,15 +362,15 @@ def test_a_bundle_in_fp32_costs_nothing(
     quality = measure_quality(source, tokenizer_file, TorchEngine(model), Engine.open(bundle), data)
 
     assert quality.keys() == source.tasks.keys()
-    for found in quality.values():
-        assert found.cost == pytest.approx(0, abs=1e-9)
+    for measured in quality.values():
+        assert measured.cost == pytest.approx(0, abs=1e-9)
     check_quality(quality, 0.0)
     tokenizer = AlbertTokenizer.from_file(tokenizer_file)
     names = source.tasks["text-classification"].labels or []
     labelled_texts, _ = read_labelled([labelled], names)
     texts = classify(model, tokenizer, labelled_texts, names).figures()
-    asked = question_figures(answer_questions(model, tokenizer, read_squad([SQUAD])), 0.0)
-    accuracy, f1 = texts["text_classification_accuracy"], asked["question_answering_f1"]
+    figures = question_figures(answer_questions(model, tokenizer, read_squad([SQUAD])), 0.0)
+    accuracy, f1 = texts["text_classification_accuracy"], figures["question_answering_f1"]
     assert quality["text-classification"].torch == pytest.approx(100 * accuracy)
     assert quality["question-answering"].torch == pytest.approx(f1)
     assert f1 > 0
@@ -409,11 +409,11 @@ def test_a_cost_of_the_limit_is_let_through(count: int, num_lost: int, num_right
     """However the shares are rounded."""
     num_right = min(count, num_right)
     num_kept = max(0, num_right - num_lost)
-    found = quality("accuracy", 100 * num_right / count, 100 * num_kept / count, count)
-    check_quality({"fill-mask": found}, max_cost=100 * (num_right - num_kept) / count)
+    measured = quality("accuracy", 100 * num_right / count, 100 * num_kept / count, count)
+    check_quality({"fill-mask": measured}, max_cost=100 * (num_right - num_kept) / count)
     if num_right > num_kept:
         with pytest.raises(ExportError):
-            check_quality({"fill-mask": found}, 100 * (num_right - num_kept - 0.5) / count)
+            check_quality({"fill-mask": measured}, 100 * (num_right - num_kept - 0.5) / count)
 
 
 def test_a_refusal_says_what_is_lost_and_what_can_be_done() -> None:
@@ -438,12 +438,12 @@ def test_a_refusal_says_what_is_lost_and_what_can_be_done() -> None:
 
 
 def test_a_refusal_of_fewer_layers_says_what_they_need() -> None:
-    found: dict[str, Quality] = {"text-classification": quality("accuracy", 90.0, 80.0)}
+    figures: dict[str, Quality] = {"text-classification": quality("accuracy", 90.0, 80.0)}
     with pytest.raises(ExportError, match="--max-layers, or a higher --patience") as caught:
-        check_quality(found, 1.0, is_rounded=False, is_shallow=True)
+        check_quality(figures, 1.0, is_rounded=False, is_shallow=True)
     assert "--keep-fp32" not in str(caught.value)
     with pytest.raises(ExportError, match=r"--patience.*--keep-fp32"):
-        check_quality(found, 1.0, is_rounded=True, is_shallow=True)
+        check_quality(figures, 1.0, is_rounded=True, is_shallow=True)
 
 
 @pytest.mark.parametrize(
@@ -455,14 +455,14 @@ def test_a_refusal_of_fewer_layers_says_what_they_need() -> None:
 )
 def test_a_disagreement_is_refused_only_where_it_is_large(task: str, mended: str) -> None:
     check_quality({task: quality("agreement", 100.0, 90.5)}, max_cost=1.0)
-    found = {task: quality("agreement", 100.0, 89.5)}
+    figures = {task: quality("agreement", 100.0, 89.5)}
     with pytest.raises(ExportError) as caught:
-        check_quality(found, max_cost=1.0)
+        check_quality(figures, max_cost=1.0)
     assert f"{task} gives torch's answer in 89.50 % of 200 cases, less than 90 %" in str(
         caught.value
     )
     assert mended in str(caught.value)
-    check_quality(found, max_cost=12.0)  # more is not lost, whatever the labels
+    check_quality(figures, max_cost=12.0)  # more is not lost, whatever the labels
 
 
 def test_a_limit_that_is_no_number_lets_nothing_through() -> None:

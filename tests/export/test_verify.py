@@ -1,4 +1,4 @@
-"""The checks before a bundle is given out find what they are there to find."""
+"""The checks of a new bundle find wrong weights, graphs and outputs."""
 
 from __future__ import annotations
 
@@ -237,9 +237,9 @@ def test_a_value_that_only_a_special_token_has_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_model_of_the_shape_of_xxlarge_is_exported_in_fp16(tmp_path: Path) -> None:
-    """H 4096 and 64 heads, new weights; with fewer positions, which only take time."""
+    """H 4096 and 64 heads, new weights; fewer layers, positions and tokens only save time."""
     folder = tmp_path / "checkpoint"
-    config = replace(preset("xxlarge"), max_positions=48)
+    config = replace(preset("xxlarge"), num_layers=3, max_positions=16, vocab_size=1000)
     model = AlbertForTasks(config, head_sizes(config, ("fill-mask", "sentence-order")))
     save_checkpoint(model, folder)
     del model

@@ -46,7 +46,7 @@ def target(tmp_path: Path) -> Path:
 
 
 def folders(target: Path) -> list[str]:
-    """What lies beside the target: nothing else may be left there."""
+    """The names beside the target: no other file may be left there."""
     return [each.name for each in target.parent.iterdir()] if target.parent.exists() else []
 
 
@@ -312,8 +312,8 @@ def test_an_fp32_bundle_is_a_checkpoint_of_transformers(
     ids = AlbertTokenizer.from_file(bundle.tokenizer_file).encode(text).ids
     assert ids == encoded["input_ids"][0].tolist()
     mask = ids.index(tokenizer.mask_token_id)
-    given = EncoderInput(ids=ids, types=[0] * len(ids), task="fill-mask", rows=[mask])
-    (ours,) = Engine.open(bundle).run([given])
+    masked = EncoderInput(ids=ids, types=[0] * len(ids), task="fill-mask", rows=[mask])
+    (ours,) = Engine.open(bundle).run([masked])
     np.testing.assert_allclose(ours[0], logits[mask].numpy(), atol=1e-4)
 
 

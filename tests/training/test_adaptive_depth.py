@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 import signal
+import weakref
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import ConfigError
+from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import (
     hf_load,
     ragged,
@@ -28,8 +30,13 @@ from tests.training.support import (
 )
 from training import evaluate
 from training.data.batch import ExampleBatch
+from training.data.labelled.texts import LabelledText
 from training.evaluation.depth import depth_figures, layers_used
+from training.evaluation.reports.report import write_report
+from training.evaluation.results import Results
+from training.evaluation.task import classify_task, task_figures
 from training.finetune import main
+from training.glue.tasks import TASKS
 from training.losses import adaptive_scores, classification_scores
 from training.model.albert import Batch
 from training.model.checkpoint import (
@@ -330,3 +337,33 @@ def test_a_cut_model_has_the_same_weight_file(tmp_path: Path) -> None:
         cut = load_checkpoint(folder).eval()
         with torch.inference_mode():
             torch.testing.assert_close(cut(tokens), model.albert.states(tokens)[2])
+
+
+def test_only_the_rows_that_are_read_are_kept() -> None:
+    model = adaptive_model()
+    outputs: list[weakref.ref[torch.Tensor]] = []
+    num_alive: list[int] = []
+
+    def see(module: object, inputs: object, output: torch.Tensor) -> None:
+        num_alive.append(sum(output() is not None for output in outputs))
+        outputs.append(weakref.ref(output))
+
+    for ffn in model.albert.encoder.ffns:
+        ffn.register_forward_hook(see)
+    with torch.inference_mode():
+        model.albert.rows_by_layer(ragged(), torch.tensor([0]))
+    assert len(outputs) == NUM_LAYERS
+    assert max(num_alive) == 1  # the input of the layer
+
+
+def test_the_report_draws_the_metric_of_the_task(pretrained: Path, tmp_path: Path) -> None:
+    tokenizer = AlbertTokenizer.from_file(pretrained / "checkpoint/tokenizer.json")
+    texts = [LabelledText(text=word, pair=None, label=label) for label, word in enumerate("ab")]
+    task = TASKS["cola"]
+    model = adaptive_model(num_labels=2)
+    classified = classify_task(model, tokenizer, task, task.labels, {"dev": texts})
+    results = Results(figures=task_figures(task, classified), classified=classified)
+    write_report(results, "model", tmp_path)
+    report = (tmp_path / "report.md").read_text()
+    assert "![Matthews correlation over the number of layers](dev-depths.png)" in report
+    assert "| layers | matthews_correlation |" in report

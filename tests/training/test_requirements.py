@@ -41,13 +41,6 @@ def test_an_import_is_not_ended(python: Path) -> None:
     assert done.stdout == "imported\n", done.stderr
 
 
-def test_with_the_packages_the_commands_run() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "export", "--help"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-
-
 def imported(file: Path) -> Iterator[str]:
     """The packages that a module imports as it is loaded."""
     for statement in ast.parse(file.read_text(encoding="utf-8")).body:

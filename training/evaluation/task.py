@@ -40,15 +40,18 @@ def classify_task(
     """
     outputs = outputs_of(task, names)
     return {
-        split: classify(
-            model,
-            tokenizer,
-            its_texts,
-            task.labels or names,
-            task.problem,
-            truncation=truncation,
-            outputs=outputs,
-            head=head,
+        split: replace(
+            classify(
+                model,
+                tokenizer,
+                its_texts,
+                task.labels or names,
+                task.problem,
+                truncation=truncation,
+                outputs=outputs,
+                head=head,
+            ),
+            metric=task.metrics[0],
         )
         for split, its_texts in texts.items()
     }

@@ -141,6 +141,14 @@ class Encoder(nn.Module):
             states.append(self._apply_layer(number, states[-1], mask))
         return states
 
+    def rows_by_layer(self, x_BSH: Tensor, mask: AttentionMask, read: Tensor) -> list[Tensor]:
+        """Return the output of each layer at gathered positions, all (R, H)."""
+        rows = []
+        for number in range(1, len(self.layer_plan)):
+            x_BSH = self._apply_layer(number, x_BSH, mask)
+            rows.append(x_BSH.flatten(0, 1)[read])
+        return [*rows, self._apply_layer(len(self.layer_plan), x_BSH, mask, read)]
+
     def _apply_layer(
         self, number: int, x_BSH: Tensor, mask: AttentionMask, read: Tensor | None = None
     ) -> Tensor:
@@ -259,9 +267,9 @@ class Albert(nn.Module):
         Raises:
             ValueError: the rows are longer than the model has positions.
         """
+        rows = self.encoder.rows_by_layer(self._embed(batch), self._attention_mask(batch), read)
         step = self.config.num_inner_layers
-        states = self.states(batch)[step::step]
-        return torch.stack([state_BSH.flatten(0, 1)[read] for state_BSH in states])
+        return torch.stack(rows[step - 1 :: step])
 
     def _embed(self, batch: Batch) -> Tensor:
         length = batch.ids.shape[1]

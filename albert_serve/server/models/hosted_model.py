@@ -33,7 +33,7 @@ from albert_serve.bundle.figures import read_figure
 from albert_serve.bundle.manifest import WEIGHTS_FILE, Bundle, Manifest, TaskEntry
 from albert_serve.bundle.weights import CLASSIFICATION, further_head
 from albert_serve.errors import TooMuchAtOnceError
-from albert_serve.server.threads import run_in_thread
+from albert_serve.server.process.threads import run_in_thread
 from albert_serve.settings import Settings
 from albert_serve.tasks import (
     AnyTask,

@@ -20,10 +20,10 @@ from albert_serve.runtime.cuda import cannot_be_used, no_cuda_reason
 from albert_serve.runtime.encoder_pool import EncoderPool
 from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import return_free_memory
-from albert_serve.server.memory import keep_memory_low
 from albert_serve.server.metrics import Metrics
 from albert_serve.server.models.hosted_model import HostedModel, read_card
 from albert_serve.server.paths import Target
+from albert_serve.server.process.memory import keep_memory_low
 from albert_serve.settings import DEFAULT_VARIABLE, RuntimeOptions, Settings
 from albert_serve.tasks import AnyTask
 from albert_serve.tasks.load import load_tasks
@@ -229,7 +229,7 @@ class Models:
         if self.settings.max_batch_tokens is not None:
             engine.max_batch_tokens = self.settings.max_batch_tokens
         engine.warm_up()
-        tasks = load_tasks(bundle, self._tokenizer(bundle))
+        tasks = load_tasks(bundle, self._tokenizer(bundle), device=engine.device)
         return _Loaded(
             spec=spec,
             options=options,

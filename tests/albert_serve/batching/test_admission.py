@@ -1,6 +1,6 @@
 """The concurrency limit follows the measured throughput; refusals in excess of a rate are delayed.
 
-`QueueAdmission` is tested with the batcher that asks it (test_batcher.py).
+`QueueAdmission` is tested with the batcher that asks it (test_batcher.py, test_waiting.py).
 """
 
 from __future__ import annotations

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ParamSpec
+from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,96 +25,17 @@ from albert_serve.errors import (
     QueueFullError,
 )
 from albert_serve.tasks.base import EncoderInput, Logits
-
-P = ParamSpec("P")
-POISON = 666
-
-
-def on_event_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Run a test that is a coroutine."""
-
-    @functools.wraps(test)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
-
-
-class FakeEngine:
-    """Answers with the ids themselves; fails on any batch with the id POISON in it."""
-
-    def __init__(self, max_batch_tokens: int = 64) -> None:
-        self.max_batch_tokens = max_batch_tokens
-        self.batches: list[list[list[int]]] = []
-        self.open = threading.Event()
-        self.open.set()
-
-    def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        self.batches.append([item.ids for item in inputs])
-        assert self.open.wait(timeout=10)
-        if any(POISON in item.ids for item in inputs):
-            raise EngineError("poison")
-        return [expected_logits(item) for item in inputs]
-
-
-def expected_logits(item: EncoderInput) -> Logits:
-    return np.array([item.ids], np.float32)
-
-
-def make_input(ids: list[int], task: str = "fill-mask") -> EncoderInput:
-    return EncoderInput(ids=ids, types=[0] * len(ids), task=task, rows=None)
-
-
-class FakeClock:
-    """Goes on only when told to."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-class TimedEngine(FakeEngine):
-    """Takes a second of a fake clock for each token."""
-
-    def __init__(self, clock: FakeClock) -> None:
-        super().__init__(max_batch_tokens=64)
-        self._clock = clock
-
-    def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        answers = super().run_batch(inputs)
-        self._clock.now_s += sum(len(item.ids) for item in inputs)
-        return answers
-
-
-@dataclass(kw_only=True, slots=True)
-class Diary:
-    """An observer that writes everything down."""
-
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    queued_tokens: list[int] = field(default_factory=list)
-    reports: list[BatchReport] = field(default_factory=list)
-
-    def queued(self, task: str, num_tokens: int) -> None:
-        self.counts["queued", task] += 1
-        self.queued_tokens.append(num_tokens)
-
-    def batch(self, report: BatchReport) -> None:
-        self.reports.append(report)
-
-    def shed(self, task: str) -> None:
-        self.counts["shed", task] += 1
-
-    def expired(self, task: str) -> None:
-        self.counts["expired", task] += 1
-
-    def cancelled(self, task: str) -> None:
-        self.counts["cancelled", task] += 1
-
-
-def make_batcher(engine: FakeEngine, max_queue_tokens: int = 1_000_000) -> Batcher:
-    return Batcher(engine, max_queue_tokens=max_queue_tokens)
+from tests.albert_serve.batching.engines import (
+    POISON,
+    Diary,
+    FakeClock,
+    FakeEngine,
+    make_batcher,
+    make_input,
+    occupied,
+    on_event_loop,
+    started,
+)
 
 
 async def outcomes(
@@ -221,26 +139,6 @@ async def test_a_request_larger_than_the_queue_is_refused() -> None:
         await batcher.run([make_input([1] * 101)], 10.0)
 
 
-@pytest.mark.parametrize("how", ["cancelled", "expired"])
-@on_event_loop
-async def test_cancelled_and_expired_work_is_never_computed(how: str) -> None:
-    engine = FakeEngine()
-    batcher = make_batcher(engine)
-    engine.open.clear()
-    running = await occupied(engine, batcher, [1])
-    late = await started(batcher, [2], deadline_s=0.02 if how == "expired" else 10.0)
-    if how == "cancelled":
-        late.cancel()
-    (error,) = await asyncio.gather(late, return_exceptions=True)
-    expected = DeadlineExceededError if how == "expired" else asyncio.CancelledError
-    assert isinstance(error, expected)
-    assert batcher.num_queued_tokens == 0
-    engine.open.set()
-    await running
-    await batcher.close()
-    assert engine.batches == [[[1]]]
-
-
 @on_event_loop
 async def test_draining_finishes_accepted_requests_and_refuses_others() -> None:
     engine = FakeEngine(max_batch_tokens=1)
@@ -255,221 +153,6 @@ async def test_draining_finishes_accepted_requests_and_refuses_others() -> None:
     await draining
     assert [task.result()[0].tolist() for task in accepted] == [[[n]] for n in range(5)]
     await batcher.close()
-
-
-@on_event_loop
-async def test_a_batch_job_waits_for_the_interactive_requests_that_come_after_it() -> None:
-    engine = FakeEngine(max_batch_tokens=10)
-    batcher = make_batcher(engine)
-    engine.open.clear()
-    running = await occupied(engine, batcher, [0] * 10)
-    job = await started(batcher, [1] * 10, priority="batch")
-    person = await started(batcher, [2] * 10)
-    engine.open.set()
-    await asyncio.gather(running, job, person)
-    await batcher.close()
-    assert [batch[0][0] for batch in engine.batches] == [0, 2, 1]
-
-
-@on_event_loop
-async def test_batch_jobs_leave_half_of_the_queue_to_interactive_requests() -> None:
-    engine = FakeEngine()
-    batcher = make_batcher(engine, max_queue_tokens=100)
-    engine.open.clear()
-    running = await occupied(engine, batcher, [0])
-    with pytest.raises(InvalidInputError, match="51 tokens; at most 50"):
-        await batcher.run([make_input([1] * 51)], 10.0, priority="batch")
-    job = await started(batcher, [1] * 50, priority="batch")
-    with pytest.raises(QueueFullError, match="batch requests may add 0"):
-        await batcher.run([make_input([1])], 10.0, priority="batch")
-    person = await started(batcher, [2] * 50)
-    with pytest.raises(QueueFullError, match="interactive requests may add 0"):
-        await batcher.run([make_input([2])], 10.0)
-    engine.open.set()
-    await asyncio.gather(running, job, person)
-    await batcher.close()
-
-
-@on_event_loop
-async def test_there_are_two_priorities() -> None:
-    batcher = make_batcher(FakeEngine())
-    with pytest.raises(InvalidInputError, match="'urgent'; allowed are interactive and batch"):
-        await batcher.run([make_input([1])], 10.0, priority="urgent")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("nan")])
-@on_event_loop
-async def test_a_passed_deadline_is_refused_at_once(deadline_s: float) -> None:
-    engine = FakeEngine()
-    batcher = make_batcher(engine)
-    with pytest.raises(DeadlineExceededError):
-        await batcher.run([make_input([1])], deadline_s)
-    await batcher.close()
-    assert (engine.batches, batcher.num_queued_tokens) == ([], 0)
-
-
-@on_event_loop
-async def test_an_expired_request_is_not_computed_before_its_timer_runs() -> None:
-    engine, clock = FakeEngine(), FakeClock()
-    batcher = Batcher(engine, max_queue_tokens=100, clock=clock)
-    engine.open.clear()
-    running = await occupied(engine, batcher, [1])
-    late = await started(batcher, [2], deadline_s=100.0)
-    clock.now_s += 100
-    engine.open.set()
-    with pytest.raises(DeadlineExceededError):
-        await late
-    await running
-    await batcher.close()
-    assert engine.batches == [[[1]]]
-
-
-@on_event_loop
-async def test_a_request_that_would_be_late_at_the_measured_rate_is_refused() -> None:
-    clock = FakeClock()
-    engine = TimedEngine(clock)
-    batcher = Batcher(engine, max_queue_tokens=1000, max_wait_s=1000, clock=clock)
-    await batcher.run([make_input([0] * 10)], 100.0)  # measured: one second a token
-    engine.open.clear()
-    running = await occupied(engine, batcher, [1])
-    waiting = await started(batcher, [2] * 5, deadline_s=100.0)
-    with pytest.raises(DeadlineExceededError):
-        await batcher.run([make_input([3] * 50)], 49.0)
-    with pytest.raises(QueueFullError, match="take 55 s of the 50 s"):
-        await batcher.run([make_input([4] * 50)], 50.5)  # it would be in time if it were alone
-    engine.open.set()
-    await asyncio.gather(running, waiting)
-    await batcher.close()
-    assert [batch[0][0] for batch in engine.batches] == [0, 1, 2]
-
-
-@on_event_loop
-async def test_a_request_that_will_be_late_is_dropped_for_those_behind_it() -> None:
-    clock = FakeClock()
-    engine = TimedEngine(clock)
-    batcher = Batcher(engine, max_queue_tokens=1000, max_wait_s=1000, clock=clock)
-    await batcher.run([make_input([0] * 10)], 100.0)
-    engine.open.clear()
-    running = await occupied(engine, batcher, [1] * 5)
-    hopeless = await started(batcher, [2] * 50, deadline_s=51.0)
-    behind = await started(batcher, [3] * 5, deadline_s=100.0)
-    engine.open.set()
-    await asyncio.gather(running, behind)
-    with pytest.raises(DeadlineExceededError):
-        await hopeless
-    await batcher.close()
-    assert [batch[0][0] for batch in engine.batches] == [0, 1, 3]
-    assert batcher.num_queued_tokens == 0
-
-
-@on_event_loop
-async def test_a_request_over_the_maximum_wait_is_refused_at_once() -> None:
-    engine, batcher = await measured(max_wait_s=20)
-    running = await occupied(engine, batcher, [1])
-    calls = [await started(batcher, [2] * 20, 100.0), await started(batcher, [3], 100.0)]
-    assert batcher.wait_s() == pytest.approx(21)
-    with pytest.raises(QueueFullError, match="wait 21 s for its turn") as caught:
-        await batcher.run([make_input([4])], 100.0)
-    assert caught.value.retry_after_s == pytest.approx(21)
-    engine.open.set()
-    await asyncio.gather(running, *calls)
-    assert batcher.wait_s() == 0
-    await batcher.close()
-
-
-@on_event_loop
-async def test_no_request_waits_for_more_than_half_of_its_time() -> None:
-    engine, batcher = await measured(max_wait_s=1000)
-    running = await occupied(engine, batcher, [1])
-    calls = [await started(batcher, [2] * 20, 100.0)]
-    with pytest.raises(QueueFullError, match="may wait 19 s"):
-        await batcher.run([make_input([3])], 38.0)
-    calls.append(await started(batcher, [4], 42.0))
-    engine.open.set()
-    await asyncio.gather(running, *calls)
-    await batcher.close()
-
-
-@on_event_loop
-async def test_a_large_request_lets_others_in_for_they_wait_for_one_turn_of_it() -> None:
-    engine, batcher = await measured(max_wait_s=70)
-    running = await occupied(engine, batcher, [1])
-    large = asyncio.create_task(batcher.run([make_input([2] * 60)] * 50, 1e6))
-    await asyncio.sleep(0)
-    assert batcher.wait_s() == pytest.approx(engine.max_batch_tokens)
-    small = await started(batcher, [3] * 10, 200.0)
-    with pytest.raises(QueueFullError, match="wait 74 s"):
-        await batcher.run([make_input([4])], 200.0)
-    engine.open.set()
-    await asyncio.gather(running, large, small)
-    await batcher.close()
-
-
-@on_event_loop
-async def test_batch_jobs_wait_as_long_as_their_deadline_lets_them() -> None:
-    engine, batcher = await measured(max_wait_s=10)
-    running = await occupied(engine, batcher, [1])
-    calls = [await started(batcher, [2] * 15, 1e4, priority="batch") for _ in range(9)]
-    assert batcher.wait_s() == 0
-    calls.append(await started(batcher, [3], 100.0))
-    assert batcher.wait_s("batch") == pytest.approx(9 * 15 / 0.2)
-    engine.open.set()
-    await asyncio.gather(running, *calls)
-    await batcher.close()
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    arrivals=st.lists(
-        st.tuples(st.integers(1, 64), st.sampled_from(["interactive", "batch"])), max_size=60
-    )
-)
-@on_event_loop
-async def test_admitted_requests_are_answered_in_time_under_any_load(
-    arrivals: list[tuple[int, Priority]],
-) -> None:
-    engine, batcher = await measured(max_wait_s=100)
-    running = await occupied(engine, batcher, [1])
-    calls = []
-    for length, priority in arrivals:
-        has_room = batcher.wait_s(priority, length) <= (100 if priority == "interactive" else 500)
-        call = await started(batcher, [2] * length, 1000.0, priority=priority)
-        assert call.done() != has_room
-        calls.append(call)
-    engine.open.set()
-    results = await asyncio.gather(running, *calls, return_exceptions=True)
-    await batcher.close()
-    assert {type(result) for result in results} <= {list, QueueFullError}
-
-
-async def measured(*, max_wait_s: float) -> tuple[TimedEngine, Batcher]:
-    """An engine that is known to take a second a token, and stops at what comes next."""
-    clock = FakeClock()
-    engine = TimedEngine(clock)
-    batcher = Batcher(engine, max_queue_tokens=100_000, max_wait_s=max_wait_s, clock=clock)
-    await batcher.run([make_input([0])], 100.0)
-    engine.open.clear()
-    return engine, batcher
-
-
-def test_retry_after_is_the_queues_time_at_the_measured_rate() -> None:
-    async def check(num_queued: int) -> float:
-        clock = FakeClock()
-        engine = TimedEngine(clock)
-        batcher = Batcher(engine, max_queue_tokens=num_queued, max_wait_s=1000, clock=clock)
-        await batcher.run([make_input([0])], 10.0)
-        engine.open.clear()
-        running = await occupied(engine, batcher, [1])
-        queued = await started(batcher, [2] * num_queued, deadline_s=1e6)
-        with pytest.raises(QueueFullError) as caught:
-            await batcher.run([make_input([3])], 10.0)
-        engine.open.set()
-        await asyncio.gather(running, queued)
-        await batcher.close()
-        return caught.value.retry_after_s
-
-    assert asyncio.run(check(20)) == pytest.approx(20)
-    assert asyncio.run(check(400)) == 60
 
 
 @on_event_loop
@@ -738,30 +421,3 @@ async def test_draining_waits_for_the_last_request() -> None:
     await draining
     assert last.done()
     await batcher.close()
-
-
-async def occupied(
-    engine: FakeEngine, batcher: Batcher, ids: list[int]
-) -> asyncio.Task[list[Logits]]:
-    """A request that the engine is busy with."""
-    num_batches = len(engine.batches)
-    running = await started(batcher, ids)
-    while len(engine.batches) == num_batches:
-        await asyncio.sleep(0.001)
-    return running
-
-
-async def started(
-    batcher: Batcher,
-    ids: list[int],
-    deadline_s: float = 10.0,
-    *,
-    task: str = "fill-mask",
-    priority: Priority = "interactive",
-) -> asyncio.Task[list[Logits]]:
-    """A request that has been queued, or is running."""
-    call = batcher.run([make_input(ids, task)], deadline_s, priority=priority)
-    running = asyncio.create_task(call)
-    for _ in range(3):
-        await asyncio.sleep(0)
-    return running

@@ -62,7 +62,7 @@ def other_dir(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def bentoml(home: Path, *arguments: str) -> str:
-    """What BentoML's own command prints."""
+    """The output of BentoML's own command."""
     done = subprocess.run(
         [sys.executable, "-m", "bentoml", *arguments],
         env={**os.environ, "BENTOML_HOME": str(home), "BENTOML_DO_NOT_TRACK": "True"},

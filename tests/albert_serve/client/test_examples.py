@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from export.write import export_bundle
 from tests.albert_serve.support import ROOT, Running
 
 EXAMPLES = ROOT / "examples"
@@ -34,13 +33,6 @@ OUTPUTS: dict[str, tuple[str, int]] = {
     "embeddings": (r"-?" + SCORED, 3),
     "batch_stream": (r'\{"id": ".", "text": .*"label": "(positive|negative)".*\}', 4),
 }
-
-
-@pytest.fixture(scope="module")
-def choice_bundle(choice_checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundle of the model for multiple choice."""
-    target = tmp_path_factory.mktemp("choices") / "choices"
-    return export_bundle(choice_checkpoint_dir, target).bundle.folder
 
 
 def run(

@@ -180,7 +180,7 @@ def test_question_answering_tells_no_answer(call: Call) -> None:
 
 @pytest.mark.parametrize("normalize", [None, False, True])
 def test_feature_extraction(call: Call, extract: Any, normalize: bool | None) -> None:
-    """Of texts of several lengths, which the client makes one array of."""
+    """Texts have several lengths; the client makes one array of them."""
     texts = [TEXT, "It rained."]
     result = call("feature-extraction", text=texts, normalize=normalize)
     expected = np.stack([extract(text)[0].mean(0) for text in texts])

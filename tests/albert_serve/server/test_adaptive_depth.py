@@ -11,15 +11,16 @@ import httpx
 import pytest
 import torch
 
-from albert_serve.api.schemas import DepthInfo, InfoReply, LabelScore
+from albert_serve.api.schemas import DepthInfo, InfoReply, LabelScore, TextClassificationRequest
 from albert_serve.bundle.manifest import AdaptiveDepth, Bundle
 from albert_serve.client import AlbertClient, AsyncAlbertClient
 from albert_serve.errors import InvalidInputError
+from albert_serve.tasks import prepare_request
 from albert_serve.tasks.base import Depth
-from albert_serve.tasks.text_classification import resolve_depth
+from albert_serve.tasks.load import load_tasks
+from albert_serve.tasks.text_classification import ALL_LAYERS, resolve_depth
 from albert_serve.tokenizer import AlbertTokenizer
-from export.write import Depth as ExportedDepth
-from export.write import export_bundle
+from export.write import DepthOptions, export_bundle
 from tests.albert_serve.support import Running, running_service, service_environment
 from training.evaluation.depth import layers_used
 from training.model.albert import Batch
@@ -46,7 +47,7 @@ def bundle(
     save_checkpoint(
         model, folder / "checkpoint", tokenizer_from=checkpoint_dir, extra_config=labels
     )
-    depth = ExportedDepth(max_layers=2)
+    depth = DepthOptions(max_layers=2)
     return export_bundle(folder / "checkpoint", folder / "bundle", depth=depth).bundle
 
 
@@ -108,8 +109,27 @@ def test_texts_are_answered_after_the_layers_that_a_request_allows(
     reply = httpx.post(f"{adaptive.url}/text-classification", json=body, timeout=30)
     assert reply.status_code == 200
     for text, scores in zip(sentences, reply.json(), strict=True):
-        wanted = expected(model, bundle, text, **limits)
-        assert by_label(scores) == pytest.approx(wanted, abs=1e-4)
+        expected_scores = expected(model, bundle, text, **limits)
+        assert by_label(scores) == pytest.approx(expected_scores, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("device", "limits", "warnings"),
+    [
+        ("cuda", {"patience": 1}, [ALL_LAYERS]),
+        ("cuda", {"max_layers": 2}, [ALL_LAYERS]),
+        ("cuda", {}, [ALL_LAYERS]),
+        ("cuda", {"max_layers": NUM_LAYERS}, []),
+        ("cpu", {"patience": 1}, []),
+    ],
+)
+def test_a_caller_learns_that_an_engine_on_a_gpu_computes_all_layers(
+    bundle: Bundle, device: str, limits: dict[str, int], warnings: list[str]
+) -> None:
+    task = load_tasks(bundle, device=device)["text-classification"]
+    request = TextClassificationRequest.model_validate({"inputs": "a", "parameters": limits})
+    [prepared] = prepare_request(task, request)
+    assert prepared.warnings == warnings
 
 
 def test_info_has_the_layers_and_the_defaults(adaptive: Running) -> None:
@@ -123,7 +143,7 @@ def test_both_clients_ask_for_fewer_layers(
     adaptive: Running, model: AlbertForTasks, bundle: Bundle, sentences: list[str]
 ) -> None:
     text = sentences[0]
-    wanted = expected(model, bundle, text, max_layers=1)
+    expected_scores = expected(model, bundle, text, max_layers=1)
 
     async def ask() -> list[LabelScore]:
         async with AsyncAlbertClient(adaptive.url) as client:
@@ -131,11 +151,11 @@ def test_both_clients_ask_for_fewer_layers(
 
     with AlbertClient(adaptive.url) as client:
         assert by_label(client.text_classification(text, max_layers=1)) == pytest.approx(
-            wanted, abs=1e-4
+            expected_scores, abs=1e-4
         )
         with pytest.raises(InvalidInputError, match="max_layers is 4; the model has 3 layers"):
             client.text_classification(text, max_layers=4)
-    assert by_label(asyncio.run(ask())) == pytest.approx(wanted, abs=1e-4)
+    assert by_label(asyncio.run(ask())) == pytest.approx(expected_scores, abs=1e-4)
 
 
 @pytest.mark.parametrize(

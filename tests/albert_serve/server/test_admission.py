@@ -54,9 +54,9 @@ class FakeApplication:
 
 
 async def ask(
-    controller: AdmissionController, given: Scope, body: list[Message] | None = None
+    controller: AdmissionController, request_scope: Scope, body: list[Message] | None = None
 ) -> list[Message]:
-    """What is answered; a body without an end never comes."""
+    """The messages of the reply; a body that is not complete stays so."""
     parts = iter([{"type": "http.request"}] if body is None else body)
     sent: list[Message] = []
 
@@ -69,18 +69,18 @@ async def ask(
     async def send(message: Message) -> None:
         sent.append(message)
 
-    await controller(given, receive, send)
+    await controller(request_scope, receive, send)
     return sent
 
 
 async def filled(
-    inside: FakeApplication, **given: Any
+    inside: FakeApplication, **options: Any
 ) -> tuple[AdmissionController, list[asyncio.Task[list[Message]]]]:
     directory = FakeDirectory()
     controller = AdmissionController(
         inside, lambda: directory, max_latency_s=1.0, max_batch_latency_s=1.0
     )
-    tasks = [asyncio.create_task(ask(controller, scope(), **given)) for _ in range(INITIAL)]
+    tasks = [asyncio.create_task(ask(controller, scope(), **options)) for _ in range(INITIAL)]
     await asyncio.sleep(0)
     return controller, tasks
 
@@ -110,9 +110,9 @@ def test_refusals_have_cors_headers_for_allowed_origins() -> None:
         controller = AdmissionController(inside, lambda: directory, 1.0, 1.0, around_refusals=cors)
         tasks = [asyncio.create_task(ask(controller, scope())) for _ in range(INITIAL)]
         await asyncio.sleep(0)
-        given = scope()
-        given["headers"].append((b"origin", b"https://a.example.com"))
-        start, _ = await ask(controller, given)
+        cross_origin = scope()
+        cross_origin["headers"].append((b"origin", b"https://a.example.com"))
+        start, _ = await ask(controller, cross_origin)
         assert start["status"] == 429
         headers = dict(start["headers"])
         assert headers[b"access-control-allow-origin"] == b"https://a.example.com"
@@ -139,10 +139,10 @@ def test_each_model_has_its_own_limit() -> None:
     async def check() -> None:
         inside = FakeApplication()
         controller, tasks = await filled(inside)
-        beside = asyncio.create_task(ask(controller, scope("/v1/models/second/fill-mask")))
+        other_model = asyncio.create_task(ask(controller, scope("/v1/models/second/fill-mask")))
         await asyncio.sleep(0)
         inside.open.set()
-        assert (await beside)[0]["status"] == 200
+        assert (await other_model)[0]["status"] == 200
         await asyncio.gather(*tasks)
 
     asyncio.run(check())

@@ -29,7 +29,7 @@ MAX_ITEMS = 3
 
 
 class Held:
-    """What a request's frames hold."""
+    """The local variables of a request's frames."""
 
 
 class Refusing:

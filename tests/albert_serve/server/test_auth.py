@@ -202,12 +202,12 @@ def test_pages_of_the_origin_can_read_refusals_too(friend: httpx.Client) -> None
 
 
 def preflight(http: httpx.Client, origin: str, path: str = "/fill-mask") -> httpx.Response:
-    asked = {
+    headers = {
         "Origin": origin,
         "Access-Control-Request-Method": "POST",
         "Access-Control-Request-Headers": "authorization,content-type,x-priority,x-request-id",
     }
-    return http.options(path, headers=asked)
+    return http.options(path, headers=headers)
 
 
 def test_preflight_passes_without_a_key_for_the_origin_alone(stranger: httpx.Client) -> None:
@@ -271,8 +271,8 @@ def test_metrics_have_one_label_for_all_paths_that_there_are_not(client: httpx.C
     metrics = client.get("/metrics").text
     assert "made-up" not in metrics
     assert f'endpoint="{OTHER}",http_response_code="404"' in metrics
-    told = client.get("/made-up-1").json()["error"]
-    assert told.startswith("there is nothing at /made-up-1;")
+    error = client.get("/made-up-1").json()["error"]
+    assert error.startswith("there is nothing at /made-up-1;")
 
 
 @given(st.text())
@@ -397,6 +397,6 @@ def test_only_what_the_guard_names_needs_a_key(bundle_dir: Path, tmp_path: Path)
 def assert_unauthorized(reply: httpx.Response) -> None:
     assert reply.status_code == 401, reply.text
     assert reply.headers["WWW-Authenticate"].startswith('Bearer realm="albert_serve"')
-    told = ErrorReply.model_validate_json(reply.content)
-    assert told.error_type == "unauthorized"
-    assert told.request_id == reply.headers["X-Request-ID"]
+    error = ErrorReply.model_validate_json(reply.content)
+    assert error.error_type == "unauthorized"
+    assert error.request_id == reply.headers["X-Request-ID"]

@@ -97,10 +97,10 @@ def test_both_formats_are_answered_by_a_models_name(client: httpx.Client) -> Non
 
 def test_parameters_are_taken_inside_and_beside(client: httpx.Client) -> None:
     inside = {"inputs": TEXTS, "parameters": {"pooling": "cls", "normalize": True}}
-    beside = {"inputs": TEXTS, "pooling": "cls", "normalize": True, "prompt_name": None}
+    at_the_top = {"inputs": TEXTS, "pooling": "cls", "normalize": True, "prompt_name": None}
     mixed = {"inputs": TEXTS, "pooling": "cls", "parameters": {"normalize": True}}
     expected, *others = (
-        client.post("/feature-extraction", json=body).json() for body in (inside, beside, mixed)
+        client.post("/feature-extraction", json=body).json() for body in (inside, at_the_top, mixed)
     )
     for reply in others:
         assert_close(reply, expected)

@@ -72,13 +72,13 @@ def samples(url: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 
 def total(url: str, name: str, **labels: str) -> float:
     """The sum of a metric over all its other labels; there is one at least."""
-    found = [
+    values = [
         value
         for (metric, own), value in samples(url).items()
         if metric == name and labels.items() <= own
     ]
-    assert found, (name, labels)
-    return sum(found)
+    assert values, (name, labels)
+    return sum(values)
 
 
 def test_every_request_is_counted_once_whichever_process_answers(workers: Running) -> None:
@@ -152,15 +152,15 @@ def test_grafanas_own_types_read_all_of_the_dashboard() -> None:
     assert list(lost(content, read)) == []
 
 
-def lost(given: Any, read: Any, place: str = "") -> Iterator[str]:
+def lost(expected: Any, actual: Any, place: str = "") -> Iterator[str]:
     """Where what was read lacks, or has otherwise, what was given."""
-    if isinstance(given, dict) and isinstance(read, dict):
-        for name, value in given.items():
-            yield from lost(value, read.get(name), f"{place}.{name}")
-    elif isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
-        for number, (one, other) in enumerate(zip(given, read, strict=True)):
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        for name, value in expected.items():
+            yield from lost(value, actual.get(name), f"{place}.{name}")
+    elif isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
+        for number, (one, other) in enumerate(zip(expected, actual, strict=True)):
             yield from lost(one, other, f"{place}[{number}]")
-    elif given != read:
+    elif expected != actual:
         yield place
 
 
@@ -216,9 +216,9 @@ def test_a_record_is_one_line_of_json(message: str, reason: str) -> None:
         record.exc_info = (ValueError, error, error.__traceback__)
     line = JsonFormatter().format(record)
     assert len(line.splitlines()) == 1
-    told: dict[str, Any] = json.loads(line)
-    assert told["message"] == message
-    assert reason in told["exception"]
+    parsed: dict[str, Any] = json.loads(line)
+    assert parsed["message"] == message
+    assert reason in parsed["exception"]
 
 
 def test_a_report_of_mixed_tasks_goes_to_each() -> None:

@@ -206,7 +206,7 @@ def test_a_body_that_does_not_arrive_is_504(engine: Engine, bundle_dir: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("failure", "error_type", "told"),
+    ("failure", "error_type", "message"),
     [
         pytest.param(EngineError("/secret/file"), "engine", "the model failed", id="engine"),
         pytest.param(KeyError("secret"), "internal", "an unexpected error", id="bug"),
@@ -217,7 +217,7 @@ def test_a_failure_is_500_and_says_no_more_than_it_should(
     bundle_dir: Path,
     failure: Exception,
     error_type: str,
-    told: str,
+    message: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def check() -> None:
@@ -229,7 +229,7 @@ def test_a_failure_is_500_and_says_no_more_than_it_should(
             (logged,) = [record for record in caplog.records if record.levelname == "ERROR"]
             assert reply.json()["request_id"] in logged.getMessage()
             assert "secret" in str(logged.exc_info)
-            assert told in reply.json()["error"]
+            assert message in reply.json()["error"]
             assert "secret" not in reply.text
             service.engine.failure = None
             assert (await service.post()).status_code == 200

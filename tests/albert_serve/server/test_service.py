@@ -153,8 +153,8 @@ def test_openapi_lists_the_endpoints_and_every_reference_resolves(client: httpx.
         operation = document["paths"][f"/{task}"]["post"]
         request = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
         fields = set(schemas[request.rpartition("/")[2]]["properties"])
-        beside = TASKS[task].parameters.model_fields if task == "feature-extraction" else ()
-        assert fields == {"inputs", "parameters", *beside}
+        at_the_top = TASKS[task].parameters.model_fields if task == "feature-extraction" else ()
+        assert fields == {"inputs", "parameters", *at_the_top}
         assert {"200", "400", "413", "415", "422", "429", "503", "504"} <= set(
             operation["responses"]
         )
@@ -249,8 +249,8 @@ def test_what_cannot_be_answered_is_told_in_one_sentence(
 
 
 def test_request_ids_are_echoed_when_sane_and_made_otherwise(client: httpx.Client) -> None:
-    given = client.get("/health", headers={"X-Request-ID": "job-7/row-3"})
-    assert given.headers["X-Request-ID"] == "job-7/row-3"
+    reply = client.get("/health", headers={"X-Request-ID": "job-7/row-3"})
+    assert reply.headers["X-Request-ID"] == "job-7/row-3"
     refused = client.post("/fill-mask", content=b"", headers={"X-Request-ID": "x" * 129})
     assert len(refused.headers["X-Request-ID"]) == 32
 
@@ -323,10 +323,10 @@ def assert_envelope(reply: httpx.Response, status: int, error_type: str) -> None
     assert reply.headers["content-type"] == "application/json"
     assert set(reply.json()) == {"error", "error_type", "request_id"}
     is_openai = reply.request.url.path.endswith("/embeddings")
-    told: Any = (OpenAIErrorReply if is_openai else ErrorReply).model_validate_json(reply.content)
-    assert told.error
-    assert told.error_type == error_type
-    assert told.request_id == reply.headers["X-Request-ID"]
+    error: Any = (OpenAIErrorReply if is_openai else ErrorReply).model_validate_json(reply.content)
+    assert error.error
+    assert error.error_type == error_type
+    assert error.request_id == reply.headers["X-Request-ID"]
 
 
 def assert_close(answer: Any, expected: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of the page do with it, and what stands between it and a service."""
+"""Actions on the page, and a proxy between it and a service."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def show(page: Page, task: str) -> Locator:
 
 
 def ask(client: httpx.Client, task: str, inputs: Any, parameters: Any = None) -> Any:
-    """What the API answers."""
+    """The reply of the API."""
     reply = client.post(f"/{task}", json={"inputs": inputs, "parameters": parameters})
     assert reply.status_code == 200, reply.text
     return reply.json()

@@ -44,7 +44,7 @@ def bars_of(answer: list[dict[str, Any]]) -> list[tuple[str, float]]:
 
 
 def request_of(page: Page) -> Any:
-    """What the page sends when the form is sent."""
+    """The request that the page sends when the form is submitted."""
     with page.expect_request(f"**/{TASK}") as sent:
         page.locator("#multiple-choice-question").press("Enter")
     return sent.value.post_data_json

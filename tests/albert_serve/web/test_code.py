@@ -119,12 +119,12 @@ def test_any_request_survives_the_shell_and_python(open_page: OpenPage) -> None:
 def code_of(page: Page, task: str, language: str) -> str:
     panel = page.locator(f"#panel-{task}")
     panel.get_by_role("button", name=language, exact=True).click()
-    found: str = panel.locator("pre code").evaluate("place => place.textContent")
-    return found
+    code: str = panel.locator("pre code").evaluate("place => place.textContent")
+    return code
 
 
 def written(page: Page, request: dict[str, Any], wants_key: bool) -> tuple[str, str]:
-    """The code for a request, and for a method that is given it in both ways."""
+    """The code for a request, and for a method that takes it by position and by name."""
     command, program = page.evaluate(
         """async ([request, wantsKey]) => {
             const { curl, python } = await import(new URL('web/code.js', document.baseURI));
@@ -150,7 +150,7 @@ def run_shell(command: str) -> str:
 
 
 def python_arguments(program: str) -> tuple[list[Any], dict[str, Any]]:
-    """What the program gives to its one call of the client's method."""
+    """The arguments of the program's one call of the client's method."""
     calls = [node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Call)]
     [call] = [node for node in calls if ast.unparse(node.func) == "albert.ask"]
     named = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}

@@ -1,4 +1,4 @@
-"""How the page's files are given out."""
+"""The page's files: their types, caching and security headers."""
 
 from __future__ import annotations
 

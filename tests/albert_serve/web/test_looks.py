@@ -169,8 +169,8 @@ def test_the_browser_itself_lets_no_markup_in(browser: Browser, site: str) -> No
 def next_stop(page: Page) -> list[str]:
     """Where the tab key leads, and its outline there."""
     page.keyboard.press("Tab")
-    found: list[str] = page.evaluate(
+    focused: list[str] = page.evaluate(
         "(({ outerHTML }, style) => [outerHTML, `${style.outlineWidth} ${style.outlineStyle}`])"
         "(document.activeElement, getComputedStyle(document.activeElement))"
     )
-    return found
+    return focused

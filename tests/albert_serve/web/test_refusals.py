@@ -1,4 +1,4 @@
-"""What the page does where the service refuses, is not there, or wants a key."""
+"""The page where the service refuses, cannot be reached, or needs a key."""
 
 from __future__ import annotations
 
@@ -51,13 +51,17 @@ def test_an_error_is_told_as_the_api_tells_it(
     page = open_page(task)
     panel = page.locator(f"#panel-{task}")
     page.fill(field, text)
-    with page.expect_response(f"**/{task}") as told:
+    with page.expect_response(f"**/{task}") as response:
         page.locator(field).press("Control+Enter")
     expected = client.post(f"/{task}", json={"inputs": inputs})
     problem = panel.get_by_role("alert")
     expect(problem.locator(".problem-text")).to_have_text(expected.json()["error"])
     expect(problem.locator("dd")).to_have_text(
-        [str(expected.status_code), expected.json()["error_type"], told.value.json()["request_id"]]
+        [
+            str(expected.status_code),
+            expected.json()["error_type"],
+            response.value.json()["request_id"],
+        ]
     )
     expect(panel.locator(".result")).to_be_hidden()
     panel.locator(".chip").first.click()
@@ -124,10 +128,10 @@ def test_a_key_is_asked_for_and_sent_from_then_on(
         expect(field).to_have_attribute("type", "password")
         why = page.locator(".key-why")
         expect(why).to_contain_text("an API key is needed")
-        for key, told in (("wröng", "ASCII"), ("wrong", "the API key is not known here")):
+        for key, message in (("wröng", "ASCII"), ("wrong", "the API key is not known here")):
             field.fill(key)
             page.keyboard.press("Enter")
-            expect(why).to_contain_text(told)
+            expect(why).to_contain_text(message)
         field.fill(f" {KEY} ")
         page.keyboard.press("Enter")
         expect(page.locator("#panel-fill-mask .bar").first).to_be_visible()

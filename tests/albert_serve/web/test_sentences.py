@@ -93,12 +93,12 @@ def test_the_best_order_is_put_into_place(
 ) -> None:
     page = open_page("sentence-order")
     texts = sentences_of(page)
-    found = ask(client, "sentence-order", {"sentences": texts}, {"reorder": True})
+    result = ask(client, "sentence-order", {"sentences": texts}, {"reorder": True})
     page.get_by_role("button", name="Find the best order").click()
-    best = [texts[place] for place in found["best_order"]]
+    best = [texts[place] for place in result["best_order"]]
     assert_scored(page, client, best)
-    assert found["best_order"] != sorted(found["best_order"])
-    expect(page.locator(".gauge-change")).to_have_text(f"up from {percent(found['coherence'])}")
+    assert result["best_order"] != sorted(result["best_order"])
+    expect(page.locator(".gauge-change")).to_have_text(f"up from {percent(result['coherence'])}")
     expect(page.locator("#panel-sentence-order pre")).to_contain_text('"reorder": true')
     page.get_by_role("button", name="Shuffle").click()
     expect(page.locator("#panel-sentence-order pre")).not_to_contain_text("reorder")

@@ -1,4 +1,4 @@
-"""What the page shows of each task is what the API answers."""
+"""The page shows the API's answers to each task."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def test_each_of_several_masks_has_its_own_list(
     panel.get_by_role("button", name="Two blanks").click()
     expected = ask(client, "fill-mask", "The [MASK] was built in the [MASK] century.")
     for index, group in enumerate(expected):
-        found = [(one["token_str"], one["score"]) for one in group]
-        assert_bars(panel.locator(".bars").nth(index), found)
+        scores = [(one["token_str"], one["score"]) for one in group]
+        assert_bars(panel.locator(".bars").nth(index), scores)
     expect(panel.locator("mark")).to_have_text([group[0]["token_str"] for group in expected])
 
 
@@ -126,8 +126,8 @@ def test_masks_are_filled_together_on_request(
     panel.get_by_role("button", name="Two blanks").click()
     text = "The [MASK] was built in the [MASK] century."
     expected = ask(client, "fill-mask", text, {"joint": True})
-    found = [(" … ".join(one["token_strs"]), one["score"]) for one in expected]
-    assert_bars(panel.locator(".bars"), found)
+    scores = [(" … ".join(one["token_strs"]), one["score"]) for one in expected]
+    assert_bars(panel.locator(".bars"), scores)
     expect(panel.locator("mark")).to_have_text(expected[0]["token_strs"])
 
 

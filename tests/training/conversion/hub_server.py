@@ -37,7 +37,7 @@ class Repository:
 
 @dataclass
 class Hub:
-    """What it serves, and the requests that it got: methods, paths and tokens."""
+    """The repositories of a server, and the requests to it: methods, paths and tokens."""
 
     repositories: dict[str, Repository]
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)

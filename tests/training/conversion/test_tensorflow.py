@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def outputs() -> dict[str, torch.Tensor]:
-    """What TensorFlow computed: log probabilities."""
+    """Log probabilities that TensorFlow computed."""
     return {
         name: torch.from_numpy(array) for name, array in np.load(THEIRS / "outputs.npz").items()
     }

@@ -32,7 +32,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def outcomes(side: int) -> list[Outcome]:
-    """What the recorded predictions of v2.0 score, by exact match (0) or F1 (1)."""
+    """The scores of the recorded predictions of v2.0, by exact match (0) or F1 (1)."""
     predictions, null_scores = read("predictions-v2.0.json"), read("na_prob-v2.0.json")
     return [
         Outcome(

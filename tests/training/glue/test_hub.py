@@ -94,8 +94,6 @@ def test_a_task_without_its_folder_is_downloaded_once(hub: Hub, tmp_path: Path) 
     hub.requests.clear()
     assert json.loads(run(["-c", _READ, "mnli"], hub, tmp_path).stdout) == expected
     assert not hub.requests  # not even for the list of files
-    offline = run(["-c", _READ, "mnli"], hub, tmp_path, HF_HUB_OFFLINE="1")
-    assert json.loads(offline.stdout) == expected
 
 
 @pytest.mark.slow
@@ -112,7 +110,9 @@ def test_a_task_that_cannot_be_downloaded(hub: Hub, tmp_path: Path) -> None:
         assert error.endswith("; --data names a folder with the files of --task cola")
 
 
-@pytest.mark.parametrize("data", [[], [f"{GLUE.repo_id}@main"]])
+@pytest.mark.parametrize(
+    "data", [[], pytest.param([f"{GLUE.repo_id}@main"], marks=pytest.mark.slow)]
+)
 def test_a_task_that_the_cache_lacks_is_named(data: list[str], glue: Path, tmp_path: Path) -> None:
     with serve({GLUE.repo_id: Repository({str(GLUE.revision): glue, "main": glue})}) as hub:
         assert run(["-c", _READ, "cola", *data], hub, tmp_path).returncode == 0

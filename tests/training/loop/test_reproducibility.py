@@ -62,7 +62,7 @@ def gradients(*, compiles: bool) -> Iterator[list[Tensor]]:
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # torch's own
 @pytest.mark.parametrize(
-    "compiles", [False, pytest.param(True, marks=pytest.mark.process)], ids=["eager", "compiled"]
+    "compiles", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"]
 )
 def test_sums_by_index_are_the_same_to_the_bit_each_time(threads: int, compiles: bool) -> None:
     """Threads that add to one row in the order in which they come differ within a few times."""

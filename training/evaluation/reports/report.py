@@ -30,7 +30,6 @@ from training.evaluation.reports.charts import (
 from training.evaluation.reports.tables import table
 from training.evaluation.results import Results
 from training.evaluation.squad import score_answer, version_of
-from training.glue.tasks import Metric
 
 _NUM_WORST: Final = 20
 # A confusion matrix of more labels is not drawn; its pairs are listed.
@@ -120,11 +119,12 @@ def _calibration_part(part: str, bins: Sequence[Bin], folder: Path) -> list[str]
 def _depth_part(split: str, classified: Classified, folder: Path) -> list[str]:
     if classified.layer_logits is None:
         return []
-    metric: Metric = "accuracy"
+    metric = classified.metric
     figures = depth_figures((metric,), classified.layer_logits, classified.targets)
     image = f"{split}-depths.png"
     draw_depths(figures["by_layer"], figures["by_patience"], metric, folder / image)
-    lines = ["### Depth", "", f"![Accuracy over the number of layers]({image})", ""]
+    name = metric.replace("_", " ").capitalize()
+    lines = ["### Depth", "", f"![{name} over the number of layers]({image})", ""]
     for rows in figures.values():
         lines += table(list(rows[0]), [list(row.values()) for row in rows]) if rows else []
     return lines

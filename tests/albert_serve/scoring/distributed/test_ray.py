@@ -41,7 +41,7 @@ pytestmark = pytest.mark.filterwarnings("default")  # of Ray
 NUM_PARTS: Final = 8
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Ray of two CPUs, which this process is connected to."""
     with pytest.MonkeyPatch.context() as patch:

@@ -16,7 +16,7 @@ from tests.albert_serve.support import ROOT, running_service, service_environmen
 
 
 def bentoml(*arguments: str, cwd: Path, environment: dict[str, str]) -> str:
-    """What the command prints."""
+    """The output of the command."""
     done = subprocess.run(
         [sys.executable, "-m", "bentoml", *arguments],
         cwd=cwd,
@@ -31,7 +31,7 @@ def bentoml(*arguments: str, cwd: Path, environment: dict[str, str]) -> str:
 
 @pytest.fixture
 def checkout(bundle_dir: Path, tmp_path: Path) -> Path:
-    """What `bentoml build` runs in, with the small bundle as the one that ships."""
+    """A copy of the project for `bentoml build`; it ships the small bundle."""
     made = tmp_path / "checkout"
     without = shutil.ignore_patterns("__pycache__")
     for name in ("albert_serve", "scripts", "training", "tests"):
@@ -44,7 +44,7 @@ def checkout(bundle_dir: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def environment(bundle_dir: Path, tmp_path: Path) -> dict[str, str]:
-    """Of a machine without the repository, and without settings."""
+    """The environment of a machine without the repository, and without settings."""
     made = service_environment(bundle_dir, tmp_path / "home")
     for name in ("PYTHONPATH", "ALBERT_SERVE_BUNDLE"):
         del made[name]

@@ -16,7 +16,7 @@ from albert_serve.settings import METRICS_VARIABLE, SUPERVISOR_VARIABLE
 
 
 def environment_of(service: str, folder: Path) -> dict[str, str]:
-    """What a watcher of that service's workers gets, where BentoML's folder is `shared`."""
+    """The environment of a watcher of that service's workers; BentoML's folder is `shared`."""
     taken: dict[str, Any] = {}
     supervision._watch(
         None,

@@ -1,4 +1,4 @@
-"""What BentoML would do for each request, and does not."""
+"""BentoML's timeout of requests is removed: no timer and no task remains after a reply."""
 
 from __future__ import annotations
 

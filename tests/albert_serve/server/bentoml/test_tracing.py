@@ -33,12 +33,12 @@ def ask(running: Running, request_id: str, **headers: str) -> None:
 
 
 def line_of(running: Running, request_id: str) -> dict[str, Any]:
-    """What the log has of a request, once its reply has been sent."""
+    """The log record of a request, once its reply has been sent."""
     wait_until_logged(running, request_id)
-    found: dict[str, Any] = json.loads(
+    record: dict[str, Any] = json.loads(
         next(line for line in running.log.splitlines() if request_id in line)
     )
-    return found
+    return record
 
 
 @pytest.mark.parametrize("config", [None, WITH_EXPORTER], ids=["alone", "with an exporter"])

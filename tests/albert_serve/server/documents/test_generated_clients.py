@@ -88,7 +88,7 @@ def generated(
 
 
 def answer_of(service: Running, task: str, body: dict[str, Any]) -> Any:
-    """What the service replies without a generated client."""
+    """The reply of the service to a plain HTTP client."""
     return httpx.post(f"{service.url}/{task}", json=body, timeout=30).json()
 
 
@@ -186,7 +186,7 @@ def test_a_generated_typescript_client_calls_each_task(
 
 
 def plain(value: Any) -> Any:
-    """What the generated models hold, as JSON."""
+    """The values of generated models, as JSON."""
     if isinstance(value, list):
         return [plain(item) for item in value]
     return value if isinstance(value, float) else value.to_dict()

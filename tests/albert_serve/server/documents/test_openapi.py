@@ -25,13 +25,13 @@ ALL = [
 
 @pytest.fixture(scope="module")
 def document(client: httpx.Client) -> dict[str, Any]:
-    found: dict[str, Any] = client.get("/docs.json").json()
-    return found
+    document: dict[str, Any] = client.get("/docs.json").json()
+    return document
 
 
 def content(part: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = part["content"]["application/json"]
-    return found
+    schema: dict[str, Any] = part["content"]["application/json"]
+    return schema
 
 
 def check_reply(reply: httpx.Response, path: str, document: dict[str, Any]) -> None:
@@ -100,11 +100,11 @@ def test_every_reference_resolves(document: dict[str, Any]) -> None:
 
 def references(value: Any) -> list[str]:
     if isinstance(value, list):
-        return [found for inner in value for found in references(inner)]
+        return [reference for inner in value for reference in references(inner)]
     if not isinstance(value, dict):
         return []
     own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
-    return own + [found for inner in value.values() for found in references(inner)]
+    return own + [reference for inner in value.values() for reference in references(inner)]
 
 
 @pytest.mark.parametrize("path", [*(f"/{task}" for task in TASKS), EMBEDDINGS_PATH])

@@ -46,17 +46,17 @@ print(json.dumps(bentoml_cattr.unstructure(read)))
 VARIABLE = r"ALBERT_SERVE_[A-Z_]+"
 
 
-def bentoml(code: str, given: str = "") -> str:
-    """What code prints in a process of its own: BentoML's import warns, and warnings are errors."""
+def bentoml(code: str, stdin: str = "") -> str:
+    """The output of code in another process: BentoML's import warns, which is an error here."""
     command = [sys.executable, "-c", code]
-    ran = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    ran = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
 
 def container() -> Any:
-    (found,) = DOCUMENTS["Deployment"]["spec"]["template"]["spec"]["containers"]
-    return found
+    (only,) = DOCUMENTS["Deployment"]["spec"]["template"]["spec"]["containers"]
+    return only
 
 
 def test_the_deployments_settings_are_taken(tmp_path: Path) -> None:
@@ -73,14 +73,14 @@ def test_the_deployments_settings_are_taken(tmp_path: Path) -> None:
 
 def test_the_parts_of_a_container_are_taken(tmp_path: Path) -> None:
     models, gpu = PARTS
-    (asked,) = gpu["env"]
-    assert Settings.from_environment({asked["name"]: asked["value"]}).device == "cuda"
-    (asked,) = models["env"]
-    assert Settings.from_environment({asked["name"]: str(tmp_path)}).models == tmp_path
+    (variable,) = gpu["env"]
+    assert Settings.from_environment({variable["name"]: variable["value"]}).device == "cuda"
+    (variable,) = models["env"]
+    assert Settings.from_environment({variable["name"]: str(tmp_path)}).models == tmp_path
     (mount,), (volume,) = models["volumeMounts"], models["volumes"]
     assert mount["name"] == volume["name"]
     assert mount["readOnly"] is volume["persistentVolumeClaim"]["readOnly"] is True
-    assert mount["mountPath"] == asked["value"]
+    assert mount["mountPath"] == variable["value"]
     assert gpu["resources"]["limits"]["nvidia.com/gpu"] == 1
 
 
@@ -137,7 +137,7 @@ def test_kubectl_renders_the_manifests() -> None:
 
 
 def rendered(kubectl: str) -> str:
-    """What `kubectl apply -k` would send; without a file of keys it fails."""
+    """The documents that `kubectl apply -k` would send; without a file of keys it fails."""
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copytree(KUBERNETES, f"{folder}/kubernetes")
         Path(copy, "keys").unlink(missing_ok=True)
@@ -153,9 +153,9 @@ def rendered(kubectl: str) -> str:
 
 
 def test_bentocloud_is_asked_for_what_bentoml_knows() -> None:
-    asked = DOCUMENTS["name"]
-    assert json.loads(bentoml(AS_READ, given=json.dumps(asked))) == asked
-    variables = {entry["name"]: entry["value"] for entry in asked["envs"]}
+    deployment = DOCUMENTS["name"]
+    assert json.loads(bentoml(AS_READ, stdin=json.dumps(deployment))) == deployment
+    variables = {entry["name"]: entry["value"] for entry in deployment["envs"]}
     (key,) = re.findall(r"secret create albert-serve-keys (\w+)=", TEXT)
     assert Settings.from_environment({**variables, key: "k" * 16}).has_keys
 
@@ -212,5 +212,5 @@ def test_scaling_and_the_table_ask_for_metrics_that_exist(client: httpx.Client) 
     for name in re.findall(r"albert_serve_\w+", query):
         assert f"\n{name}{{" in metrics
     for name, labels in tabled:
-        (given, *_) = re.findall(rf"^{name}(?:_count)?{{(.*)}}", metrics, re.MULTILINE)
-        assert set(re.findall(r"(\w+)=", given)) == set(labels.split(", "))
+        (label_text, *_) = re.findall(rf"^{name}(?:_count)?{{(.*)}}", metrics, re.MULTILINE)
+        assert set(re.findall(r"(\w+)=", label_text)) == set(labels.split(", "))

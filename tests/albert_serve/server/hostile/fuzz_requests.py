@@ -274,7 +274,7 @@ def _lengths(random: Random) -> Hostile:
     """Bodies that are not as long as they are said to be, and what smuggles a second request."""
     path, text = _document(random)
     body = text.encode()
-    told = random.choice(
+    lengths = random.choice(
         [
             [f"Content-Length: {len(body) + 5}"],
             [f"Content-Length: {max(0, len(body) - 5)}"],
@@ -296,24 +296,24 @@ def _lengths(random: Random) -> Hostile:
         ]
     )
     hidden = random.choice([b"", b"GET /info HTTP/1.1\r\n" + HOST + b"\r\n"])
-    if any("hunked" in line for line in told) and random.random() < 0.7:
+    if any("hunked" in line for line in lengths) and random.random() < 0.7:
         bad = [b"zz", b"-5", b"0x5", b"ffffffffffffffffff", b"5 ", b"", b"5\n", b"7fffffff"]
         size = random.choice([b"%x" % len(body), *bad])
         body = size + b"\r\n" + body + b"\r\n0\r\n\r\n"
-    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *told]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *lengths]
     head = ("\r\n".join(lines) + "\r\n\r\n").encode()
     return Hostile(kind="lengths", data=head + body + hidden, is_http=False)
 
 
 def _upgrade(random: Random) -> Hostile:
-    wanted = [
+    headers = [
         ("Connection", "Upgrade"),
         ("Upgrade", random.choice(["websocket", "h2c", "TLS/1.0", "\xff"])),
         ("Sec-WebSocket-Key", random.choice(["dGhlIHNhbXBsZSBub25jZQ==", "x", ""])),
         ("Sec-WebSocket-Version", random.choice(["13", "99", ""])),
     ]
     path = random.choice([*PATHS[:10], "/x"])
-    data = _request(path, None, *wanted, method=random.choice(["GET", "POST"]))
+    data = _request(path, None, *headers, method=random.choice(["GET", "POST"]))
     noise = random.choice([b"", b"\x81\x05hello", random.randbytes(50)])
     return Hostile(kind="upgrade", data=data + noise, is_http=False, method="GET")
 

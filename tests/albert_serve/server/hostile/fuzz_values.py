@@ -1,4 +1,4 @@
-"""What is wrong in a request: values, headers, paths, and JSON written as it should not be."""
+"""Faults of a request: values, headers, paths, and malformed JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request may cost: a small one that asks for very much is refused before the work."""
+"""Limits of a request's cost: a small one that asks for very much is refused before the work."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def request(task: str, inputs: Any, **parameters: Any) -> TaskRequest:
 
 
 def prepare(setup: TaskSetup, task: str, inputs: Any, **parameters: Any) -> int:
-    """How many items were made ready."""
-    given = request(task, inputs, **parameters)
-    return len(prepare_request(open_task(task, setup), given))
+    """The number of prepared items."""
+    task_request = request(task, inputs, **parameters)
+    return len(prepare_request(open_task(task, setup), task_request))
 
 
 def test_answers_that_take_much_memory_are_refused(task_setup: TaskSetup) -> None:
@@ -55,12 +55,12 @@ def test_answers_that_take_much_memory_are_refused(task_setup: TaskSetup) -> Non
 def test_masks_filled_together_count_with_their_widest_round(task_setup: TaskSetup) -> None:
     task = open_task("fill-mask", task_setup)
     for text, num_readings in (("A [MASK] run.", 1), ("A [MASK] [MASK].", 8)):
-        given = request("fill-mask", [text] * 4, joint=True)
-        num_tokens = sum(item.num_tokens for item in prepare_request(task, given))
+        task_request = request("fill-mask", [text] * 4, joint=True)
+        num_tokens = sum(item.num_tokens for item in prepare_request(task, task_request))
         most = num_readings * num_tokens
-        assert len(prepare_request(task, given, max_tokens=most)) == 4
+        assert len(prepare_request(task, task_request, max_tokens=most)) == 4
         with pytest.raises(TooMuchAtOnceError, match=f"has over {most - 1} tokens"):
-            prepare_request(task, given, max_tokens=most - 1)
+            prepare_request(task, task_request, max_tokens=most - 1)
 
 
 def test_items_past_what_is_read_at_once_are_not_made_ready(task_setup: TaskSetup) -> None:
@@ -72,21 +72,23 @@ def test_items_past_what_is_read_at_once_are_not_made_ready(task_setup: TaskSetu
             prepared.append(item)
             return task.prepare(item, parameters)
 
-    given = request("sentence-order", [{"sentences": ["It rained."] * 12}] * 30, reorder=True)
+    task_request = request(
+        "sentence-order", [{"sentences": ["It rained."] * 12}] * 30, reorder=True
+    )
     with pytest.raises(TooMuchAtOnceError, match="has over 1000 tokens"):
-        prepare_request(Counted(), given, max_tokens=1000)
+        prepare_request(Counted(), task_request, max_tokens=1000)
     assert len(prepared) < 5
 
 
 def test_each_choice_counts_with_its_context(task_setup: TaskSetup) -> None:
     task = open_task("multiple-choice", task_setup)
     question = {"context": WORDS * 4, "question": "What was scored?", "choices": ["A run."] * 40}
-    given = request("multiple-choice", question)
-    [prepared] = prepare_request(task, given)
+    task_request = request("multiple-choice", question)
+    [prepared] = prepare_request(task, task_request)
     least = len(task_setup.tokenizer.encode(WORDS * 4))
     assert prepared.num_tokens > 40 * least
     with pytest.raises(TooMuchAtOnceError, match=f"has over {40 * least} tokens"):
-        prepare_request(task, given, max_tokens=40 * least)
+        prepare_request(task, task_request, max_tokens=40 * least)
 
 
 def test_a_question_is_work_for_each_of_its_choices() -> None:
@@ -150,7 +152,7 @@ def test_a_text_of_very_many_tokens_is_refused(tokenizer: AlbertTokenizer) -> No
 
 
 @pytest.mark.parametrize(
-    ("body", "headers", "status", "told"),
+    ("body", "headers", "status", "message"),
     [
         pytest.param('{"inputs": "é"}'.encode("utf-16"), {}, 400, "utf-8", id="UTF-16"),
         pytest.param(b'{"inputs": "\xed\xa0\x80"}', {}, 400, "utf-8", id="half a surrogate"),
@@ -167,11 +169,11 @@ def test_a_text_of_very_many_tokens_is_refused(tokenizer: AlbertTokenizer) -> No
     ],
 )
 def test_bodies_that_are_not_json_as_it_is(
-    client: httpx.Client, body: bytes, headers: dict[str, str], status: int, told: str
+    client: httpx.Client, body: bytes, headers: dict[str, str], status: int, message: str
 ) -> None:
     reply = client.post("/text-classification", content=body, headers={**JSON, **headers})
     assert reply.status_code == status
-    assert told in reply.json()["error"]
+    assert message in reply.json()["error"]
 
 
 def test_a_mark_before_the_json_is_passed_over(client: httpx.Client) -> None:

@@ -115,7 +115,7 @@ def attack(running: Running, number: int, secrets: list[bytes]) -> list[tuple[st
 
 
 def exchange(running: Running, hostile: Hostile) -> list[Got]:
-    """What comes back, over a connection of its own."""
+    """The replies, over a connection of its own."""
     host, port = httpx.URL(running.url).host, httpx.URL(running.url).port
     with socket.create_connection((host, port), timeout=HANG_S) as connection:
         # The service may refuse, and close, before it has read everything.
@@ -144,10 +144,10 @@ def read_reply(reader: _Reader, hostile: Hostile) -> Got:
 
 
 def read_replies(reader: _Reader, hostile: Hostile) -> list[Got]:
-    found = []
+    replies = []
     while reader.peek(1):
-        found.append(read_reply(reader, hostile))
-    return found
+        replies.append(read_reply(reader, hostile))
+    return replies
 
 
 def read_rest(connection: socket.socket) -> bytes:
@@ -188,9 +188,9 @@ def assert_contract(reply: Got, hostile: Hostile) -> None:
         return
     assert set(json.loads(reply.body)) == {"error", "error_type", "request_id"}
     is_openai = isinstance(json.loads(reply.body)["error"], dict)
-    told: Any = (OpenAIErrorReply if is_openai else ErrorReply).model_validate_json(reply.body)
-    assert told.error
-    assert told.request_id == reply.headers["X-Request-ID"]
+    error: Any = (OpenAIErrorReply if is_openai else ErrorReply).model_validate_json(reply.body)
+    assert error.error
+    assert error.request_id == reply.headers["X-Request-ID"]
     assert len(reply.body) < 8_000, "an error that repeats what it was given"
 
 
@@ -210,7 +210,7 @@ def assert_alive(running: Running, expected: list[Any]) -> None:
 
 
 def memory_of(running: Running) -> int:
-    """What the service's processes hold, without what they share with files."""
+    """The memory of the service's processes, without pages that are shared with files."""
     first = psutil.Process(running.process.pid)
     held = [one.memory_info() for one in [first, *first.children(recursive=True)]]
     return sum(info.rss - info.shared for info in held)

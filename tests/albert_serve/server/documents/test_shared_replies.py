@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from albert_serve.server.shared_replies import SharedReplies
+from albert_serve.server.documents.shared_replies import SharedReplies
 
 
 class Numbering:

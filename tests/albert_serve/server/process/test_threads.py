@@ -9,7 +9,7 @@ import time
 import pytest
 
 from albert_serve.errors import DeadlineExceededError
-from albert_serve.server.threads import run_in_thread
+from albert_serve.server.process.threads import run_in_thread
 
 SOON_S = 20.0
 

@@ -1,4 +1,4 @@
-"""What requests have freed goes back to the system."""
+"""Memory that requests have freed is returned to the system."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from albert_serve.server import memory
-from albert_serve.server.memory import keep_memory_low, num_anonymous_bytes
+from albert_serve.server.process import memory
+from albert_serve.server.process.memory import keep_memory_low, num_anonymous_bytes
 
 MB = 1 << 20
 WITHIN_S = 20.0

@@ -15,8 +15,8 @@ import pytest
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.cli import main
 from albert_serve.errors import ConfigError
-from albert_serve.server import pid_file
-from albert_serve.server.pid_file import check_pid_file, hold_pid_file
+from albert_serve.server.process import pid_file
+from albert_serve.server.process.pid_file import check_pid_file, hold_pid_file
 from tests.albert_serve.support import (
     ROOT,
     free_port,
@@ -27,7 +27,7 @@ from tests.albert_serve.support import (
 
 # A process that holds a PID file until its input ends.
 HOLDER = """
-import sys; from pathlib import Path; from albert_serve.server.pid_file import hold_pid_file
+import sys; from pathlib import Path; from albert_serve.server.process.pid_file import hold_pid_file
 hold_pid_file(Path(sys.argv[1])); print(flush=True); sys.stdin.read()
 """
 

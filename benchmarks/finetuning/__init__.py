@@ -1,0 +1,1 @@
+"""Finetuning with this package and with `transformers`, measured side by side."""

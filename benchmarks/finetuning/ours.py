@@ -1,0 +1,76 @@
+"""A child process that finetunes with this package: the steps of `training.finetune`."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from benchmarks.finetuning.data import read_examples
+from benchmarks.finetuning.jobs import Job
+from benchmarks.harness.channel import Channel
+from benchmarks.pretraining.stopwatch import Stopwatch
+from training.data.feeds import example_feed
+from training.loop.distributed import World
+from training.loop.progress import Progress
+from training.loop.step import Run
+from training.losses import LOSS_OF, Objective, compiled_losses
+from training.model.heads import AlbertForTasks
+from training.optim.optimizers import OptimizerSettings, Schedule, build_optimizers
+from training.system.memory import keep_freed_memory
+from training.system.precision import PrecisionName, product_dtype
+
+# At which neither side's loss diverges.
+LR = 1e-5
+# Between warm-up and decay, where the rate is the full one.
+_DONE = 0.5
+
+
+def build(job: Job) -> Run:
+    """The run, with AdamW as `transformers` has it."""
+    device = torch.device(job.device)
+    name: PrecisionName = "bf16" if product_dtype(device) == torch.bfloat16 else "fp32"
+    task, config = job.case.task, job.case.config
+    torch.manual_seed(0)
+    model = AlbertForTasks(config, {task: 2}).to(device)
+    settings = OptimizerSettings(
+        name="adamw", lr=LR, adamw_lr=LR, pooled_factor=1.0, weight_decay=0.01
+    )
+    feed = example_feed(
+        task, read_examples(job.examples), config, batch_size=job.case.batch_size, seed=0
+    )
+    losses = compiled_losses() if job.compiles else LOSS_OF
+    return Run(
+        model=model,
+        objective=Objective(model, device, losses),
+        optimizers=build_optimizers(model, settings, name),
+        schedule=Schedule(kind="wsd", warmup=0.05, decay=0.1),
+        feeds=[feed],
+        weights=[1.0],
+        loss_weights={},
+        clip_norm=1.0,
+        seed=0,
+        world=World(device=device),
+        progress=Progress(num_steps=sys.maxsize, budget_s=None),
+        precision=name,
+    )
+
+
+def main() -> None:
+    """Train the job that the first argument is."""
+    channel = Channel()
+    job = Job.from_json(sys.argv[1])
+    torch.set_num_threads(job.num_threads)
+    run = build(job)
+    run.objective.train()
+    if run.world.device.type == "cpu":
+        keep_freed_memory()
+    watch = Stopwatch(channel, run.world.device, lambda: run.num_tokens)
+    while True:
+        run.step(_DONE)
+        if not watch.step_is_done():
+            return
+
+
+if __name__ == "__main__":
+    main()

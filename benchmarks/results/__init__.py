@@ -1,0 +1,1 @@
+"""A checkpoint finetuned on standard tasks, beside the paper's figures."""

@@ -1,0 +1,294 @@
+"""The tasks: their files, the options of training and evaluation, and the paper's figures.
+
+Figures of ALBERT-base v2 are those of its authors' README; those of xxlarge are of table 9 of the
+paper (arXiv 1909.11942), which has none of base for these tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+from benchmarks.harness.errors import BenchmarkError
+
+# The patterns of the files that an option takes: of alternatives, the first that has any.
+Files: TypeAlias = Mapping[str, Sequence[Sequence[str]]]
+_TAB: Final = ("--delimiter", "\t")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """A figure of a task.
+
+    Attributes:
+        title: of the metric.
+        key: its name in `evaluation.json`.
+        paper: the figure of a published ALBERT, as the table shows it.
+        unit: the value of one point: 0.01 of parts of 1, 1 of percents.
+    """
+
+    title: str
+    key: str
+    paper: str = ""
+    unit: float = 0.01
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measure:
+    """An evaluation of a trained checkpoint.
+
+    Attributes:
+        title: of the row.
+        files: held-out files, in the folder of the task.
+        options: further ones of `training.evaluate`.
+    """
+
+    title: str
+    figures: tuple[Figure, ...]
+    files: Files = field(default_factory=lambda: MappingProxyType({}))
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResultTask:
+    """A task: what is trained, for how long, and what is measured.
+
+    Attributes:
+        folder: in the data folder.
+        files: those of training, with those of validation if there are any.
+        options: of `training.finetune`, without those of its files.
+        end: of each run, as options.
+        is_validated: whether validation notices a run that has collapsed.
+        note: for the reader of the table.
+    """
+
+    folder: str
+    measures: tuple[Measure, ...]
+    options: tuple[str, ...]
+    end: tuple[str, ...]
+    files: Files = field(default_factory=lambda: MappingProxyType({}))
+    is_validated: bool = True
+    note: str = ""
+
+    def training(self, data: Path) -> list[str]:
+        """Return the options of training on the files in a data folder.
+
+        Raises:
+            BenchmarkError: files are missing.
+        """
+        return [*_options(data / self.folder, self.files), *self._named(data), *self.options]
+
+    def evaluation(self, measure: Measure, data: Path) -> list[str]:
+        """Return the options of an evaluation; raises as `training`."""
+        files = _options(data / self.folder, measure.files)
+        return [*files, *self._named(data), *measure.options]
+
+    def _named(self, data: Path) -> list[str]:
+        """Return the folder of a task whose files --task knows."""
+        return [] if self.files else ["--data", str(data / self.folder)]
+
+
+def check_data(data: Path, tasks: Mapping[str, ResultTask]) -> None:
+    """Check that the data folder has all files.
+
+    Raises:
+        BenchmarkError: some are missing; the message lists them.
+    """
+    missing: list[str] = []
+    for name, task in tasks.items():
+        try:
+            task.training(data)
+            for measure in task.measures:
+                task.evaluation(measure, data)
+            if not (data / task.folder).is_dir():
+                missing.append(f"{task.folder}/ of {name}")
+        except BenchmarkError as error:
+            missing.append(str(error))
+    if missing:
+        raise BenchmarkError(
+            f"{data} lacks {'; '.join(dict.fromkeys(missing))}. --data is a folder with a folder "
+            "for each task, such as sst2/train.tsv; --tasks leaves tasks out"
+        )
+
+
+def _options(folder: Path, files: Files) -> list[str]:
+    options: list[str] = []
+    for option, names in files.items():
+        options.append(option)
+        for patterns in names:
+            matching = (sorted(folder.glob(pattern)) for pattern in patterns)
+            found = next((each for each in matching if each), None)
+            if found is None:
+                raise BenchmarkError(f"{folder.name}/{' or '.join(patterns)}")
+            options += map(str, found)
+    return options
+
+
+def _glue(title: str, folder: str, *figures: Figure, epochs: str, note: str = "") -> ResultTask:
+    name = ("--task", title)
+    return ResultTask(
+        folder=folder,
+        measures=(Measure(title=title, figures=figures, options=name),),
+        options=(*name, *_SETTINGS),
+        end=("--epochs", epochs),
+        note=note,
+    )
+
+
+def _text(title: str, name: str, paper: str = "") -> Figure:
+    return Figure(title=title, key=f"text_classification_{name}", paper=paper)
+
+
+def _answer(title: str, name: str, paper: str) -> Figure:
+    return Figure(title=title, key=f"question_answering_{name}", paper=paper, unit=1)
+
+
+# A small model wants higher rates than the paper's.
+_RATES: Final = ("--optimizer", "adamw", "--lr", "1e-4", "--schedule", "linear", "--warmup", "0.06")
+_SETTINGS: Final = (*_RATES, "--length", "128", "--batch-size", "16")
+_SST2: Final = ("--task", "SST-2", *_SETTINGS)
+_SST2_END: Final = ("--steps", "300", "--validate-every", "300")
+_SST2_ACCURACY: Final = _text("accuracy", "accuracy", "92.9 (base v2)")
+_SQUAD_TRAIN: Final = (
+    ("train-v1.1.json*", "train-v1.1.prefix.json*"),
+    ("squadshifts-new_wiki.json*",),
+)
+
+# The smallest first.
+TASKS: Final[Mapping[str, ResultTask]] = MappingProxyType(
+    {
+        "cola": _glue(
+            "CoLA",
+            "cola",
+            _text("Matthews' correlation", "matthews_correlation", "71.4 (xxlarge)"),
+            epochs="1",
+        ),
+        "rte": _glue("RTE", "rte", _text("accuracy", "accuracy", "89.2 (xxlarge)"), epochs="2"),
+        "mrpc": _glue(
+            "MRPC",
+            "mrpc",
+            _text("F1", "f1"),
+            _text("accuracy", "accuracy", "90.9 (xxlarge)"),
+            epochs="1",
+            note="Measured on the original test file; the paper's figure is of GLUE's dev file.",
+        ),
+        "stsb": _glue(
+            "STS-B",
+            "stsb",
+            _text("Pearson's correlation", "pearson", "93.0 (xxlarge)"),
+            _text("Spearman's correlation", "spearman"),
+            epochs="1",
+        ),
+        "sick": ResultTask(
+            folder="sick",
+            files={
+                "--text-classification": [("SICK_train.txt",)],
+                "--validation": [("SICK_trial.txt",)],
+            },
+            measures=(
+                Measure(
+                    title="SICK, entailment",
+                    figures=(_text("accuracy", "accuracy", "84.6 on MNLI (base v2)"),),
+                    files={"--text-classification": [("SICK_test_annotated.txt",)]},
+                    options=_TAB,
+                ),
+            ),
+            options=(*_TAB, *_SETTINGS),
+            end=("--epochs", "1"),
+            note="Three-way entailment; the paper has MNLI, which is a larger and harder task.",
+        ),
+        "banking77": ResultTask(
+            folder="banking77",
+            files={
+                "--text-classification": [("train.csv",)],
+                "--validation": [("test.csv", "test.half.csv")],
+            },
+            measures=(
+                Measure(
+                    title="Banking77",
+                    figures=(_text("accuracy", "accuracy"), _text("macro-F1", "macro_f1")),
+                    files={"--text-classification": [("test.csv", "test.half.csv")]},
+                ),
+            ),
+            options=_SETTINGS,
+            end=("--epochs", "2"),
+        ),
+        "sst2": ResultTask(
+            folder="sst2",
+            measures=(Measure(title="SST-2", figures=(_SST2_ACCURACY,), options=_SST2[:2]),),
+            options=_SST2,
+            end=_SST2_END,
+        ),
+        "sst2-depth": ResultTask(
+            folder="sst2",
+            measures=(
+                Measure(
+                    title="SST-2, `--adaptive-depth`",
+                    figures=(_SST2_ACCURACY,),
+                    options=_SST2[:2],
+                ),
+            ),
+            options=(*_SST2, "--adaptive-depth"),
+            end=_SST2_END,
+            note="The last layer's answers, after the same steps as SST-2.",
+        ),
+        "squad": ResultTask(
+            folder="squad",
+            files={"--question-answering": _SQUAD_TRAIN},
+            measures=(
+                Measure(
+                    title="SQuAD 1.1",
+                    figures=(
+                        _answer("F1", "f1", "90.2 (base v2)"),
+                        _answer("exact match", "exact_match", "83.2 (base v2)"),
+                    ),
+                    files={
+                        "--question-answering": [("dev-v1.1.json*", "dev-v1.1.half.json*")],
+                    },
+                ),
+                Measure(
+                    title="SQuAD 2.0",
+                    figures=(
+                        _answer("best F1", "best_f1", "82.1 (base v2)"),
+                        _answer("best exact match", "best_exact_match", "79.3 (base v2)"),
+                    ),
+                    files={
+                        "--question-answering": [("dev-v2.0.json*", "dev-v2.0.half.json*")],
+                    },
+                ),
+            ),
+            options=(*_RATES, "--length", "320", "--batch-size", "16"),
+            end=("--steps", "200"),
+            is_validated=False,
+            note="Trained on questions of SQuAD 1.1 and of New Wikipedia (SQuADShifts), none of "
+            "them without an answer, and measured on both dev files; the figures of 2.0 are those "
+            "of the best thresholds.",
+        ),
+        "race": ResultTask(
+            folder="race",
+            files={
+                "--multiple-choice": [("train.middle.jsonl*", "train/middle")],
+                "--validation": [("dev.middle.jsonl*", "dev/middle")],
+            },
+            measures=(
+                Measure(
+                    title="RACE, middle schools",
+                    figures=(
+                        Figure(
+                            title="accuracy",
+                            key="multiple_choice_accuracy",
+                            paper="66.8 with high schools (base v2)",
+                        ),
+                    ),
+                    files={"--multiple-choice": [("dev.middle.jsonl*", "dev/middle")]},
+                    options=("--truncation",),
+                ),
+            ),
+            options=(*_RATES, "--length", "256", "--batch-size", "8"),
+            end=("--steps", "60", "--validate-every", "60"),
+        ),
+    }
+)

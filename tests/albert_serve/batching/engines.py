@@ -1,0 +1,140 @@
+"""Engines without a model, and requests to a queue in front of them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec
+
+import numpy as np
+
+from albert_serve.batching.batcher import Batcher
+from albert_serve.batching.events import BatchReport
+from albert_serve.batching.scheduler import Priority
+from albert_serve.errors import (
+    EngineError,
+)
+from albert_serve.tasks.base import EncoderInput, Logits
+
+P = ParamSpec("P")
+
+
+POISON = 666
+
+
+def on_event_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run a test that is a coroutine."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+class FakeEngine:
+    """Answers with the ids themselves; fails on any batch with the id POISON in it."""
+
+    def __init__(self, max_batch_tokens: int = 64) -> None:
+        self.max_batch_tokens = max_batch_tokens
+        self.batches: list[list[list[int]]] = []
+        self.open = threading.Event()
+        self.open.set()
+
+    def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+        self.batches.append([item.ids for item in inputs])
+        assert self.open.wait(timeout=10)
+        if any(POISON in item.ids for item in inputs):
+            raise EngineError("poison")
+        return [expected_logits(item) for item in inputs]
+
+
+def expected_logits(item: EncoderInput) -> Logits:
+    return np.array([item.ids], np.float32)
+
+
+def make_input(ids: list[int], task: str = "fill-mask") -> EncoderInput:
+    return EncoderInput(ids=ids, types=[0] * len(ids), task=task, rows=None)
+
+
+class FakeClock:
+    """Goes on only when told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class TimedEngine(FakeEngine):
+    """Takes a second of a fake clock for each token."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(max_batch_tokens=64)
+        self._clock = clock
+
+    def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+        answers = super().run_batch(inputs)
+        self._clock.now_s += sum(len(item.ids) for item in inputs)
+        return answers
+
+
+@dataclass(kw_only=True, slots=True)
+class Diary:
+    """An observer that writes everything down."""
+
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    queued_tokens: list[int] = field(default_factory=list)
+    reports: list[BatchReport] = field(default_factory=list)
+
+    def queued(self, task: str, num_tokens: int) -> None:
+        self.counts["queued", task] += 1
+        self.queued_tokens.append(num_tokens)
+
+    def batch(self, report: BatchReport) -> None:
+        self.reports.append(report)
+
+    def shed(self, task: str) -> None:
+        self.counts["shed", task] += 1
+
+    def expired(self, task: str) -> None:
+        self.counts["expired", task] += 1
+
+    def cancelled(self, task: str) -> None:
+        self.counts["cancelled", task] += 1
+
+
+def make_batcher(engine: FakeEngine, max_queue_tokens: int = 1_000_000) -> Batcher:
+    return Batcher(engine, max_queue_tokens=max_queue_tokens)
+
+
+async def occupied(
+    engine: FakeEngine, batcher: Batcher, ids: list[int]
+) -> asyncio.Task[list[Logits]]:
+    """A request that the engine is busy with."""
+    num_batches = len(engine.batches)
+    running = await started(batcher, ids)
+    while len(engine.batches) == num_batches:
+        await asyncio.sleep(0.001)
+    return running
+
+
+async def started(
+    batcher: Batcher,
+    ids: list[int],
+    deadline_s: float = 10.0,
+    *,
+    task: str = "fill-mask",
+    priority: Priority = "interactive",
+) -> asyncio.Task[list[Logits]]:
+    """A request that has been queued, or is running."""
+    call = batcher.run([make_input(ids, task)], deadline_s, priority=priority)
+    running = asyncio.create_task(call)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return running

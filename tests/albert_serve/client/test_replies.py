@@ -1,0 +1,264 @@
+"""Replies that a service gives only in need: refusals, retries, and bodies that never end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import socket
+import threading
+import time
+import tracemalloc
+import zlib
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import httpx
+import pytest
+
+from albert_serve.api import schemas
+from albert_serve.client import AlbertClient, AsyncAlbertClient
+from albert_serve.errors import (
+    DeadlineExceededError,
+    NotReadyError,
+    QueueFullError,
+    RequestError,
+    UnauthorizedError,
+)
+from tests.albert_serve.client.replying import URL, AsyncRunner, Replying, refusal
+
+
+def test_overload_is_tried_again(replying: Replying) -> None:
+    order = httpx.Response(200, json={"in_order": 0.5})
+    busy = {"Retry-After": "0"}
+    client, received = replying(
+        refusal(429, "overloaded", **busy), refusal(503, "not_ready", **busy), order
+    )
+    assert client.sentence_order({"text": "a", "text_pair": "b"}).in_order == 0.5
+    assert len(received) == 3
+    assert {request.headers["Authorization"] for request in received} == {"Bearer secret"}
+
+
+def test_overload_that_lasts_is_an_error_with_the_wait(replying: Replying) -> None:
+    client, received = replying(*[refusal(429, "overloaded", **{"Retry-After": "0"})] * 3)
+    with pytest.raises(QueueFullError) as caught:
+        client.info()
+    assert len(received) == 3
+    assert (caught.value.request_id, caught.value.retry_after_s) == ("r1", 0.0)
+
+
+def test_a_wait_past_the_timeout_is_not_begun(replying: Replying) -> None:
+    client, received = replying(refusal(429, "overloaded", **{"Retry-After": "60"}))
+    with pytest.raises(QueueFullError) as caught:
+        client.info()
+    assert len(received) == 1
+    assert caught.value.retry_after_s == 60.0
+
+
+@pytest.mark.parametrize(
+    ("response", "error", "message"),
+    [
+        pytest.param(refusal(401, "unauthorized"), UnauthorizedError, "^no$", id="envelope"),
+        pytest.param(
+            httpx.Response(504, text="<html>gateway"),
+            DeadlineExceededError,
+            "504: '<html>gateway'",
+            id="a proxy's error",
+        ),
+        pytest.param(httpx.Response(500, text=""), RequestError, "replied 500", id="empty error"),
+        pytest.param(
+            httpx.Response(200, text="<html>"), RequestError, "is it an albert-serve", id="a page"
+        ),
+        pytest.param(
+            httpx.Response(302, headers={"Location": "/login"}),
+            RequestError,
+            "replied 302",
+            id="redirect",
+        ),
+    ],
+)
+def test_any_other_reply_is_an_error_that_shows_it(
+    response: httpx.Response, error: type[Exception], message: str, replying: Replying
+) -> None:
+    client, received = replying(response)
+    with pytest.raises(error, match=message):
+        client.info()
+    assert len(received) == 1
+
+
+def test_an_empty_classification_is_no_answer(replying: Replying) -> None:
+    client, _ = replying(httpx.Response(200, json=[]))
+    with pytest.raises(RequestError, match="not an answer of /text-classification"):
+        client.text_classification("a")
+
+
+def test_a_malformed_warnings_header_is_ignored(replying: Replying) -> None:
+    for remark in ("{not json", "1", "null"):
+        headers = {schemas.WARNINGS_HEADER: remark}
+        client, _ = replying(httpx.Response(200, json={"in_order": 0.5}, headers=headers))
+        assert client.sentence_order({"text": "a", "text_pair": "b"}).in_order == 0.5
+
+
+def test_a_service_out_of_reach_is_tried_again(replying: Replying) -> None:
+    order = httpx.Response(200, json={"in_order": 0.5})
+    client, received = replying(httpx.ConnectError("refused"), httpx.ReadError("reset"), order)
+    assert client.sentence_order({"text": "a", "text_pair": "b"}).in_order == 0.5
+    assert len(received) == 3
+
+
+def test_num_retries_of_zero_never_retries(replying: Replying) -> None:
+    client, received = replying(refusal(429, "overloaded", **{"Retry-After": "0"}), num_retries=0)
+    with pytest.raises(QueueFullError):
+        client.info()
+    assert len(received) == 1
+    client, received = replying(httpx.ConnectError(""), num_retries=0)
+    with pytest.raises(NotReadyError, match="ConnectError; is the service running"):
+        client.info()
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        pytest.param("Fri, 31 Dec 1999 23:59:59 GMT", 0.0, id="a date that has passed"),
+        pytest.param("90", 90.0, id="seconds"),
+        pytest.param("soon", 1.0, id="nonsense"),
+        pytest.param("Fri, 31 Dec 1999 23:59:59", 1.0, id="no time zone"),
+        pytest.param("9" * 500, float("inf"), id="never"),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date(header: str, expected: float, replying: Replying) -> None:
+    client, _ = replying(refusal(429, "overloaded", **{"Retry-After": header}), num_retries=0)
+    with pytest.raises(QueueFullError) as caught:
+        client.info()
+    assert caught.value.retry_after_s == expected
+
+
+def test_a_date_in_the_future_is_waited_for(replying: Replying) -> None:
+    until = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
+    client, received = replying(refusal(503, "not_ready", **{"Retry-After": until}))
+    with pytest.raises(NotReadyError):  # past the timeout, so it is not begun
+        client.info()
+    assert len(received) == 1
+
+
+ENDLESS_BODY = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n"
+GZIP_HEAD, GZIP_NOTHING = bytes.fromhex("1f8b0800000000000003"), bytes.fromhex("000000ffff")
+
+
+@pytest.mark.parametrize("twin", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("beginning", "more"),
+    [
+        pytest.param(ENDLESS_BODY + b"\r\n", b" ", id="body"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nX-Long: ", b"a", id="headers"),
+        pytest.param(b"", b"HTTP/1.1 100 Continue\r\n\r\n", id="100 Continue"),
+        pytest.param(
+            ENDLESS_BODY + b"Content-Encoding: gzip\r\n\r\n" + GZIP_HEAD, GZIP_NOTHING, id="gzip"
+        ),
+    ],
+)
+def test_the_timeout_holds_for_a_reply_that_never_ends(
+    beginning: bytes, more: bytes, twin: str, loop: asyncio.AbstractEventLoop
+) -> None:
+    """Each part comes in time, so that no wait for one is too long."""
+    with dripping(beginning, more) as url:
+        client: Any = AlbertClient(url, timeout_s=0.5)
+        if twin == "async":
+            client = AsyncRunner(AsyncAlbertClient(url, timeout_s=0.5), loop)
+        began_s = time.monotonic()
+        with pytest.raises(DeadlineExceededError, match=r"within 0.5 s"):
+            client.info()
+        assert time.monotonic() - began_s < 2
+        getattr(client, "close" if twin == "sync" else "aclose")()
+
+
+def test_the_timeout_holds_with_an_http_client_of_the_callers() -> None:
+    with dripping(b"", b"HTTP/1.1 100 Continue\r\n\r\n") as url, httpx.Client() as http:
+        client = AlbertClient(url, timeout_s=0.5, http_client=http)
+        with pytest.raises(DeadlineExceededError):
+            client.info()
+
+
+@contextlib.contextmanager
+def dripping(beginning: bytes, more: bytes) -> Iterator[str]:
+    """Serve one reply that goes on, a little at a time, for ten seconds."""
+    done = threading.Event()
+
+    def drip() -> None:
+        connection, _ = server.accept()
+        ends_s = time.monotonic() + 10
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(beginning)
+            while time.monotonic() < ends_s and not done.wait(0.02):
+                connection.sendall(more)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=drip)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            done.set()
+            thread.join()
+
+
+def test_a_large_reply_is_not_read_to_its_end(replying: Replying) -> None:
+    plain = httpx.Response(200, content=b" " * 2000)
+    client, _ = replying(plain, max_reply_bytes=1999)
+    with pytest.raises(RequestError, match=r"over 1999 bytes; ask for less .* max_reply_bytes"):
+        client.info()
+    client, _ = replying(plain, max_reply_bytes=2000)
+    with pytest.raises(RequestError, match="not an answer of /info"):
+        client.info()
+
+
+def test_a_reply_that_grows_when_it_is_decoded_is_bounded(replying: Replying) -> None:
+    bomb = httpx.Response(200, headers={"Content-Encoding": "gzip"})
+    compressor = zlib.compressobj(9, wbits=31)
+    block = b" " * (1 << 20)
+    bomb._content = b"".join(compressor.compress(block) for _ in range(16)) + compressor.flush()
+    client, _ = replying(bomb, max_reply_bytes=4 << 20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(RequestError, match="is over 4194304 bytes"):
+            client.info()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * (4 << 20)
+
+
+def test_a_reply_in_gzip_is_decoded_and_in_anything_else_refused(replying: Replying) -> None:
+    def encoded(encoding: str, content: bytes) -> httpx.Response:
+        made = httpx.Response(200, headers={"Content-Encoding": encoding})
+        made._content = content
+        return made
+
+    pair = {"text": "a", "text_pair": "b"}
+    client, received = replying(encoded("gzip", gzip.compress(b'{"in_order": 0.5}')))
+    assert client.sentence_order(pair).in_order == 0.5
+    assert received[0].headers["Accept-Encoding"] == "gzip"
+    client, _ = replying(encoded("br", b"anything"))
+    with pytest.raises(RequestError, match="in the encoding 'br'; only gzip"):
+        client.sentence_order(pair)
+    client, _ = replying(encoded("gzip", b"no gzip at all"))
+    with pytest.raises(RequestError, match="is damaged"):
+        client.sentence_order(pair)
+
+
+def test_a_transport_may_give_replies_whole() -> None:
+    def handle(request: httpx.Request) -> httpx.Response:
+        encoded = gzip.compress(b'{"in_order": 0.5}')
+        return httpx.Response(200, content=encoded, headers={"Content-Encoding": "gzip"})
+
+    with httpx.Client(transport=httpx.MockTransport(handle)) as http:
+        client = AlbertClient(URL, http_client=http)
+        assert client.sentence_order({"text": "a", "text_pair": "b"}).in_order == 0.5
+
+
+def test_one_text_has_one_classification(replying: Replying) -> None:
+    client, _ = replying(httpx.Response(200, json=[[{"label": "a", "score": 1.0}]] * 2))
+    with pytest.raises(RequestError, match="not an answer of /text-classification"):
+        client.text_classification("a")

@@ -1,0 +1,147 @@
+"""Encoders that run in buckets of shapes, as on a CUDA device."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+
+from albert_serve.bundle.manifest import Bundle
+from albert_serve.runtime.encoder_pool import OpenEncoder
+from albert_serve.runtime.encoders import BucketedEncoder, CpuEncoder, PaddedBatch, bucket_shape
+from albert_serve.runtime.engine import Engine
+from albert_serve.runtime.ort import (
+    encoder_options,
+    head_options,
+    open_session,
+)
+from albert_serve.settings import RuntimeOptions
+from export.write import export_bundle
+from tests.albert_serve.runtime.inputs import some_inputs
+from tests.export.exporting import TINY, write_checkpoint
+from training.model.albert import Batch
+
+
+def test_buckets_give_the_numbers_of_the_exact_shape(bundle_dir: Path) -> None:
+    bundle = Bundle.open(bundle_dir)
+    session = open_session(bundle.encoder_file, encoder_options(RuntimeOptions(num_threads=1)))
+    exact = CpuEncoder(session=session)
+    bucketed = BucketedEncoder(session, bundle.config, device="cpu")
+    generator = np.random.default_rng(0)
+    shapes = ((1, 3), (3, 40), (2, 33), (5, 8), (1, 3), (3, 97), (40, 100), (1, 128))
+    for shape in shapes:
+        lengths = generator.integers(1, shape[1] + 1, shape[0])
+        lengths[0] = shape[1]
+        batch = PaddedBatch(
+            ids=generator.integers(5, 1000, shape), types=np.zeros(shape, np.int64), lengths=lengths
+        )
+        expected, got = exact.run(batch).numpy(), bucketed.run(batch).numpy()
+        assert got.shape[:2] == (bucket_shape(*shape, max_positions=128) or shape)
+        for row, length in enumerate(lengths):
+            np.testing.assert_allclose(got[row, :length], expected[row, :length], atol=1e-5)
+
+
+def test_an_engine_runs_on_buckets(bundle_dir: Path) -> None:
+    """As on a CUDA device, but for the device."""
+    bundle = Bundle.open(bundle_dir)
+    reference = Engine.open(bundle, RuntimeOptions(num_threads=1))
+    session = open_session(bundle.encoder_file, encoder_options(RuntimeOptions(num_threads=1)))
+    heads = {
+        str(t): open_session(bundle.head_file(t), head_options()) for t in bundle.manifest.tasks
+    }
+    encoder = BucketedEncoder(session, bundle.config, device="cpu")
+    opened = OpenEncoder(encoder=encoder)
+    engine = Engine(bundle.config, opened, heads, device="cuda")
+    inputs = some_inputs(engine.tasks) * 3
+    for expected, got in zip(reference.run(inputs), engine.run(inputs), strict=True):
+        np.testing.assert_allclose(got, expected, atol=1e-4)
+
+
+def test_buckets_end_at_the_position_table(tmp_path: Path) -> None:
+    """With 100 positions 97 tokens were padded to 128, past the table."""
+    config = replace(TINY, max_positions=100)
+    model = write_checkpoint(tmp_path / "checkpoint", config, tasks=()).eval()
+    bundle = export_bundle(tmp_path / "checkpoint", tmp_path / "bundle").bundle
+    session = open_session(bundle.encoder_file, encoder_options(RuntimeOptions(num_threads=1)))
+    ids = np.arange(97)[None] % config.vocab_size
+    batch = PaddedBatch(ids=ids, types=np.zeros_like(ids), lengths=np.array([97]))
+
+    encoder = BucketedEncoder(session, config, device="cpu")
+    hidden = encoder.run(batch).numpy()
+
+    assert hidden.shape[:2] == (1, 100)
+    with torch.inference_mode():
+        expected = model(
+            Batch(ids=torch.from_numpy(ids), types=torch.zeros(1, 97, dtype=torch.long))
+        ).numpy()
+    np.testing.assert_allclose(hidden[:, :97], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((1, 1), (1, 32)),
+        ((1, 32), (1, 32)),
+        ((2, 33), (2, 64)),
+        ((3, 512), (4, 512)),
+        ((1, 600), (1, 640)),
+        ((1, 700), (1, 700)),
+        ((65, 32), (128, 32)),
+        ((129, 32), None),
+        ((33, 480), None),
+        ((9, 300), None),
+    ],
+)
+def test_bucket_shapes(shape: tuple[int, int], expected: tuple[int, int] | None) -> None:
+    assert bucket_shape(*shape, max_positions=700) == expected
+
+
+@pytest.mark.parametrize(("max_positions", "most"), [(100, 27), (512, 79), (4096, 160)])
+def test_the_number_and_size_of_buckets_are_bounded(max_positions: int, most: int) -> None:
+    shapes = {
+        bucket_shape(num_sequences, num_positions, max_positions)
+        for num_positions in range(1, max_positions + 1)
+        for num_sequences in range(1, 4096 // num_positions + 2)
+    } - {None}
+    assert len(shapes) <= most
+    assert all(shape and shape[0] * shape[1] <= 4096 for shape in shapes)
+
+
+def test_several_shapes_are_run_before_the_first_request(bundle_dir: Path) -> None:
+    bundle = Bundle.open(bundle_dir)
+    session = open_session(bundle.encoder_file, encoder_options(RuntimeOptions(num_threads=1)))
+    encoder = BucketedEncoder(session, bundle.config, device="cpu")
+    head = {"fill-mask": open_session(bundle.head_file("fill-mask"), head_options())}
+    Engine(bundle.config, OpenEncoder(encoder=encoder), head, device="cuda").warm_up()
+    of_both_tasks = (2, 32)
+    shapes = {(n, s) for n in (1, 4) for s in (32, 64, 128)}
+    assert encoder._held.buckets.keys() == shapes | {of_both_tasks}
+
+
+def test_all_calls_of_a_device_are_made_on_one_thread(bundle_dir: Path) -> None:
+    """A captured graph belongs to the thread that captured it: warm-up's, and the queue's."""
+    bundle = Bundle.open(bundle_dir)
+    names = set()
+
+    class Recorded(BucketedEncoder):
+        def run(self, batch: PaddedBatch) -> ort.OrtValue:
+            names.add(threading.current_thread().name)
+            return super().run(batch)
+
+    session = open_session(bundle.encoder_file, encoder_options(RuntimeOptions(num_threads=1)))
+    opened = OpenEncoder(encoder=Recorded(session, bundle.config, device="cpu"))
+    head = {"fill-mask": open_session(bundle.head_file("fill-mask"), head_options())}
+    engine = Engine(bundle.config, opened, head, device="cuda")
+    inputs = some_inputs(["fill-mask"])
+    expected = engine.run(inputs)
+    with ThreadPoolExecutor(4) as threads:
+        for answers in threads.map(engine.run, [inputs] * 8):
+            for one, other in zip(expected, answers, strict=True):
+                np.testing.assert_array_equal(one, other)
+    assert len(names) == 1

@@ -1,0 +1,241 @@
+"""A reload adds, replaces and removes hosted models, in this process and in a service's workers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import shutil
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from albert_serve.bundle.manifest import Bundle
+from albert_serve.errors import NotFoundError
+from albert_serve.server.metrics import Metrics
+from albert_serve.server.models.registry import Models
+from albert_serve.settings import Settings
+from tests.albert_serve.server.models.shelves import (
+    REQUEST,
+    damage,
+    environment,
+    load,
+    put,
+    reloaded,
+    settings_of,
+    truncate,
+    wait_for,
+)
+from tests.albert_serve.support import (
+    Running,
+    running_service,
+    service_environment,
+    wait_until_started,
+    workers_of,
+)
+
+
+def answers_with(running: Running, revision: str) -> bool:
+    """Whether all that answer have this revision: of several workers any may."""
+    revisions = (httpx.get(f"{running.url}/info").json()["revision"] for _ in range(8))
+    return all(answer == revision for answer in revisions)
+
+
+def logged(running: Running, change: str, times: int) -> bool:
+    return running.log.count(f"model served {change}") == times
+
+
+def test_a_reload_adds_replaces_and_removes(
+    shelf: Path, bundle_dir: Path, int8_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    models = load(settings_of(shelf))
+    before = dict(models._loaded)
+    shutil.move(shelf / "first", shelf / ".first")
+    put(bundle_dir, shelf / "second")
+    shutil.copytree(int8_dir, shelf / "third")
+    with caplog.at_level(logging.WARNING):
+        reloaded(models)
+    assert models.names == ["second", "third"]
+    assert models.default.name == "second"
+    revision = Bundle.open(bundle_dir).manifest.revision
+    assert models.default.info().revision == revision != before["second"].bundle.manifest.revision
+    assert f"model second is now revision {revision}" in caplog.text
+    assert "model first is no longer served" in caplog.text
+    with pytest.raises(NotFoundError):
+        models.get("first")
+
+
+def test_a_new_first_model_is_not_the_default(shelf: Path, int8_dir: Path) -> None:
+    models = load(settings_of(shelf))
+    shutil.copytree(int8_dir, shelf / "another")
+    reloaded(models)
+    assert "another" in models.names
+    assert models.default.name == "first"
+
+
+def test_what_has_not_changed_is_not_opened_again(shelf: Path) -> None:
+    models = load(settings_of(shelf))
+    before = {name: loaded.engine for name, loaded in models._loaded.items()}
+    reloaded(models)
+    assert all(models._loaded[name].engine is engine for name, engine in before.items())
+
+
+def forget(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+
+
+def leave(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("spoil", [damage, truncate, forget, leave])
+def test_a_bundle_that_does_not_verify_changes_nothing(
+    spoil: Callable[[Path], None],
+    bundle_dir: Path,
+    int8_dir: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shutil.copytree(bundle_dir, tmp_path / "tiny")
+    registry = CollectorRegistry()
+    settings = Settings(bundle=tmp_path / "tiny", num_threads=1)
+    models = Models.load(settings, Metrics(registry))
+    revision = models._loaded["tiny"].bundle.manifest.revision
+    put(int8_dir, tmp_path / "tiny")
+    spoil(tmp_path / "tiny")
+    reloaded(models)
+    assert models.default.info().revision == revision
+    assert "model tiny was not loaded, the one before goes on: " in caplog.text
+    labels = {"model": "tiny", "outcome": "rejected"}
+    assert registry.get_sample_value("albert_serve_reloads_total", labels) == 1
+
+
+def test_what_was_rejected_is_not_opened_for_other_settings_either(
+    bundle_dir: Path, int8_dir: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "bundles"
+    shutil.copytree(bundle_dir, folder / "first")
+    models = load(settings_of(folder))
+    kept = models._loaded["first"]
+    assert kept.options.spinning
+    damage(folder / "first")
+    shutil.copytree(int8_dir, folder / "second")  # different weights: threads no longer spin
+    reloaded(models)
+    assert not models._loaded["second"].options.spinning
+    assert models._loaded["first"] is kept
+
+
+def test_a_list_that_cannot_be_read_changes_nothing(
+    bundle_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text(f"models: {{a: {{bundle: {bundle_dir}}}}}")
+    models = load(settings_of(file))
+    file.write_text("models: [")
+    reloaded(models)
+    assert models.names == ["a"]
+    assert "the models were not reloaded, those before go on: " in caplog.text
+
+
+@contextlib.contextmanager
+def under_load(url: str) -> Iterator[Counter[object]]:
+    """While four callers ask all the time; what came of it, by status or error."""
+    seen: Counter[object] = Counter()
+    stop = threading.Event()
+
+    def ask() -> None:
+        with httpx.Client(base_url=url, timeout=30) as client:
+            while not stop.is_set():
+                try:
+                    seen[client.post("/fill-mask", json=REQUEST).status_code] += 1
+                except httpx.TransportError as error:
+                    seen[type(error)] += 1
+
+    callers = [threading.Thread(target=ask) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    try:
+        yield seen
+    finally:
+        stop.set()
+        for caller in callers:
+            caller.join()
+
+
+def test_hangup_reloads_every_worker_and_drops_nothing(
+    bundle_dir: Path, int8_dir: Path, tmp_path: Path
+) -> None:
+    num_workers = 2
+    place = tmp_path / "served"
+    shutil.copytree(bundle_dir, place)
+    started = service_environment(place, tmp_path / "home")
+    started |= {"ALBERT_SERVE_WORKERS": str(num_workers)}
+    with running_service(started, tmp_path) as running:
+        first = Bundle.open(bundle_dir).manifest.revision
+        second = Bundle.open(int8_dir).manifest.revision
+        wait_until_started(running, num_workers)
+        pids = workers_of(running)
+        with under_load(running.url) as seen:
+            turns = ((int8_dir, second), (bundle_dir, first), (int8_dir, second))
+            for turn, (bundle, revision) in enumerate(turns, start=1):
+                put(bundle, place)
+                running.process.send_signal(signal.SIGHUP)
+                # Of every worker: one that is still at it would find the next one half put.
+                wait_for(functools.partial(logged, running, "is now", turn * num_workers), running)
+                assert answers_with(running, revision)
+            damage(place)
+            running.process.send_signal(signal.SIGHUP)
+            wait_for(functools.partial(logged, running, "was not loaded", num_workers), running)
+            assert answers_with(running, second)
+        assert set(seen) == {200}
+        assert workers_of(running) == pids
+        assert httpx.get(f"{running.url}/info").json()["model_id"] == "served"
+
+
+def metrics_of(worker: int) -> Path:
+    """The folder of a worker's metrics, from Linux' /proc."""
+    variables = Path(f"/proc/{worker}/environ").read_bytes().split(b"\0")
+    (folder,) = (each for each in variables if each.startswith(b"PROMETHEUS_MULTIPROC_DIR="))
+    return Path(folder.partition(b"=")[2].decode())
+
+
+def test_a_worker_that_was_killed_comes_back_as_the_others_are(
+    bundle_dir: Path, int8_dir: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "bundles"
+    shutil.copytree(bundle_dir, folder / "first")
+    started = environment(folder, tmp_path / "home", ALBERT_SERVE_WORKERS="2")
+    with running_service(started, tmp_path) as running:
+        wait_until_started(running, 2)
+        killed, other = workers_of(running)
+        shutil.copytree(int8_dir, folder / "another")
+        running.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: running.log.count("model another is now") == 2, running)
+        gauges = metrics_of(killed)
+        assert list(gauges.glob(f"gauge_live*_{killed}.db"))
+        os.kill(killed, signal.SIGKILL)
+        wait_for(lambda: len(set(workers_of(running)) - {killed}) == 2, running)
+        assert other in workers_of(running)
+        assert not list(gauges.glob(f"gauge_live*_{killed}.db"))
+        wait_until_started(running, 3)
+        # The first by name when the service began, and not the one that is first now.
+        names = [httpx.get(f"{running.url}/info").json()["model_id"] for _ in range(16)]
+        assert set(names) == {"first"}
+
+
+def test_a_bundle_that_becomes_whole_is_served_after_a_reload(shelf: Path) -> None:
+    manifest = shelf / "first/manifest.json"
+    content = manifest.read_text()
+    manifest.write_text("{")
+    models = load(settings_of(shelf))
+    manifest.write_text(content)
+    reloaded(models)
+    assert set(models.names) == {"first", "second"}
+    assert models.default.name == "second"
