@@ -23,7 +23,6 @@ from albert_serve.bundle.manifest import Precision
 from albert_serve.bundle.weights import (
     QUESTION_OUTPUTS,
     SCALE_SUFFIX,
-    TaskName,
     expected_shapes,
     read_header,
 )
@@ -172,7 +171,7 @@ for file in map(Path, sys.argv[2:]):
 print(json.dumps(placed))
 """
 SIZES: Final = ("base", "large", "xlarge", "xxlarge")
-TASKS: Final[dict[TaskName, int]] = {
+TASKS: Final[dict[str, int]] = {
     "fill-mask": 30000,
     "sentence-order": 2,
     "question-answering": 2,
@@ -183,7 +182,7 @@ def write_zeros(
     config: AlbertConfig,
     precision: Precision,
     file: Path,
-    tasks: Mapping[TaskName, int] = TASKS,
+    tasks: Mapping[str, int] = TASKS,
 ) -> None:
     """A weight file of a precision with zeros that take no room on disk."""
     types = {"F32": 4, "F16": 2, "I8": 1}

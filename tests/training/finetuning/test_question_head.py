@@ -23,6 +23,7 @@ from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks import EncoderInput
 from albert_serve.tasks.load import load_tasks
+from albert_serve.tokenizer import AlbertTokenizer
 from export.write import export_bundle
 from tests.training.support import (
     SQUAD_V2,
@@ -34,6 +35,7 @@ from tests.training.support import (
 )
 from training import evaluate
 from training.data.questions import Question, read_squad
+from training.evaluation.questions import answer_questions
 from training.evaluation.real_text import RealData
 from training.evaluation.torch_engine import TorchEngine
 from training.finetune import main
@@ -255,6 +257,43 @@ def test_mixed_batches_have_the_numbers_of_torch(bundle: Bundle, learnt: Learnt,
     assert len(inputs) > 6
     for ours, theirs in zip(got, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+def test_classifiers_are_learnt_and_served_beside_it(
+    learnt: Learnt, few: Path, tmp_path: Path
+) -> None:
+    """Two further ones; the head is the checkpoint's, and answers as in torch."""
+    moods, things = tmp_path / "moods.csv", tmp_path / "things.csv"
+    moods.write_text("text,label\n" + "a good game,glad\nthe war was lost,sad\n" * 6)
+    things.write_text("text,label\n" + "a good game,game\nthe war was lost,war\na city,city\n" * 4)
+    options = [
+        *("--initialize-from", str(learnt.checkpoint), "--question-answering", str(few)),
+        *("--head", "mood", "--text-classification", str(moods)),
+        *("--head", "thing", "--text-classification", str(things)),
+        *("--length", str(POSITIONS), "--batch-size", "6", "--steps", "90", "--device", "cpu"),
+        *("--lr", "4e-3", "--adamw-lr", "6e-3", "--report-every", "10"),
+    ]
+    assert run(options, tmp_path / "run") == 0
+    checkpoint = tmp_path / "run" / "checkpoint"
+    further = {"text-classification/mood": 2, "text-classification/thing": 3}
+    assert read_tasks(checkpoint) == {
+        "text-classification": 2,
+        "question-answering": 7,
+        **further,
+    }
+    bundle = export_bundle(checkpoint, tmp_path / "bundle").bundle
+    assert further.keys() < bundle.manifest.parity.keys()
+    assert max(bundle.manifest.parity.values()) < 1e-4
+    tokenizer = AlbertTokenizer.from_file(checkpoint / "tokenizer.json")
+    expected = answer_questions(load_checkpoint(checkpoint), tokenizer, read_squad([few]))
+    with AlbertClient.local(bundle.folder) as client:
+        for head, text, label in (("mood", "a good game", "glad"), ("thing", "a city", "city")):
+            best, *_ = client.text_classification(text, head=head)
+            assert (best.label, best.score > 0.5) == (label, True)
+        for one in expected:
+            answer = client.question_answering(context_of(one.question), max_answer_len=30)
+            assert isinstance(answer, Answer)
+            assert answer.answer == one.best
 
 
 def test_a_window_shorter_than_the_beam(bundle: Bundle, learnt: Learnt) -> None:
