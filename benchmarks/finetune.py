@@ -84,7 +84,8 @@ def _run(options: argparse.Namespace) -> int:
 def _num_units(options: argparse.Namespace) -> int:
     """Return the turns and starts of children of a case, for the progress bar."""
     num_candidates = len(_candidates(1, options))
-    return 3 * num_candidates + int((3 + options.compile) * (options.rounds + 2))
+    num_units: int = 3 * num_candidates + (3 + options.compile) * (options.rounds + 2)
+    return num_units
 
 
 def _case(task: FinetuningTask, shape: str, options: argparse.Namespace) -> Case:

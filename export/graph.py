@@ -143,7 +143,8 @@ class Nodes:
     """The nodes of one graph, or of one Loop body, in order of execution.
 
     Args:
-        rows: a value of the outermost graph with one element for each row (R).
+        rows: a value of the outermost graph with one element for each row (R); empty in a graph
+            without Loops whose products are of several numbers of rows.
         scope: the beginning of this graph's value names; no two graphs of a model share one.
         outer: the nodes of the outermost graph, where these are a Loop body's.
     """

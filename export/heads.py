@@ -11,8 +11,15 @@ from dataclasses import replace
 
 from onnx import ModelProto, TensorProto, helper
 
-from albert_serve.bundle.weights import UNPOOLED_TASKS, WORDS, StoredTensor, output_layer
+from albert_serve.bundle.weights import (
+    UNPOOLED_TASKS,
+    WORDS,
+    StoredTensor,
+    output_layer,
+    question_head_of,
+)
 from albert_serve.config import AlbertConfig
+from export.beams import start_conditioned
 from export.encoder import HIDDEN
 from export.graph import CPU_FORM, Form, Initializers, Nodes, make_model
 from export.layers import activate, as_rows, linear, matmul, multiply, norm
@@ -28,12 +35,16 @@ def build_head(
     """Build (hidden_states (B, S, H), rows (R)) -> logits (R, num_outputs), with the pooler.
 
     `rows` are int64: row b * S + s is position s of sequence b. A head computes in fp32 in every
-    form, since its rows are few.
+    form, since its rows are few. A start-conditioned head takes all rows of a window together.
     """
-    nodes = Nodes(Initializers(stored, replace(form, compute="fp32")), rows="rows")
+    has_beams = question_head_of(head, num_outputs) == "start-conditioned"
+    initializers = Initializers(stored, replace(form, compute="fp32"))
+    nodes = Nodes(initializers, rows="" if has_beams else "rows")
     rows_RH = nodes.add("Gather", [as_rows(nodes, HIDDEN, config.hidden_size), "rows"])
     if head == "fill-mask":
         logits_RK = _fill_mask(nodes, config, rows_RH)
+    elif has_beams:
+        logits_RK = start_conditioned(nodes, config, rows_RH, "rows")
     else:
         pooled_RH = rows_RH if head in UNPOOLED_TASKS else _pool(nodes, rows_RH)
         logits_RK = linear(nodes, pooled_RH, output_layer(head))

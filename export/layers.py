@@ -173,7 +173,7 @@ def _quantize_rows(nodes: Nodes, x_RI: str) -> tuple[str, str]:
     scale_R1 = nodes.add("Max", [nodes.add("Mul", [largest_R1, step]), least])
     scale_R = nodes.add("Squeeze", [scale_R1, last])
     # Outside of a Loop, so that it is computed once.
-    zero_R = nodes.outer.add("Expand", [zero, nodes.outer.add("Shape", [nodes.rows])])
+    zero_R = nodes.outer.add("Expand", [zero, nodes.outer.add("Shape", [nodes.rows or scale_R])])
     quantized_RI = nodes.add("QuantizeLinear", [x_RI, scale_R, zero_R], attributes={"axis": 0})
     return quantized_RI, scale_R1
 

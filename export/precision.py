@@ -29,7 +29,7 @@ PARTS: Final[dict[Part, tuple[str, ...]]] = {
     "embeddings": ("word_embeddings", "embedding_hidden_mapping_in"),
     "attention": ("query", "key", "value", "attention.dense"),
     "ffn": ("ffn", "ffn_output"),
-    "heads": ("pooler", "predictions.dense"),
+    "heads": ("pooler", "predictions.dense", "dense_0"),
 }
 _STEPS: Final = 127
 _LARGEST_FP16: Final = float(np.finfo(np.float16).max)

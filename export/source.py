@@ -30,6 +30,7 @@ from albert_serve.bundle.weights import (
     expected_shapes,
     further_head,
     is_task,
+    question_head_of,
     read_header,
     stored_name,
 )
@@ -300,7 +301,13 @@ def _read_tasks(
         if found == CLASSIFICATION:
             tasks[CLASSIFICATION] = _classification(hf, heads, stored)
         elif is_task(found):
-            tasks[found] = TaskEntry(graph=f"{found}.onnx", num_outputs=num_outputs)
+            head = question_head_of(found, num_outputs)
+            tasks[found] = TaskEntry(
+                graph=f"{found}.onnx",
+                num_outputs=num_outputs,
+                # Left out as in bundles from before there was another.
+                question_head=None if head == "independent" else head,
+            )
     return tasks
 
 

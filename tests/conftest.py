@@ -41,6 +41,7 @@ _WITH_PROCESSES: Final = (
     "training/finetuning/test_finetune_questions.py",
     "training/finetuning/test_finetune_tasks.py",
     "training/finetuning/test_own_tasks.py",
+    "training/finetuning/test_question_head.py",
     "training/finetuning/test_seeds.py",
     "training/glue/test_hub.py",
     "training/loop",

@@ -45,7 +45,7 @@ from training.finetuning.heads import (
     selection_of,
     validation_of,
 )
-from training.finetuning.held_out import build_held_out_questions, question_examples
+from training.finetuning.held_out import build_held_out_questions
 from training.finetuning.options import (
     add_classification,
     add_hyperparameters,
@@ -54,6 +54,12 @@ from training.finetuning.options import (
     resolve,
 )
 from training.finetuning.pretraining import pretraining_feed
+from training.finetuning.questions import (
+    add_questions,
+    choose_head,
+    conditioned_loss,
+    question_examples,
+)
 from training.finetuning.seeds import Trained, check_folder, seeds_of, train_seeds
 from training.finetuning.start import changed_config, describe_attention, load_start
 from training.loop.distributed import World, join_world, setting_up, share
@@ -120,10 +126,13 @@ def _build(
         classifier_dropout=options.classifier_dropout,
     )
     _check_length(options.length, config.max_positions)
+    question_head = choose_head(options)
     if notice := describe_attention(config, world.device):
         print(notice)
     placed = place(options, read_tasks(options.initialize_from), hf)
     feeds, datasets, loss_of = _feeds(options, placed, config, precision, world)
+    if question_head == "start-conditioned":
+        loss_of["question-answering"] = conditioned_loss(compiles=should_compile(options))
     labels = {each.task: each.labels for each in datasets if isinstance(each, Classification)}
     progress = Progress(num_steps=_num_steps(options, feeds), budget_s=options.budget)
     validation, selection = None, None
@@ -134,7 +143,12 @@ def _build(
     torch.manual_seed(options.seed)
     tasks = tuple(task for feed in feeds for task in feed.tasks)
     model = load_start(
-        options.initialize_from, config, tasks, labels, has_exits=options.adaptive_depth
+        options.initialize_from,
+        config,
+        tasks,
+        labels,
+        has_exits=options.adaptive_depth,
+        question_head=question_head,
     )
     model.to(world.device)
     run = Run(
@@ -363,7 +377,7 @@ def _parser() -> argparse.ArgumentParser:
     add_classification(data)
     add_choices(data)
     add_validation(data)
-    data.add_argument("--question-answering", nargs="+", type=Path, help="SQuAD files")
+    add_questions(data)
     data.add_argument("--pretraining", nargs="+", type=Path, help="text for continued pretraining")
     data.add_argument(
         "--weights",

@@ -206,10 +206,16 @@ def cls_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
 def span_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
     """Return start and end logits (C, S, 2) of the tokens of each example; -inf behind its last."""
     logits_T2 = model.logits("question-answering", model(batch.tokens)).flatten(0, 1).float()
-    places_S = torch.arange(batch.tokens.ids.shape[1], device=logits_T2.device)
-    rows_CS = (batch.firsts[:, None] + places_S).clamp(max=len(logits_T2) - 1)
+    rows_CS, places_S = example_rows(batch)
     is_outside_CS = places_S >= batch.sizes[:, None]
     return logits_T2[rows_CS].masked_fill(is_outside_CS[..., None], -torch.inf)
+
+
+def example_rows(batch: ExampleBatch) -> tuple[Tensor, Tensor]:
+    """Return the rows (C, S) of each example's positions in the flattened tokens, and the (S)."""
+    ids = batch.tokens.ids
+    places_S = torch.arange(ids.shape[1], device=ids.device)
+    return (batch.firsts[:, None] + places_S).clamp(max=ids.numel() - 1), places_S
 
 
 def exit_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:

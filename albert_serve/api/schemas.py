@@ -452,6 +452,9 @@ class TaskInfo(Reply):
     adaptive_depth: DepthInfo | None = Field(
         None, description="Of text classification by a model that can answer after each layer."
     )
+    question_head: Literal["independent", "start-conditioned"] | None = Field(
+        None, description="Of question answering; left out, start and end by themselves."
+    )
     quality: TaskQuality | None = Field(None, description="Left out, it is not known.")
     examples: list[InputExample] | None = Field(None, description="Of the model's manifest.")
 

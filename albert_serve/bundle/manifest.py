@@ -29,12 +29,14 @@ from pydantic import (
 from albert_serve.bundle.weights import (
     CLASSIFICATION,
     HEAD_NAME,
+    QuestionHead,
     Shape,
     TaskName,
     check_shapes,
     exit_shapes,
     expected_shapes,
     further_head,
+    question_head_of,
     read_header,
 )
 from albert_serve.config import AlbertConfig
@@ -135,12 +137,14 @@ class TaskEntry(HeadEntry):
         adaptive_depth: of text classification by a model that can answer after each layer.
         head: the name of text classification's default head; None: it is called `default`.
         heads: the further classifiers of texts by name.
+        question_head: of question answering; None in bundles that were written when there was one.
     """
 
     null_score_diff_threshold: float | None = Field(None, allow_inf_nan=False)
     adaptive_depth: AdaptiveDepth | None = None
     head: HeadName | None = None
     heads: dict[HeadName, ClassifierEntry] = Field(default_factory=dict)
+    question_head: QuestionHead | None = None
 
     @property
     def default_head(self) -> str:
@@ -155,9 +159,9 @@ class TaskEntry(HeadEntry):
 
     @model_serializer(mode="wrap")
     def _leave_out_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Dump no depth and no heads as nothing: bundles keep the revision that they had."""
+        """Dump what a task does not have as nothing: bundles keep the revision that they had."""
         content: dict[str, Any] = dump(self)
-        for name in ("adaptive_depth", "head", "heads"):
+        for name in ("adaptive_depth", "head", "heads", "question_head"):
             if not getattr(self, name):
                 content.pop(name, None)
         return content
@@ -369,8 +373,17 @@ def needed_shapes(config: AlbertConfig, manifest: Manifest) -> dict[str, Shape]:
     """Return the shapes of the weights that the graphs of a bundle read.
 
     Raises:
-        BundleCorruptError: a text's limit of layers is over their number.
+        BundleCorruptError: a text's limit of layers is over their number, or a head for questions
+            has not the outputs of its kind.
     """
+    asked = manifest.tasks.get("question-answering")
+    if asked is not None and question_head_of("question-answering", asked.num_outputs) != (
+        asked.question_head or "independent"
+    ):
+        raise BundleCorruptError(
+            f"{MANIFEST_FILE}: the head for questions is {asked.question_head or 'independent'} "
+            f"and has {asked.num_outputs} outputs, which do not go together"
+        )
     heads = {head: entry.num_outputs for head, entry in manifest.heads.items()}
     shapes = expected_shapes(config, heads)
     entry = manifest.tasks.get(CLASSIFICATION)

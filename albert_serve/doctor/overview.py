@@ -94,6 +94,8 @@ def _task_rows(tasks: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, s
         threshold = task.get("null_score_diff_threshold")
         if threshold is not None:
             kind = f"(no answer: null score over {threshold:.4g})"
+        if task.get("question_head"):
+            kind = f"{task['question_head']} {kind}"
         rows.append((name, outputs, f"{labels} {kind}".strip()))
     return rows
 

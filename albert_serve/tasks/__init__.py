@@ -28,7 +28,7 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.api.wire import Parameters
 from albert_serve.bundle.manifest import DEFAULT_HEAD, AdaptiveDepth, HeadEntry
-from albert_serve.bundle.weights import further_head
+from albert_serve.bundle.weights import QuestionHead, further_head
 from albert_serve.errors import InvalidInputError, NotFoundError, TooMuchAtOnceError
 from albert_serve.tasks.base import EncoderInput, Logits, Prepared, Round, Task
 from albert_serve.tasks.feature_extraction import FeatureExtraction
@@ -83,6 +83,7 @@ class TaskSetup:
         null_score_diff_threshold: of question answering.
         adaptive_depth: of text classification by a model that can answer after each layer.
         stops_early: whether the engine can answer a text before the last layer.
+        question_head: of question answering.
     """
 
     tokenizer: AlbertTokenizer
@@ -96,6 +97,7 @@ class TaskSetup:
     null_score_diff_threshold: float = 0.0
     adaptive_depth: AdaptiveDepth | None = None
     stops_early: bool = True
+    question_head: QuestionHead = "independent"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,6 +154,7 @@ def _open_question_answering(setup: TaskSetup) -> QuestionAnswering:
         tokenizer=setup.tokenizer,
         max_positions=setup.max_positions,
         null_score_diff_threshold=setup.null_score_diff_threshold,
+        head=setup.question_head,
     )
 
 

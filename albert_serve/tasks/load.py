@@ -46,6 +46,7 @@ def load_setups(bundle: Bundle, tokenizer: AlbertTokenizer | None = None) -> dic
                 heads=entry.heads,
                 null_score_diff_threshold=entry.null_score_diff_threshold or 0.0,
                 adaptive_depth=entry.adaptive_depth,
+                question_head=entry.question_head or "independent",
             )
     return setups
 

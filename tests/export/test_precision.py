@@ -19,7 +19,6 @@ from safetensors.numpy import load_file, save_file
 from albert_serve.bundle.manifest import Bundle, Part, Precision
 from albert_serve.bundle.weights import (
     SCALE_SUFFIX,
-    TaskName,
     check_shapes,
     expected_shapes,
     read_header,
@@ -64,7 +63,7 @@ def test_a_quantized_weight_is_within_half_a_step(weight_OI: np.ndarray) -> None
 
 
 def test_each_matrix_of_note_belongs_to_one_part() -> None:
-    tasks: dict[TaskName, int] = {"fill-mask": 50, "sentence-order": 2, "question-answering": 2}
+    tasks = {"fill-mask": 50, "sentence-order": 2, "question-answering": 2}
     shapes = expected_shapes(CONFIG, tasks)
     parts = {name: part_of(name) for name in shapes}
     assert {name for name, part in parts.items() if part == "embeddings"} == {
@@ -87,7 +86,7 @@ def test_the_file_is_what_a_bundle_may_hold(
 ) -> None:
     write_weights(read_source(checkpoint), tmp_path / "weights", precision, ())  # type: ignore[arg-type]
     stored = read_header(tmp_path / "weights")
-    tasks: dict[TaskName, int] = {"fill-mask": 50, **dict.fromkeys(ALL_TASKS[1:], 2)}
+    tasks = {"fill-mask": 50, **dict.fromkeys(ALL_TASKS[1:], 2)}
     check_shapes(stored, expected_shapes(CONFIG, tasks))
     assert {tensor.dtype for tensor in stored.values()} == {
         "F32",

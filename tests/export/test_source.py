@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from albert_serve.bundle.weights import TaskName
 from albert_serve.errors import BundleCorruptError
 from export.errors import ExportError
 from export.source import read_json_object, read_source, read_weight
 from tests.export.exporting import ALL_TASKS, TINY, write_checkpoint, write_tokenizer
 from training.model.checkpoint import CheckpointError
-from training.model.heads import Task
 
 
 def change_config(folder: Path, **changes: Any) -> None:
@@ -90,7 +90,7 @@ def test_labels(
     ],
 )
 def test_one_output_is_what_the_architecture_says(
-    tmp_path: Path, architecture: str, task: Task
+    tmp_path: Path, architecture: str, task: TaskName
 ) -> None:
     write_checkpoint(tmp_path, tasks=("multiple-choice",))
     change_config(tmp_path, architectures=[architecture])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from albert_serve.bundle.weights import question_head_of
 from albert_serve.tasks.base import Logits
 from albert_serve.tasks.question_answering.decoder import SpanDecoder
 from albert_serve.tasks.question_answering.spans import NUM_BEST
@@ -75,7 +76,12 @@ def answer_questions(
         EvaluationError: a question cannot be asked, or several have the same id.
     """
     _check_ids(questions)
-    task = QuestionAnswering(tokenizer=tokenizer, max_positions=model.config.max_positions)
+    task = QuestionAnswering(
+        tokenizer=tokenizer,
+        max_positions=model.config.max_positions,
+        head=question_head_of("question-answering", model.tasks["question-answering"])
+        or "independent",
+    )
     laid = question_items(
         task, questions, may_be_empty=True, max_answer_length=max_answer_length, read=_read
     )

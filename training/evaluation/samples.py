@@ -345,6 +345,7 @@ def _questions(
         tokenizer=drawing.tokenizer,
         max_positions=drawing.max_positions,
         null_score_diff_threshold=entry.null_score_diff_threshold or 0.0,
+        head=entry.question_head or "independent",
     )
     for item in question_items(task, shuffled(questions), may_be_empty=may_be_empty):
         if item is None:

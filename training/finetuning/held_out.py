@@ -1,4 +1,4 @@
-"""Question answering of a finetuning run: its examples, and validation on held-out questions."""
+"""Validation of a finetuning run on held-out questions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from albert_serve.progress import progress
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.collate import collate_examples
 from training.data.labelled.texts import raise_listed
@@ -63,25 +62,6 @@ class Questions:
         num_empty = sum(not question.answers for question in self.held_out)
         chance = None if self.figure == "loss" else 100 * num_empty / len(self.held_out)
         return Selection(figure=self.figure, chance=chance, patience=options.patience)
-
-
-def question_examples(options: argparse.Namespace, tokenizer: AlbertTokenizer) -> list[SpanExample]:
-    """Read and tokenise the questions of `--question-answering`, and report repaired offsets.
-
-    Raises:
-        CorpusError: files cannot be read, or answers have no place; all of it is listed.
-    """
-    questions, num_repaired = read_located(options.question_answering)
-    if num_repaired:
-        print(
-            f"{num_repaired:,} of {len(questions):,} answers did not stand at their answer_start; "
-            "the only place that fits was taken"
-        )
-    return [
-        example
-        for question in progress(questions, title="tokenising questions", unit="questions")
-        for example in span_examples(question, tokenizer, length=options.length)
-    ]
 
 
 def build_held_out_questions(options: argparse.Namespace, tokenizer: AlbertTokenizer) -> Questions:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 
+from albert_serve.bundle.weights import QuestionHead, question_head_of
 from albert_serve.config import AlbertConfig
 from training.model.checkpoint import (
     has_stored_exits,
@@ -32,8 +33,9 @@ def load_start(
     labels: Mapping[Task, Mapping[str, Any]],
     *,
     has_exits: bool = False,
+    question_head: QuestionHead = "independent",
 ) -> AlbertForTasks:
-    """Load a checkpoint with the heads of the tasks beside its own, and report a new classifier.
+    """Load a checkpoint with the heads of the tasks beside its own, and report a replaced one.
 
     A head that the checkpoint lacks, or has with another number of outputs, is new.
 
@@ -41,15 +43,25 @@ def load_start(
         config: its sizes, perhaps with fewer positions and other dropout.
         labels: of each classifier that is trained, keys of `config.json` that name its labels.
         has_exits: whether it is trained with classifiers after each layer.
+        question_head: the head of question answering, if it is trained.
 
     Raises:
         ConfigError, CheckpointError: as `load_checkpoint`.
     """
     heads = _without_replaced(read_tasks(folder), tasks)
+    stored_head = question_head_of("question-answering", heads.get("question-answering", 0))
+    if "question-answering" in tasks and stored_head not in (None, question_head):
+        print(
+            f"the checkpoint's {stored_head} head of questions is replaced by one that is "
+            f"{question_head}"
+        )
     sizes = dict(heads)
     for task in tasks:
         record = labels.get(task)
-        sizes |= head_sizes(config, (task,)) if record is None else {task: len(record["id2label"])}
+        if record is None:
+            sizes |= head_sizes(config, (task,), question_head=question_head)
+        else:
+            sizes[task] = len(record["id2label"])
         if record is not None and task in heads:
             _report_change(folder, task, heads[task], record)
     is_trained = "text-classification" in tasks

@@ -1,7 +1,8 @@
 """The heads of the five tasks, and the model of one backbone and any of these heads.
 
 A head maps rows of hidden states to rows of logits, so that a task computes only what it needs:
-masked positions for fill-mask, the [CLS] row for classification, all real rows for spans.
+masked positions for fill-mask, the [CLS] row for classification, all real rows for spans. Only the
+start-conditioned head of questions needs to know which rows are of one window.
 
 Shape legend: B sequences, S positions, H hidden size, E embedding size, V vocabulary,
 R rows gathered from hidden states, K outputs, L layers.
@@ -16,19 +17,28 @@ from typing import Final, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from albert_serve.bundle.weights import CLASSIFICATION, HEAD_NAME, UNPOOLED_TASKS, is_task
+from albert_serve.bundle.weights import (
+    CLASSIFICATION,
+    HEAD_NAME,
+    QUESTION_OUTPUTS,
+    UNPOOLED_TASKS,
+    QuestionHead,
+    is_task,
+    question_head_of,
+)
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import ConfigError
 from training.model.albert import Albert, Batch, Initializer, activation
+from training.model.start_conditioned import StartConditionedHead
 
 # A head: of a task by the task's name, or a further classifier as `text-classification/NAME`.
 Task: TypeAlias = str
-# Outputs of a task's head; None where they depend on the vocabulary or the labels.
+# Outputs of a task's head; None where they depend on the vocabulary, the labels or the head.
 NUM_OUTPUTS: Final[dict[Task, int | None]] = {
     "fill-mask": None,
     "sentence-order": 2,
     "text-classification": None,
-    "question-answering": 2,
+    "question-answering": None,
     "multiple-choice": 1,
 }
 
@@ -124,7 +134,8 @@ class AlbertForTasks(nn.Module):
         if task == "fill-mask":
             return FillMaskHead(self.config, self.albert.embeddings.word)
         if task == "question-answering":
-            return SpanHead(self.config)
+            is_plain = num_outputs == QUESTION_OUTPUTS["independent"]
+            return SpanHead(self.config) if is_plain else StartConditionedHead(self.config)
         assert self.pooler is not None
         return PooledHead(self.config, self.pooler, num_outputs)
 
@@ -157,10 +168,23 @@ class AlbertForTasks(nn.Module):
 
 
 def head_sizes(
-    config: AlbertConfig, tasks: tuple[Task, ...], num_labels: int = 2
+    config: AlbertConfig,
+    tasks: tuple[Task, ...],
+    num_labels: int = 2,
+    question_head: QuestionHead = "independent",
 ) -> dict[Task, int]:
-    """Return the outputs of each task's head; `num_labels` is for text classification."""
-    sizes = {**NUM_OUTPUTS, "fill-mask": config.vocab_size, "text-classification": num_labels}
+    """Return the outputs of each task's head.
+
+    Args:
+        num_labels: of text classification.
+        question_head: of question answering.
+    """
+    sizes = {
+        **NUM_OUTPUTS,
+        "fill-mask": config.vocab_size,
+        "text-classification": num_labels,
+        "question-answering": QUESTION_OUTPUTS[question_head],
+    }
     return {task: sizes[task] or 0 for task in tasks}
 
 
@@ -196,6 +220,9 @@ def _check_tasks(config: AlbertConfig, tasks: Mapping[Task, int]) -> None:
             raise ConfigError(f"{task} needs a head of {CLASSIFICATION} beside it, the default one")
         if not is_task(task) and not is_further(task):
             raise ConfigError(f"no task {task!r}; there are {', '.join(NUM_OUTPUTS)}")
+        if task == "question-answering" and question_head_of(task, num_outputs) is None:
+            sizes = " or ".join(f"{size} ({head})" for head, size in QUESTION_OUTPUTS.items())
+            raise ConfigError(f"{task} has {num_outputs} outputs; it needs {sizes}")
         needed = config.vocab_size if task == "fill-mask" else NUM_OUTPUTS.get(task)
         if num_outputs < 1 or (needed and num_outputs != needed):
             raise ConfigError(

@@ -209,6 +209,7 @@ def _describe(task: str, manifest: Manifest, num_layers: int) -> TaskInfo:
             if depth is None
             else DepthInfo(num_layers=num_layers, **depth.model_dump()),
             heads=_describe_heads(entry, manifest) if entry.head or entry.heads else None,
+            question_head=entry.question_head,
             quality=_quality(manifest, name),
             examples=[InputExample(**example.model_dump()) for example in examples] or None,
         )

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from albert_serve.api.schemas import Answer, QuestionAnsweringAnswer, QuestionAnsweringParameters
+from albert_serve.bundle.weights import QuestionHead
 from albert_serve.tasks.base import Logits
+from albert_serve.tasks.question_answering.beams import find_beams
 from albert_serve.tasks.question_answering.spans import Spans, align, find_spans, strip
 from albert_serve.tasks.question_answering.windows import Windows
 from albert_serve.tokenizer import Encoding
@@ -19,6 +21,7 @@ class SpanDecoder:
     Attributes:
         context: the tokens of `text`.
         threshold: the null score over which the answer is "no answer".
+        head: which head the logits are of.
     """
 
     windows: Windows
@@ -26,22 +29,23 @@ class SpanDecoder:
     text: str
     parameters: QuestionAnsweringParameters
     threshold: float
+    head: QuestionHead = "independent"
 
     def find(self, logits: Sequence[Logits]) -> Spans:
         """Return the best spans of the context.
 
         Args:
-            logits: (S, 2) for each window, in order.
+            logits: for each window, in order: (S, 2), or of a start-conditioned head (1 + n, K) of
+                [CLS] and the n tokens of context.
         """
         offsets = strip(self.context.offsets, self.text)
         if self.parameters.align_to_words:
             offsets = align(offsets, self.text)
-        return find_spans(
-            self.windows.stitch(logits),
-            offsets,
-            max_answer_len=self.parameters.max_answer_len,
-            top_k=self.parameters.top_k,
-        )
+        longest, top_k = self.parameters.max_answer_len, self.parameters.top_k
+        if self.head == "start-conditioned":
+            return find_beams(self.windows, logits, offsets, max_answer_len=longest)
+        stitched = self.windows.stitch(logits)
+        return find_spans(stitched, offsets, max_answer_len=longest, top_k=top_k)
 
     def finish(self, logits: Sequence[Logits]) -> QuestionAnsweringAnswer:
         """Return the answers, best first; a list if more than one is asked for.

@@ -18,6 +18,7 @@ from albert_serve.api.schemas import (
     QuestionAnsweringParameters,
     QuestionContext,
 )
+from albert_serve.bundle.weights import QuestionHead
 from albert_serve.errors import InvalidInputError, TextTooLongError
 from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared
 from albert_serve.tasks.fitting import cut_at
@@ -58,11 +59,13 @@ class QuestionAnswering:
 
     Attributes:
         null_score_diff_threshold: the default of the parameter.
+        head: which head the model has.
     """
 
     tokenizer: AlbertTokenizer
     max_positions: int
     null_score_diff_threshold: float = 0.0
+    head: QuestionHead = "independent"
 
     def prepare(
         self, item: QuestionContext, parameters: QuestionAnsweringParameters
@@ -73,10 +76,15 @@ class QuestionAnswering:
         to half of the sequence.
 
         Raises:
-            InvalidInputError: the question or the context is empty, or the lengths contradict
-                each other or the model, or need too many windows.
+            InvalidInputError: the question or the context is empty, the lengths contradict each
+                other or the model, or need too many windows, or the head has no `compat`.
             TextTooLongError: the question leaves no room for the context.
         """
+        if parameters.compat and self.head != "independent":
+            raise InvalidInputError(
+                "compat answers as the pipeline of transformers, which reads no start-conditioned "
+                "head, as this model has it; leave compat out"
+            )
         asked = self.ask(item, parameters)
         decoder = asked.decoder
         finish: Callable[[list[Logits]], QuestionAnsweringAnswer] = decoder.finish
@@ -120,6 +128,7 @@ class QuestionAnswering:
             text=item.context,
             parameters=parameters,
             threshold=self.null_score_diff_threshold if threshold is None else threshold,
+            head=self.head,
         )
         return AskedQuestion(
             inputs=inputs,
@@ -167,7 +176,11 @@ class QuestionAnswering:
 
     def _input(self, question: Encoding, window: Encoding) -> EncoderInput:
         pair = self.tokenizer.build(question, window)
-        return EncoderInput(ids=pair.ids, types=pair.types, task="question-answering", rows=None)
+        rows = None
+        if self.head == "start-conditioned":  # which takes where an answer can be, and [CLS]
+            begin = len(question) + 2
+            rows = [0, *range(begin, begin + len(window))]
+        return EncoderInput(ids=pair.ids, types=pair.types, task="question-answering", rows=rows)
 
 
 def _num_kept(num_question: int, parameters: QuestionAnsweringParameters, max_seq_len: int) -> int:

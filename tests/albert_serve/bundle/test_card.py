@@ -94,8 +94,8 @@ def test_parameters_are_counted_as_torch_counts_them(
     bundle_dir: Path, checkpoint_dir: Path
 ) -> None:
     bundle = Bundle.open(bundle_dir)
-    tasks = {task: entry.num_outputs for task, entry in bundle.manifest.tasks.items()}
-    model: torch.nn.Module = load_checkpoint(checkpoint_dir, tasks)
+    heads = {head: entry.num_outputs for head, entry in bundle.manifest.heads.items()}
+    model: torch.nn.Module = load_checkpoint(checkpoint_dir, heads)
     counted = sum(parameter.numel() for parameter in model.parameters())
     assert count_parameters(bundle.config, bundle.manifest) == counted
 

@@ -61,8 +61,8 @@ def with_manifest(bundle_dir: Path, folder: Path, changes: Mapping[str, Any]) ->
 
 
 def torch_params(config: AlbertConfig, bundle: Bundle) -> int:
-    tasks = {task: entry.num_outputs for task, entry in bundle.manifest.tasks.items()}
-    model = AlbertForTasks(config, tasks)
+    heads = {head: entry.num_outputs for head, entry in bundle.manifest.heads.items()}
+    model = AlbertForTasks(config, heads)
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import struct
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
@@ -19,7 +20,12 @@ import onnx
 import pytest
 
 from albert_serve.bundle.manifest import Precision
-from albert_serve.bundle.weights import SCALE_SUFFIX, TaskName, expected_shapes, read_header
+from albert_serve.bundle.weights import (
+    QUESTION_OUTPUTS,
+    SCALE_SUFFIX,
+    expected_shapes,
+    read_header,
+)
 from albert_serve.config import AlbertConfig, preset
 from export.encoder import build_encoder
 from export.graph import CUDA_FORM, Compute
@@ -165,18 +171,23 @@ for file in map(Path, sys.argv[2:]):
 print(json.dumps(placed))
 """
 SIZES: Final = ("base", "large", "xlarge", "xxlarge")
-TASKS: Final[dict[TaskName, int]] = {
+TASKS: Final[dict[str, int]] = {
     "fill-mask": 30000,
     "sentence-order": 2,
     "question-answering": 2,
 }
 
 
-def write_zeros(config: AlbertConfig, precision: Precision, file: Path) -> None:
+def write_zeros(
+    config: AlbertConfig,
+    precision: Precision,
+    file: Path,
+    tasks: Mapping[str, int] = TASKS,
+) -> None:
     """A weight file of a precision with zeros that take no room on disk."""
     types = {"F32": 4, "F16": 2, "I8": 1}
     header, offset = {}, 0
-    for name, shape in expected_shapes(config, dict(TASKS)).items():
+    for name, shape in expected_shapes(config, tasks).items():
         kept = precision == "fp32" or part_of(name) is None
         dtype = "F32" if kept else "F16" if precision == "fp16" else "I8"
         tensors = [(name, shape[::-1] if dtype == "I8" else shape, dtype)]
@@ -362,3 +373,24 @@ def test_a_model_that_is_loaded_spoils_no_capture(emulation: Path, bundle_dir: P
     assert not [line for line in outcome.log if "SPOILT" in line]
     # The models that went were freed.
     assert "cudaGraphExecDestroy" in outcome.log
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_a_start_conditioned_head_runs_on_cuda(
+    precision: Precision, emulation: Path, tmp_path: Path
+) -> None:
+    config, num_outputs = preset("base"), QUESTION_OUTPUTS["start-conditioned"]
+    write_zeros(
+        config, precision, tmp_path / "model.safetensors", {"question-answering": num_outputs}
+    )
+    stored = read_header(tmp_path / "model.safetensors")
+    head = build_head(config, "question-answering", num_outputs, stored, CUDA_FORM)
+    onnx.save(head, tmp_path / "head.onnx")
+
+    outcome = emulated_cuda.run(emulation, _PLACE, str(tmp_path), str(tmp_path / "head.onnx"))
+
+    assert outcome.errors == ""
+    [(where, nodes)] = outcome.result.values()
+    # Sizes, and the sequence of each row.
+    assert where["CPUExecutionProvider"] == {"Concat": 1, "Sub": 1, "Div": 1}
+    assert not {"DequantizeLinear", "Transpose", "MemcpyToHost"} & set(nodes)

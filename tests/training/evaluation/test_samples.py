@@ -39,9 +39,7 @@ def tokenizer(real_checkpoint: Path) -> AlbertTokenizer:
     return AlbertTokenizer.from_file(real_checkpoint / "tokenizer.json")
 
 
-def draw_samples(
-    source: Source, tokenizer: AlbertTokenizer, data: RealData
-) -> dict[TaskName, Sample]:
+def draw_samples(source: Source, tokenizer: AlbertTokenizer, data: RealData) -> dict[str, Sample]:
     return samples_module.draw_samples(source.config, source.tasks, tokenizer, data)
 
 

@@ -45,8 +45,14 @@ OFTEN = ("--save-every", "0.0001s")
 # weights by 1e-2 and more: 2e-7 to 1e-6 between weights.
 CLOSE = 1e-5
 # The biases of scores that are compared by a softmax have no gradient but that of rounding.
-WITHOUT_GRADIENT = {"questions": "qa_outputs.bias", "several": "qa_outputs.bias"}
-WITHOUT_GRADIENT |= {"multiple choice": "classifier.bias"}
+START_CONDITIONED = ("start_logits.dense.bias", "end_logits.dense_1.bias")
+WITHOUT_GRADIENT: dict[str, tuple[str, ...]] = {
+    "questions": ("qa_outputs.bias",),
+    "several": ("qa_outputs.bias",),
+    "start-conditioned": START_CONDITIONED,
+    "start-conditioned and classifiers": START_CONDITIONED,
+    "multiple choice": ("classifier.bias",),
+}
 
 alone = partial(run_in_process, program=PROGRAM)
 together = partial(run_world, program=PROGRAM)
@@ -77,7 +83,7 @@ def check_ended(ended: Sequence[Ended], status: int = 0) -> None:
         assert (other.out, other.err) == ("", "")
 
 
-def check_close(one: Path, other: Path, *, without_gradient: str | None = None) -> None:
+def check_close(one: Path, other: Path, *, without_gradient: Sequence[str] = ()) -> None:
     """Two runs have the same curves and validations, and weights, up to their last digits."""
     lines = [read_metrics(folder) for folder in (one, other)]
     assert len(lines[0]) >= STEPS
@@ -87,7 +93,7 @@ def check_close(one: Path, other: Path, *, without_gradient: str | None = None) 
     tensors = [load_file(folder / "checkpoint" / "model.safetensors") for folder in (one, other)]
     assert tensors[0].keys() == tensors[1].keys()
     for name, tensor in tensors[0].items():
-        if name != without_gradient:
+        if name not in without_gradient:
             assert (tensor - tensors[1][name]).abs().max() < CLOSE, name
 
 
@@ -137,6 +143,20 @@ def several(folder: Path) -> list[str]:
     ]
 
 
+def start_conditioned(folder: Path) -> list[str]:
+    """Two named classifiers beside the questions; each is validated."""
+    moods = folder / "moods.csv"
+    moods.write_text("text,label\n" + "a good game,glad\nthe war was lost,sad\n" * 6)
+    things = folder / "things.csv"
+    things.write_text("text,label\n" + "a good game,game\nthe war was lost,war\na city,city\n" * 5)
+    return [
+        *("--question-answering", str(SQUAD_V2), "--question-head", "start-conditioned"),
+        *("--head", "mood", "--text-classification", str(moods), "--validation", str(moods)),
+        *("--head", "thing", "--text-classification", str(things), "--validation", str(things)),
+        *("--batch-size", "7", "6", "3", "--steps", "12", "--validate-every", "4"),
+    ]
+
+
 TASKS: dict[str, Callable[[Path], list[str]]] = {
     "multi-label": multi_label,
     "regression": regression,
@@ -145,6 +165,11 @@ TASKS: dict[str, Callable[[Path], list[str]]] = {
         *("--question-answering", str(SQUAD), "--validation", str(SQUAD_V2)),
         *("--validate-every", "3"),
     ],
+    "start-conditioned": lambda _: [
+        *("--question-answering", str(SQUAD_V2), "--question-head", "start-conditioned"),
+        *("--validation", str(SQUAD_V2), "--validate-every", "3"),
+    ],
+    "start-conditioned and classifiers": start_conditioned,
     "pretraining": lambda _: ["--pretraining", str(WIKI), "--batch-size", "4"],
     "teacher": taught,
     "several": several,
@@ -158,7 +183,7 @@ def test_two_processes_train_as_one_does(start: list[str], tmp_path: Path, task:
     options = [*start, "--batch-size", "5", *TASKS[task](tmp_path / "data")]
     assert alone(options, tmp_path / "one").status == 0
     check_ended(together(options, tmp_path / "two"))
-    check_close(tmp_path / "one", tmp_path / "two", without_gradient=WITHOUT_GRADIENT.get(task))
+    check_close(tmp_path / "one", tmp_path / "two", without_gradient=WITHOUT_GRADIENT.get(task, ()))
     assert moved(tmp_path / "one") > 5e-3
 
 

@@ -1,0 +1,378 @@
+"""Questions are learnt by a start-conditioned head, and answered the same by torch and a bundle."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from albert_serve.api.schemas import Answer, QuestionAnsweringParameters, QuestionContext
+from albert_serve.bundle.manifest import Bundle, Precision
+from albert_serve.client import AlbertClient
+from albert_serve.config import AlbertConfig
+from albert_serve.errors import BundleCorruptError, InvalidInputError
+from albert_serve.runtime.engine import Engine
+from albert_serve.settings import RuntimeOptions
+from albert_serve.tasks import EncoderInput
+from albert_serve.tasks.load import load_tasks
+from albert_serve.tokenizer import AlbertTokenizer
+from export.write import export_bundle
+from tests.training.support import (
+    SQUAD_V2,
+    read_metrics,
+    refusal,
+    run_command,
+    same_weights,
+    stop_at,
+)
+from training import evaluate
+from training.data.questions import Question, read_squad
+from training.evaluation.questions import answer_questions
+from training.evaluation.real_text import RealData
+from training.evaluation.torch_engine import TorchEngine
+from training.finetune import main
+from training.model.checkpoint import load_checkpoint, read_tasks, save_checkpoint
+from training.model.heads import AlbertForTasks, head_sizes
+
+Capture = pytest.CaptureFixture[str]
+run = partial(run_command, main)
+POSITIONS = 192
+PREFIX = "question_answering_"
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three questions with an answer and three without, on the shortest paragraph."""
+    content = json.loads(SQUAD_V2.read_text(encoding="utf-8"))
+    paragraphs = [each for article in content["data"] for each in article["paragraphs"]]
+    shortest = min(paragraphs, key=lambda each: len(each["context"]))
+    asked = shortest["qas"][2:8]
+    assert [bool(each["answers"]) for each in asked] == [True] * 3 + [False] * 3
+    file = tmp_path_factory.mktemp("questions") / "few.json"
+    data = [{"title": "few", "paragraphs": [{**shortest, "qas": asked}]}]
+    file.write_text(json.dumps({"version": "v2.0", "data": data}))
+    return file
+
+
+@pytest.fixture(scope="module")
+def start(vocab_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new model, with a head for text classification beside."""
+    torch.manual_seed(0)
+    config = AlbertConfig(
+        vocab_size=800,
+        embedding_size=32,
+        hidden_size=64,
+        num_layers=2,
+        num_heads=2,
+        ffn_size=128,
+        max_positions=POSITIONS,
+        classifier_dropout=0.0,
+    )
+    folder = tmp_path_factory.mktemp("start") / "checkpoint"
+    model = AlbertForTasks(config, head_sizes(config, ("text-classification",)))
+    save_checkpoint(model, folder, tokenizer_from=vocab_dir)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def options(start: Path, few: Path) -> list[str]:
+    return [
+        *("--initialize-from", str(start), "--question-answering", str(few)),
+        *("--question-head", "start-conditioned", "--length", str(POSITIONS)),
+        *("--batch-size", "6", "--steps", "75", "--lr", "4e-3", "--adamw-lr", "6e-3"),
+        *("--report-every", "10", "--device", "cpu"),
+    ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Learnt:
+    """A run that has learnt the questions, and its evaluation on them."""
+
+    folder: Path
+    figures: dict[str, float]
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint"
+
+
+@pytest.fixture(scope="module")
+def learnt(options: list[str], few: Path, tmp_path_factory: pytest.TempPathFactory) -> Learnt:
+    folder = tmp_path_factory.mktemp("learnt") / "run"
+    assert run(options, folder) == 0
+    assert evaluate.main([str(folder / "checkpoint"), "--question-answering", str(few)]) == 0
+    figures = json.loads((folder / "checkpoint" / "evaluation.json").read_text())
+    return Learnt(folder=folder, figures=figures)
+
+
+@pytest.fixture(scope="module")
+def bundle(learnt: Learnt, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return export_bundle(learnt.checkpoint, tmp_path_factory.mktemp("bundles") / "fp32").bundle
+
+
+@pytest.fixture(scope="module")
+def albert(bundle: Bundle) -> Iterator[AlbertClient]:
+    with AlbertClient.local(bundle.folder) as client:
+        yield client
+
+
+def context_of(question: Question) -> dict[str, str]:
+    return {"question": question.question, "context": question.context}
+
+
+def test_a_few_questions_are_learnt(learnt: Learnt) -> None:
+    first, *_, last = read_metrics(learnt.folder)
+    assert last["question-answering/loss"] < 0.3 * first["question-answering/loss"]
+    assert learnt.figures[f"{PREFIX}exact_match"] == 100.0
+    for part in ("has_answer_", "no_answer_"):
+        assert learnt.figures[f"{PREFIX}{part}exact_match"] == 100.0
+        assert learnt.figures[f"{PREFIX}{part}questions"] == 3
+
+
+def test_the_head_is_in_checkpoint_and_manifest(learnt: Learnt, bundle: Bundle) -> None:
+    assert read_tasks(learnt.checkpoint) == {"text-classification": 2, "question-answering": 7}
+    entry = bundle.manifest.tasks["question-answering"]
+    assert (entry.question_head, entry.num_outputs) == ("start-conditioned", 7)
+    assert entry.null_score_diff_threshold == learnt.figures[f"{PREFIX}best_f1_threshold"]
+    assert bundle.manifest.parity["question-answering"] < 1e-4
+    stage = json.loads((learnt.checkpoint / "training.json").read_text())["stages"][-1]
+    assert stage["settings"]["question_head"] == "start-conditioned"
+
+
+def test_the_service_answers_what_was_learnt(albert: AlbertClient, few: Path) -> None:
+    """At a threshold in the middle: the tuned one is the null score of one of the questions."""
+    questions = read_squad([few])
+    answers = albert.question_answering(
+        [context_of(each) for each in questions],
+        handle_impossible_answer=True,
+        max_answer_len=30,
+        null_score_diff_threshold=0.0,
+    )
+    for question, answer in zip(questions, answers, strict=True):
+        assert isinstance(answer, Answer)
+        assert answer.answer == (question.answers[0] if question.answers else "")
+        assert answer.score > 0.4
+        assert question.context[answer.start : answer.end] == answer.answer
+
+
+def test_the_threshold_decides_between_the_best_answer_and_none(
+    albert: AlbertClient, few: Path
+) -> None:
+    for question in read_squad([few]):
+        item = context_of(question)
+        always = albert.question_answering(item)
+        assert isinstance(always, Answer)
+        assert always.answer
+        for threshold, expected in ((1000.0, always.answer), (-1000.0, "")):
+            answer = albert.question_answering(
+                item, handle_impossible_answer=True, null_score_diff_threshold=threshold
+            )
+            assert isinstance(answer, Answer)
+            assert answer.answer == expected
+
+
+def test_several_answers_come_from_the_beams(albert: AlbertClient, few: Path) -> None:
+    item = context_of(read_squad([few])[0])
+    answers = albert.question_answering(item, top_k=100, handle_impossible_answer=True)
+    assert isinstance(answers, list)
+    assert 5 <= len(answers) <= 26
+    assert [each.score for each in answers] == sorted(
+        (each.score for each in answers), reverse=True
+    )
+    assert len({(each.start, each.end) for each in answers}) == len(answers)
+    assert all(each.end - each.start >= 1 for each in answers if each.answer)
+
+
+def test_long_contexts_are_read_in_windows(albert: AlbertClient, few: Path) -> None:
+    """The learnt paragraph between others, with windows that begin at different places."""
+    question = read_squad([few])[0]
+    filler = "Many people came to play music. " * 20
+    for stride in (16, 60):
+        answer = albert.question_answering(
+            {"question": question.question, "context": filler + question.context + filler},
+            max_seq_len=POSITIONS,
+            doc_stride=stride,
+        )
+        assert isinstance(answer, Answer)
+        assert (filler + question.context + filler)[answer.start : answer.end] == answer.answer
+
+
+def test_compat_is_refused(albert: AlbertClient, few: Path) -> None:
+    item = context_of(read_squad([few])[0])
+    with pytest.raises(InvalidInputError, match="reads no start-conditioned head"):
+        albert.question_answering(item, compat=True)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_other_precisions_answer_alike(
+    precision: Precision, learnt: Learnt, few: Path, tmp_path: Path
+) -> None:
+    """What a precision costs is measured in F1, and no answer changes."""
+    data = RealData(text=(), questions=(few,))
+    exported = export_bundle(
+        _only_questions(learnt.checkpoint, tmp_path / "only"),
+        tmp_path / "bundle",
+        precision=precision,
+        data=data,
+        null_score_diff_threshold=0.0,
+    )
+    manifest = exported.bundle.manifest
+    assert exported.unused == []
+    quality = manifest.quality["question-answering"]
+    assert (quality.metric, quality.torch, quality.bundle, quality.count) == ("F1", 100, 100, 6)
+    assert max(manifest.cuda_parity.values()) < 0.06
+
+
+def _only_questions(checkpoint: Path, folder: Path) -> Path:
+    model = load_checkpoint(checkpoint, {"question-answering": 7})
+    save_checkpoint(model, folder, tokenizer_from=checkpoint)
+    figures = (checkpoint / "evaluation.json").read_bytes()
+    (folder / "evaluation.json").write_bytes(figures)
+    return folder
+
+
+def test_mixed_batches_have_the_numbers_of_torch(bundle: Bundle, learnt: Learnt, few: Path) -> None:
+    """Windows of several lengths beside texts, in one call of the encoder."""
+    engine = Engine.open(bundle, RuntimeOptions(device="cpu", num_threads=1))
+    task = load_tasks(bundle)["question-answering"]
+    parameters = QuestionAnsweringParameters(max_seq_len=64, doc_stride=8)
+    inputs: list[EncoderInput] = []
+    for number, question in enumerate(read_squad([few])[:2]):
+        prepared = task.prepare(QuestionContext(**context_of(question)), parameters)
+        inputs += prepared.inputs
+        ids = [2, 9, 7, 3][: 3 + number]
+        inputs.append(
+            EncoderInput(ids=ids, types=[0] * len(ids), task="text-classification", rows=[0])
+        )
+    got = engine.run_batch(inputs)
+    expected = TorchEngine(load_checkpoint(learnt.checkpoint)).run(inputs)
+    assert len(inputs) > 6
+    for ours, theirs in zip(got, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+def test_classifiers_are_learnt_and_served_beside_it(
+    learnt: Learnt, few: Path, tmp_path: Path
+) -> None:
+    """Two further ones; the head is the checkpoint's, and answers as in torch."""
+    moods, things = tmp_path / "moods.csv", tmp_path / "things.csv"
+    moods.write_text("text,label\n" + "a good game,glad\nthe war was lost,sad\n" * 6)
+    things.write_text("text,label\n" + "a good game,game\nthe war was lost,war\na city,city\n" * 4)
+    options = [
+        *("--initialize-from", str(learnt.checkpoint), "--question-answering", str(few)),
+        *("--head", "mood", "--text-classification", str(moods)),
+        *("--head", "thing", "--text-classification", str(things)),
+        *("--length", str(POSITIONS), "--batch-size", "6", "--steps", "90", "--device", "cpu"),
+        *("--lr", "4e-3", "--adamw-lr", "6e-3", "--report-every", "10"),
+    ]
+    assert run(options, tmp_path / "run") == 0
+    checkpoint = tmp_path / "run" / "checkpoint"
+    further = {"text-classification/mood": 2, "text-classification/thing": 3}
+    assert read_tasks(checkpoint) == {
+        "text-classification": 2,
+        "question-answering": 7,
+        **further,
+    }
+    bundle = export_bundle(checkpoint, tmp_path / "bundle").bundle
+    assert further.keys() < bundle.manifest.parity.keys()
+    assert max(bundle.manifest.parity.values()) < 1e-4
+    tokenizer = AlbertTokenizer.from_file(checkpoint / "tokenizer.json")
+    expected = answer_questions(load_checkpoint(checkpoint), tokenizer, read_squad([few]))
+    with AlbertClient.local(bundle.folder) as client:
+        for head, text, label in (("mood", "a good game", "glad"), ("thing", "a city", "city")):
+            best, *_ = client.text_classification(text, head=head)
+            assert (best.label, best.score > 0.5) == (label, True)
+        for one in expected:
+            answer = client.question_answering(context_of(one.question), max_answer_len=30)
+            assert isinstance(answer, Answer)
+            assert answer.answer == one.best
+
+
+def test_a_window_shorter_than_the_beam(bundle: Bundle, learnt: Learnt) -> None:
+    engine = Engine.open(bundle, RuntimeOptions(device="cpu", num_threads=1))
+    inputs = [
+        EncoderInput(
+            ids=[2, 9, 3, *range(10, 10 + size), 3],
+            types=[0] * 3 + [1] * (size + 1),
+            task="question-answering",
+            rows=[0, *range(3, 3 + size)],
+        )
+        for size in (1, 2, 3)
+    ]
+    expected = TorchEngine(load_checkpoint(learnt.checkpoint)).run(inputs)
+    for ours, theirs in zip(engine.run(inputs), expected, strict=True):
+        known = 2 + len(ours)
+        np.testing.assert_allclose(ours[:, :known], theirs[:, :known], atol=1e-4)
+
+
+def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = [*options, "--steps", "6", "--classifier-dropout", "0.2"]
+    assert run(short, tmp_path / "whole") == 0
+    with monkeypatch.context() as patch:
+        stop_at(patch, 3, signal.SIGTERM)
+        assert run(short, tmp_path / "stopped") == 143
+    assert run(short, tmp_path / "stopped") == 0
+    assert same_weights(tmp_path / "stopped", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("more", "num_outputs", "said"),
+    [
+        ((), 7, ""),
+        (
+            ("--question-head", "independent"),
+            2,
+            "the checkpoint's start-conditioned head of questions is replaced by one that is ind",
+        ),
+    ],
+)
+def test_the_checkpoints_head_is_kept_unless_another_is_asked_for(
+    learnt: Learnt, few: Path, more: tuple[str, ...], num_outputs: int, said: str,
+    tmp_path: Path, capsys: Capture,
+) -> None:  # fmt: skip
+    options = ["--initialize-from", str(learnt.checkpoint), "--question-answering", str(few)]
+    options += ["--length", "64", "--steps", "1", "--device", "cpu", *more]
+    assert run(options, tmp_path) == 0
+    assert read_tasks(tmp_path / "checkpoint")["question-answering"] == num_outputs
+    out = capsys.readouterr().out
+    assert (said in out) if said else ("replaced" not in out)
+
+
+def test_a_head_of_questions_without_questions_is_refused(
+    start: Path, labelled: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    options = ["--initialize-from", str(start), "--text-classification", str(labelled)]
+    options += ["--length", "64", "--steps", "1", "--question-head", "start-conditioned"]
+    assert run(options, tmp_path / "run") == 1
+    message = "error: --question-head is of question answering; give --question-answering"
+    assert message in refusal(capsys, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"question_head": "independent"}, "is independent and has 7 outputs"),
+        ({"num_outputs": 2}, "is start-conditioned and has 2 outputs"),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_refused(
+    bundle: Bundle, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    for file in bundle.folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    manifest = json.loads((bundle.folder / "manifest.json").read_text())
+    manifest["tasks"]["question-answering"].update(change)
+    (tmp_path / "manifest.json").unlink()
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleCorruptError, match=message):
+        Bundle.open(tmp_path, verify="size")
