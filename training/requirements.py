@@ -8,7 +8,7 @@ from typing import Final
 
 # What modules of `training` import as they are loaded, and the curves of a run at its end.
 PACKAGES: Final = (
-    *("filelock", "google", "matplotlib", "numpy", "pyarrow", "pydantic"),
+    *("filelock", "google", "huggingface_hub", "matplotlib", "numpy", "pyarrow", "pydantic"),
     *("safetensors", "scipy", "sentencepiece", "sentencex", "sklearn", "tokenizers", "torch"),
     *("tqdm", "zstandard"),
 )
