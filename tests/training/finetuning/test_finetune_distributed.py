@@ -318,6 +318,7 @@ def test_impossible_options_are_one_line_and_no_run(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_torchrun_ends_when_one_process_is_killed_and_goes_on(
     texts: list[str], tmp_path: Path
 ) -> None:
