@@ -120,8 +120,38 @@ def score(logits_RK: Tensor, targets_R: Tensor, count: int | None = None) -> Sco
     )
 
 
+class Reading(NamedTuple):
+    """What the heads of pretraining read of a batch, and its targets.
+
+    Attributes:
+        rows, targets: (R,) of masked tokens.
+        firsts, labels: (C,) of the sentence task; None if its head is left out.
+    """
+
+    rows: Tensor
+    targets: Tensor
+    firsts: Tensor | None
+    labels: Tensor | None
+
+    @classmethod
+    def of(cls, model: AlbertForTasks, batch: PretrainBatch) -> Reading:
+        """Return what the model's heads read of a batch.
+
+        The head of the sentence task is left out where the batch's rows have none: gradients of
+        zero would still decay its weights.
+        """
+        if "sentence-order" in model.tasks and "sentence-order" in batch.counts:
+            return cls(batch.rows, batch.targets, batch.firsts, batch.labels)
+        return cls(batch.rows, batch.targets, None, None)
+
+    @property
+    def positions(self) -> Tensor:
+        """The gathered positions: masked tokens, then each [CLS]."""
+        return self.rows if self.firsts is None else torch.cat([self.rows, self.firsts])
+
+
 class PretrainSums(NamedTuple):
-    """Summed loss and right answers of masked tokens and, with its head, of sentence order."""
+    """Summed loss and right answers of masked tokens and, if it was read, of sentence order."""
 
     masked_loss: Tensor
     masked_right: Tensor
@@ -132,27 +162,18 @@ class PretrainSums(NamedTuple):
 def pretrain_sums(
     model: AlbertForTasks,
     tokens: Batch,
-    rows_R: Tensor,
-    targets_R: Tensor,
-    firsts_C: Tensor,
-    labels_C: Tensor,
+    reading: Reading,
 ) -> PretrainSums:
     """Return the sums for `pretrain_scores`; takes only tensors, so that it can be compiled."""
-    return head_sums(model, model(tokens, read_rows(model, rows_R, firsts_C)), targets_R, labels_C)
+    return head_sums(model, model(tokens, reading.positions), reading)
 
 
-def read_rows(model: AlbertForTasks, rows_R: Tensor, firsts_C: Tensor) -> Tensor:
-    """Return the gathered positions that the heads read: masked tokens, then each [CLS]."""
-    return torch.cat([rows_R, firsts_C]) if "sentence-order" in model.tasks else rows_R
-
-
-def head_sums(
-    model: AlbertForTasks, hidden_RH: Tensor, targets_R: Tensor, labels_C: Tensor
-) -> PretrainSums:
-    """Return the sums of the heads over the hidden states at `read_rows`."""
+def head_sums(model: AlbertForTasks, hidden_RH: Tensor, reading: Reading) -> PretrainSums:
+    """Return the sums of the heads over the hidden states at the positions that they read."""
+    targets_R, labels_C = reading.targets, reading.labels
     num_masked = len(targets_R)
     masked = score(model.logits("fill-mask", hidden_RH[:num_masked]), targets_R, 0)
-    if "sentence-order" not in model.tasks:
+    if labels_C is None:
         return PretrainSums(masked.loss, masked.right, None, None)
     order = score(model.logits("sentence-order", hidden_RH[num_masked:]), labels_C, 0)
     return PretrainSums(masked.loss, masked.right, order.loss, order.right)
@@ -163,7 +184,7 @@ def pretrain_scores(
     batch: PretrainBatch,
     sums: Callable[..., PretrainSums] = pretrain_sums,
 ) -> dict[LossName, Score]:
-    """Return the scores of masked tokens and, if the model has its head, of the sentence task.
+    """Return the scores of masked tokens and, with its head and labels, of the sentence task.
 
     Paper, sections 3.1 and 4.1. Logits, and the last layer after its attention, are computed at
     the gathered positions only.
@@ -171,20 +192,21 @@ def pretrain_scores(
     Args:
         sums: `pretrain_sums`, optionally compiled.
     """
-    inputs = (batch.rows, batch.targets, batch.firsts, batch.labels)
+    reading = Reading.of(model, batch)
     if sums is not pretrain_sums:
-        mark_dynamic(inputs)
-    return scores_of(batch, sums(model, batch.tokens, *inputs))
+        mark_dynamic(reading)
+    return scores_of(batch, sums(model, batch.tokens, reading))
 
 
-def mark_dynamic(inputs: Iterable[Tensor]) -> None:
+def mark_dynamic(inputs: Iterable[Tensor | None]) -> None:
     """Have code compiled for any number of gathered rows, from the first batch on.
 
     Torch would compile it for the first batch's numbers, and for any at the second. Sums over rows
     are then rounded otherwise, and which batch is the first depends on where a run was resumed.
     """
     for each in inputs:
-        torch._dynamo.maybe_mark_dynamic(each, 0)
+        if each is not None:
+            torch._dynamo.maybe_mark_dynamic(each, 0)
 
 
 def scores_of(batch: PretrainBatch, sums: PretrainSums) -> dict[LossName, Score]:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from albert_serve.api.schemas import TextClassificationParameters
-from albert_serve.bundle.manifest import Bundle
-from albert_serve.files import write_atomically
+from albert_serve.bundle.manifest import WEIGHTS_FILE, Bundle, read_manifest
+from albert_serve.files import sha256_of, write_atomically
 from albert_serve.progress import progress
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
@@ -198,25 +198,34 @@ def _run(options: argparse.Namespace) -> int:
     task = TASKS["sst2"]
     files = dev_files(task, options.data / "sst2")
     (texts,) = read_task(task, files).texts.values()
-    models = []
-    for run in runs:
-        folder = run.parent / "bundle"
-        if not folder.is_dir():
-            export_bundle(run.parent / "checkpoint", folder)
-        models.append(
-            measure(
-                Bundle.open(folder),
-                texts,
-                num_rounds=options.rounds,
-                num_threads=options.threads,
-            )
+    models = [
+        measure(
+            open_bundle(run.parent / "checkpoint", run.parent / "bundle"),
+            texts,
+            num_rounds=options.rounds,
+            num_threads=options.threads,
         )
+        for run in runs
+    ]
     text = _text(models, len(texts), options.threads)
     print(text)
     if options.write is not None:
         draw(models, options.write / _IMAGE)
         write_between(options.write / "results.md", _BEGIN, _END, text)
     return 0
+
+
+def open_bundle(checkpoint: Path, folder: Path) -> Bundle:
+    """Return a checkpoint's bundle; it is exported unless the folder has one of the same weights.
+
+    Raises:
+        TrainingError: the checkpoint cannot be exported.
+    """
+    if folder.is_dir():
+        exported = read_manifest(folder).files[WEIGHTS_FILE].sha256
+        if exported == sha256_of(checkpoint / WEIGHTS_FILE):
+            return Bundle.open(folder)
+    return export_bundle(checkpoint, folder, overwrite=True).bundle
 
 
 def _text(models: Sequence[Mapping[str, Measured]], num_texts: int, num_threads: int) -> str:

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.results import depth
 from benchmarks.results.__main__ import main
-from benchmarks.results.depth import draw, measure
+from benchmarks.results.depth import draw, measure, open_bundle
 from benchmarks.results.page import chance
 from benchmarks.results.tasks import TASKS, Figure
 from export.write import export_bundle
@@ -146,6 +148,22 @@ def test_every_depth_is_measured_and_drawn(adaptive: Bundle, tmp_path: Path) -> 
     assert all(each.speed > 0 for each in measured.values())
     draw([measured, measured], tmp_path / "depth.png")
     assert (tmp_path / "depth.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_bundle_is_exported_again_for_other_weights_alone(
+    adaptive: Bundle, tmp_path: Path
+) -> None:
+    checkpoint, manifest = tmp_path / "checkpoint", adaptive.folder / "manifest.json"
+    written = manifest.stat().st_mtime_ns
+    assert open_bundle(checkpoint, adaptive.folder).manifest == adaptive.manifest
+    assert manifest.stat().st_mtime_ns == written
+    weights = load_file(checkpoint / "model.safetensors")
+    weights["classifier.bias"] += 1
+    save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+    again = open_bundle(checkpoint, adaptive.folder)
+    assert again.folder == adaptive.folder
+    stored = load_file(again.folder / "model.safetensors")
+    assert torch.equal(stored["classifier.bias"], weights["classifier.bias"])
 
 
 def test_depth_needs_a_finished_run(data: Path, tmp_path: Path, capsys: Capture) -> None:

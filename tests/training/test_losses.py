@@ -52,10 +52,10 @@ ROWS = [
 ]
 
 
-def make_batch(rows: list[list[Example]]) -> PretrainBatch:
+def make_batch(rows: list[list[Example]], *, has_labels: bool = True) -> PretrainBatch:
     shards = make_shards(make_part([[3, 2, 3, 1]], TINY.vocab_size))
     masking = NgramMasking(word_starts=np.ones(TINY.vocab_size, bool), rate=0.3)
-    return Collator(shards=shards, masking=masking, length=16, seed=0)(rows)
+    return Collator(shards=shards, masking=masking, length=16, seed=0, has_labels=has_labels)(rows)
 
 
 def test_a_score_by_hand() -> None:
@@ -327,6 +327,20 @@ def test_a_model_without_a_head_of_sentences_has_masked_tokens_alone() -> None:
     model = our_model(TINY, ("fill-mask",))
     assert model.pooler is None
     assert tuple(pretrain_scores(model, make_batch(ROWS))) == ("fill-mask",)
+
+
+def test_rows_without_a_sentence_task_leave_its_head_out() -> None:
+    """It has no gradient, not one of zero, and masked tokens the same as without the head."""
+    model, batch = our_model(TINY, BOTH), make_batch(ROWS, has_labels=False)
+    assert tuple(batch.counts) == ("fill-mask",)
+    scores = pretrain_scores(model, batch)
+    assert tuple(scores) == ("fill-mask",)
+    scores["fill-mask"].loss.backward()  # type: ignore[no-untyped-call]
+    assert model.pooler is not None
+    for part in (model.pooler, model.heads["sentence-order"]):
+        assert all(each.grad is None for each in part.parameters())
+    labelled = pretrain_scores(model, make_batch(ROWS))["fill-mask"]
+    assert labelled.loss.item() == pytest.approx(scores["fill-mask"].loss.item(), rel=1e-6)
 
 
 def test_a_batch_without_pairs_has_a_loss_of_nothing_for_them() -> None:

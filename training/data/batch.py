@@ -50,6 +50,7 @@ class PretrainBatch(MicroBatch):
         rates: (R,) the mask rate from which on each is among the tokens to predict.
         firsts: (C,) positions of each sequence's [CLS], as indices into the flattened (B * S).
         labels: (C,) of the sentence task, or IGNORED.
+        counts: without "sentence-order" where the rows have no sentence task.
     """
 
     task: str = "pretraining"

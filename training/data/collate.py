@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from training.data.batch import ExampleBatch, MicroBatch, PretrainBatch, TokenisedExample
+from training.data.batch import ExampleBatch, LossName, MicroBatch, PretrainBatch, TokenisedExample
 from training.data.examples import IGNORED, Example
 from training.data.masking import NgramMasking
 from training.data.packing import MAX_IN_ROW, Plan, PlannedStep, Position, pack
@@ -48,12 +48,18 @@ class ReadExample(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collator:
-    """Collates examples into batches: reads their tokens, masks and packs them."""
+    """Collates examples into batches: reads their tokens, masks and packs them.
+
+    Attributes:
+        has_labels: whether the examples are of a sentence task; without one, batches do not count
+            its predictions, and its head is left out.
+    """
 
     shards: Shards
     masking: NgramMasking
     length: int
     seed: int
+    has_labels: bool = True
 
     def __call__(self, rows: Rows) -> PretrainBatch:
         """Collate rows of examples into a batch."""
@@ -90,11 +96,14 @@ class Collator:
             firsts=rounded(np.array(packed.firsts), 0),
             labels=rounded(np.array(labels), IGNORED),
             num_tokens=packed.num_tokens,
-            counts={
-                "fill-mask": sum(map(len, positions)),
-                "sentence-order": sum(label != IGNORED for label in labels),
-            },
+            counts=self._counts(sum(map(len, positions)), labels),
         )
+
+    def _counts(self, num_masked: int, labels: Sequence[int]) -> dict[LossName, int]:
+        counts = {"fill-mask": num_masked}
+        if self.has_labels:
+            counts["sentence-order"] = sum(label != IGNORED for label in labels)
+        return counts
 
 
 class PackedRows:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from training.data.batch import LossName
 from training.distillation.batches import DistilBatch, StudentSpans
 from training.distillation.teacher import Teacher
-from training.losses import PretrainSums, Score, head_sums, mark_dynamic, read_rows, scores_of
+from training.losses import PretrainSums, Reading, Score, head_sums, mark_dynamic, scores_of
 from training.model.albert import Attention, Batch, Packing, project
 from training.model.heads import AlbertForTasks
 
@@ -119,21 +119,17 @@ def student_states(
     objectives: Objectives,
     model: AlbertForTasks,
     tokens: Batch,
-    read: tuple[Tensor, Tensor, Tensor, Tensor],
+    reading: Reading,
 ) -> StudentStates:
     """Run the student; takes only tensors, so that it can be compiled.
 
     The comparison with the teacher is separate: its cost is negligible beside the layers.
-
-    Args:
-        read: rows, targets, firsts and labels of the `PretrainBatch`.
     """
     states = model.albert.states(tokens)
-    rows_R, targets_R, firsts_C, labels_C = read
-    read_RH = states[-1].flatten(0, 1)[read_rows(model, rows_R, firsts_C)]
+    read_RH = states[-1].flatten(0, 1)[reading.positions]
     with_attention = objectives.num_relation_heads > 0
     return StudentStates(
-        head_sums(model, read_RH, targets_R, labels_C),
+        head_sums(model, read_RH, reading),
         tuple(states[layer] for layer, _ in objectives.layers),
         _last_attention(model, states[-2]) if with_attention else (),
     )
@@ -242,10 +238,10 @@ class DistillationLoss:
         targets = teacher_targets(self.teacher, batch, self.objectives)
         packing = batch.tokens.packing
         assert packing is not None
-        read = (batch.rows, batch.targets, batch.firsts, batch.labels)
+        reading = Reading.of(model, batch)
         if self.student is not student_states:
-            mark_dynamic(read)
-        states = self.student(self.objectives, model, batch.tokens, read)
+            mark_dynamic(reading)
+        states = self.student(self.objectives, model, batch.tokens, reading)
         sums = compare(self.objectives, states, targets, batch.student_spans, packing)
         return distil_scores(batch, sums)
 

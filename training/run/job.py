@@ -46,8 +46,8 @@ class Job:
     Attributes:
         tokenizer: folder that `training.vocab` wrote.
         initialize_from: a checkpoint's folder, for initial weights; None for new ones.
-        micro_batch_size: rows per micro-batch; None for the device's default. It changes sums in
-            their last digits only.
+        micro_batch_size: rows per micro-batch, of pairs in both orders as many tokens at most; None
+            for the device's default. It changes sums in their last digits only.
         compiles: whether the model and its losses are compiled.
         recomputes: whether activations are recomputed to save memory.
         num_workers: data loader workers; None for the device's default.
@@ -103,11 +103,14 @@ class Job:
         )
 
     def _rows_a_batch(self, num_rows: int, length: int, option: str) -> int:
-        """Return the rows of a micro-batch that suit the device."""
+        """Return the rows of a micro-batch that suit the device, or `micro_batch_size`."""
         if num_rows % self.world.size:
             raise RunError(f"{option} {num_rows} is no multiple of the {self.world.size} processes")
-        most = _TOKENS_A_MICRO_BATCH.get(self.world.device.type, 8192) // length
-        return largest_divisor(num_rows // self.world.size, max(1, most))
+        if self.micro_batch_size is None:
+            most = _TOKENS_A_MICRO_BATCH.get(self.world.device.type, 8192)
+        else:
+            most = self.micro_batch_size * self.recipe.length
+        return largest_divisor(num_rows // self.world.size, max(1, most // length))
 
     @property
     def plan(self) -> Plan:
@@ -122,6 +125,7 @@ class Job:
             masking=self.masking,
             length=self.recipe.length,
             seed=self.recipe.seed,
+            has_labels=self.recipe.sentence_task != "none",
         )
 
     @property
@@ -190,7 +194,8 @@ class Job:
         recipe = self.recipe
         length = recipe.order_length or min(_ORDER_LENGTH, self.config.max_positions)
         as_many = recipe.batch_size * recipe.length // (2 * length)
-        rows = recipe.order_batch_size or max(1, as_many)
+        size = self.world.size
+        rows = recipe.order_batch_size or max(1, as_many // size) * size
         settings = ExampleSettings(
             length=length,
             sentence_task="pairs",
@@ -204,7 +209,7 @@ class Job:
                 num_rows=rows,
                 rows_a_batch=self._rows_a_batch(rows, 2 * length, "--order-batch-size"),
                 rank=self.world.rank,
-                world_size=self.world.size,
+                world_size=size,
             ),
             num_workers=self.num_loaders,
             name="sentence-order",

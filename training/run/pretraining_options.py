@@ -78,7 +78,8 @@ def add_recipe(how: argparse._ArgumentGroup) -> None:
     add(
         "--order-batch-size",
         type=parse_count,
-        help="rows of such pairs per step, each in both orders (as many tokens as in other steps)",
+        help="rows of such pairs per step, each in both orders (about as many tokens as in other "
+        "steps, and a multiple of the processes)",
     )
     add("--order-sentences", type=parse_count, help="least sentences of each side of a pair (2)")
     add("--short-rate", type=parse_part, help="fraction of documents cut into shorter examples")
@@ -90,7 +91,11 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     """Add the options for the machine, which change results in their last digits at most."""
     machine = parser.add_argument_group("machine")
     add = machine.add_argument
-    add("--micro-batch-size", type=parse_count, help="rows per forward pass")
+    add(
+        "--micro-batch-size",
+        type=parse_count,
+        help="rows per forward pass; as many tokens of pairs",
+    )
     add("--parallel", choices=get_args(Parallelism), default="ddp", help="under torchrun (ddp)")
     add(
         "--recompute",

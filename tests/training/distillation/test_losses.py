@@ -16,6 +16,7 @@ from training.data.shards import Shards
 from training.distillation.alignment import Aligner
 from training.distillation.batches import DistilBatch, DistilCollator
 from training.distillation.losses import (
+    DistillationLoss,
     Objectives,
     StudentStates,
     TeacherTargets,
@@ -29,6 +30,7 @@ from training.distillation.losses import (
 )
 from training.distillation.start import sizes_of
 from training.distillation.teacher import Teacher, TeacherBatch
+from training.losses import Reading
 from training.model.heads import AlbertForTasks
 
 LENGTH = 48
@@ -40,7 +42,12 @@ def rows_of(*shape: int, seed: int = 0) -> Tensor:
 
 
 def collate(
-    tokenizer: AlbertTokenizer, teacher: Teacher, shards: Shards, max_teacher: int | None = None
+    tokenizer: AlbertTokenizer,
+    teacher: Teacher,
+    shards: Shards,
+    max_teacher: int | None = None,
+    *,
+    has_labels: bool = True,
 ) -> DistilBatch:
     """Two rows of two examples each, of which the last is a pair."""
     collator = DistilCollator(
@@ -49,6 +56,7 @@ def collate(
             masking=NgramMasking(word_starts=word_starts(tokenizer), rate=0.2),
             length=LENGTH,
             seed=0,
+            has_labels=has_labels,
         ),
         aligner=Aligner(tokenizer, teacher.tokenizer),
         pad_id=teacher.tokenizer.pad_id,
@@ -75,8 +83,7 @@ def student(teacher: Teacher) -> AlbertForTasks:
 
 
 def states_of(student: AlbertForTasks, batch: DistilBatch, objectives: Objectives) -> StudentStates:
-    read = (batch.rows, batch.targets, batch.firsts, batch.labels)
-    return student_states(objectives, student, batch.tokens, read)
+    return student_states(objectives, student, batch.tokens, Reading.of(student, batch))
 
 
 def test_equal_states_have_no_unexplained_variance() -> None:
@@ -262,6 +269,20 @@ def test_losses_give_gradients_to_the_student_alone(
         assert gradient.isfinite().all()
         assert gradient.abs().max() > 0
     assert all(parameter.grad is None for parameter in teacher.model.parameters())
+
+
+def test_rows_without_a_sentence_task_leave_its_head_out(
+    tokenizer: AlbertTokenizer, teacher: Teacher, shards: Shards
+) -> None:
+    sizes = AlbertConfig(vocab_size=800, embedding_size=16, **sizes_of(teacher))
+    student = AlbertForTasks(sizes, {"fill-mask": 800, "sentence-order": 2})
+    for has_labels in (False, True):
+        batch = collate(tokenizer, teacher, shards, has_labels=has_labels)
+        scores = DistillationLoss(teacher=teacher, objectives=BOTH)(student, batch)
+        assert ("sentence-order" in scores) == has_labels
+        torch.stack([each.loss for each in scores.values()]).sum().backward()  # type: ignore[no-untyped-call]
+        head = [each.grad for each in student.heads["sentence-order"].parameters()]
+        assert [each is not None for each in head] == [has_labels] * len(head)
 
 
 def test_only_the_chosen_objectives_are_compared(
