@@ -457,6 +457,6 @@ def test_the_real_road_leads_to_both_bundles(labelled: Path, tmp_path: Path) -> 
     for name in ("bundle", "bundle-int8"):
         manifest = json.loads((tmp_path / "runs" / name / "manifest.json").read_text())
         assert set(manifest["tasks"]) >= {"fill-mask", "sentence-order", "question-answering"}
-    stages = manifest["provenance"]["stages"]
+    stages = manifest["provenance"]["training"]["stages"]
     assert [stage["program"] for stage in stages][:3] == ["training.distil"] * 3
     assert (tmp_path / "runs" / "bundle" / "README.md").is_file()
