@@ -101,11 +101,13 @@ default-model: $(VENV)/.dev  ## the int8 form of the bundle in models/, which th
 		--examples albert_serve/web/examples.json
 	rm -f $(PACKAGED)/README.md
 
-# Variables of scripts/default_model.toml; RUNS is the folder of the runs.
-ROAD := CORPUS VALIDATION SST2_TRAIN SST2_DEV SQUAD_TRAIN SQUAD_DEV TEACHER BUNDLE BUNDLE_INT8 OPTIONS
+# All variables of the command line but make's own; RUNS is the folder of the runs.
+GIVEN = $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
+ROAD = $(filter-out RUNS PYTHON VENV BIN PIP SHELL MAKE%,$(GIVEN))
+quoted = '$(subst ','\'',$(1))'
 reproduce-model: $(VENV)/.dev  ## train the default model as it was trained, for a day (CORPUS=..., ...; without any it says which)
-	@$(BIN)/python -m scripts.reproduce_model $(if $(RUNS),--runs '$(RUNS)') \
-		$(foreach name,$(ROAD),$(if $($(name)),'$(name)=$($(name))'))
+	@$(BIN)/python -m scripts.reproduce_model $(if $(RUNS),--runs $(call quoted,$(RUNS))) \
+		$(foreach name,$(ROAD),$(call quoted,$(name)=$($(name))))
 
 docs: $(VENV)/.dev  ## write docs/client-reference.md from the docstrings of the client
 	$(BIN)/python -m scripts.client_reference

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import signal
 import subprocess
 import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from scripts.reproduce_model import ROAD, main
+from tests.programs import needs_program
 from tests.training.distillation.teachers import make_bert
 from tests.training.support import REPOSITORY, SQUAD, WIKI
 
@@ -29,6 +36,48 @@ command = "json.tool {DATA} {runs}/first.json {INDENT}"
 [[stages]]
 name = "second"
 command = "json.tool {runs}/first.json {runs}/second.json"
+"""
+# Modules for stages: one saves slowly when it is told to stop, one writes a folder as export does.
+SAVER = """
+import os, signal, sys, time
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+
+def save(number, frame):
+    signal.signal(number, lambda *_: sys.exit(77))
+    time.sleep(2)
+    (folder / "saved").write_text(signal.Signals(number).name)
+    sys.exit(128 + number)
+
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, save)
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "group").write_text(str(os.getpgrp()))
+(folder / "began").touch()
+time.sleep(60)
+"""
+WRITER = """
+import sys
+from pathlib import Path
+
+Path(sys.argv[1]).mkdir()
+"""
+ROAD_OF_FOLDER = """
+[variables.FOLDER]
+path = "{runs}/folder"
+
+[variables]
+OPTIONS = ""
+
+[[stages]]
+name = "data"
+command = "json.tool --json-lines /dev/null {runs}/data.json"
+
+[[stages]]
+name = "folder"
+command = "writer {FOLDER} {OPTIONS}"
+new_folder = "{FOLDER}"
 """
 
 
@@ -130,6 +179,246 @@ def test_files_may_be_several(road: Path, tmp_path: Path, capfd: Capture) -> Non
     )
 
 
+@contextmanager
+def started(road: Path, runs: Path, modules: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start the command as a shell does, as the leader of a process group."""
+    command = [sys.executable, "-m", "scripts.reproduce_model", "--road", str(road)]
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{modules}"}
+    with subprocess.Popen(
+        [*command, "--runs", str(runs)],
+        cwd=REPOSITORY,
+        env=environment,
+        process_group=0,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    ends_at = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < ends_at
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("to_group", [False, True], ids=["process", "group"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stage_that_is_stopped_saves(
+    number: signal.Signals, to_group: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "saver.py").write_text(SAVER)
+    road = tmp_path / "road.toml"
+    road.write_text(
+        'variables = {}\nstages = [{name = "saver", command = "saver {runs}/saver"}, '
+        '{name = "next", command = "json.tool"}]'
+    )
+    folder = tmp_path / "runs" / "saver"
+    with started(road, tmp_path / "runs", tmp_path) as process:
+        wait_for((folder / "began").exists)
+        assert int((folder / "group").read_text()) != process.pid
+        (os.killpg if to_group else os.kill)(process.pid, number)
+        time.sleep(0.1)
+        process.send_signal(number)  # make and `timeout` pass on what reached all
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, error
+    assert (folder / "saved").read_text() == number.name
+    assert error == ""
+    record = json.loads((tmp_path / "runs" / "saver.stage.json").read_text())
+    assert record["is_complete"] is False
+    assert not (tmp_path / "runs" / "next.stage.json").exists()
+
+
+def test_a_second_signal_reaches_a_stage_that_saves(tmp_path: Path) -> None:
+    (tmp_path / "saver.py").write_text(SAVER.replace("sleep(2)", "sleep(50)"))
+    road = tmp_path / "road.toml"
+    road.write_text('variables = {}\nstages = [{name = "saver", command = "saver {runs}/saver"}]')
+    with started(road, tmp_path / "runs", tmp_path) as process:
+        wait_for((tmp_path / "runs" / "saver" / "began").exists)
+        process.send_signal(signal.SIGINT)
+        time.sleep(1.5)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    assert process.returncode == 77
+
+
+def test_a_stage_that_failed_can_be_corrected(road: Path, data: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    assert go(road, runs, f"DATA={data}", "INDENT=--indent x") == 2
+    assert go(road, runs, f"DATA={data}", "INDENT=--indent 1") == 0
+    assert (runs / "first.json").read_text() == '{\n "a": 1\n}\n'
+
+
+def test_a_stage_is_not_resumed_after_other_stages(
+    road: Path, data: Path, tmp_path: Path, capfd: Capture
+) -> None:
+    runs = tmp_path / "runs"
+    assert go(road, runs, f"DATA={data}") == 0
+    record = runs / "second.stage.json"
+    record.write_text(record.read_text().replace("true", "false"))
+    (runs / "first.stage.json").unlink()
+    assert go(road, runs, f"DATA={data}", "INDENT=--indent 1") == 1
+    assert "error: second was begun with other commands" in capfd.readouterr().err
+    assert not (runs / "first.stage.json").exists()
+
+
+@pytest.fixture
+def folder_road(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "writer.py").write_text(WRITER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    file = tmp_path / "folder.toml"
+    file.write_text(ROAD_OF_FOLDER)
+    return file
+
+
+def test_a_folder_that_is_there_is_refused_before_all_stages(
+    folder_road: Path, tmp_path: Path, capfd: Capture
+) -> None:
+    runs, taken = tmp_path / "runs", tmp_path / "taken"
+    taken.mkdir()
+    assert go(folder_road, runs, f"FOLDER={taken}") == 1
+    assert f"error: folder would write {taken}, which is there already" in capfd.readouterr().err
+    assert not runs.exists()
+    assert go(folder_road, runs, f"FOLDER={tmp_path / 'free'}") == 0
+    assert (tmp_path / "free").is_dir()
+
+
+def test_a_folder_that_came_meanwhile_is_refused_and_another_taken(
+    folder_road: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "writer.py").write_text(WRITER + "sys.exit(3)\n")
+    runs, taken = tmp_path / "runs", tmp_path / "taken"
+    assert go(folder_road, runs, f"FOLDER={taken}", "OPTIONS=--devise") == 3
+    (tmp_path / "writer.py").write_text(WRITER)
+    assert go(folder_road, runs, f"FOLDER={taken}", "OPTIONS=--device") == 1
+    assert go(folder_road, runs, f"FOLDER={tmp_path / 'free'}", "OPTIONS=--device") == 0
+    assert (tmp_path / "free").is_dir()
+
+
+def test_a_folder_without_its_record_is_complete(folder_road: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    assert go(folder_road, runs) == 0
+    record = runs / "folder.stage.json"
+    record.write_text(record.read_text().replace("true", "false"))  # as of a process that died
+    assert go(folder_road, runs) == 0
+
+
+def test_a_folder_of_somebody_else_is_not_taken_for_that_of_a_failed_stage(
+    folder_road: Path, tmp_path: Path, capfd: Capture
+) -> None:
+    runs = tmp_path / "runs"
+    (tmp_path / "writer.py").write_text("import sys\nsys.exit(3)\n")
+    assert go(folder_road, runs) == 3
+    (runs / "folder").mkdir()
+    assert go(folder_road, runs) == 1
+    assert "which is there already" in capfd.readouterr().err
+
+
+def test_two_stages_cannot_write_one_folder(
+    folder_road: Path, tmp_path: Path, capfd: Capture
+) -> None:
+    stage = '[[stages]]\nname = "again"\ncommand = "writer x"\nnew_folder = "{FOLDER}"\n'
+    folder_road.write_text(ROAD_OF_FOLDER + stage)
+    assert go(folder_road, tmp_path / "runs") == 1
+    assert "error: folder and again would write the same folder" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"key": 1}', "\x00"])
+def test_a_damaged_record_is_named(
+    road: Path, data: Path, content: str, tmp_path: Path, capfd: Capture
+) -> None:
+    record = tmp_path / "first.stage.json"
+    record.write_text(content)
+    assert go(road, tmp_path, f"DATA={data}") == 1
+    error = capfd.readouterr().err
+    assert error.startswith(f"error: {record}")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[", "", "stages = 1", "variables = {}\nstages = [{name = 1}]", "variables = {A = {}}", "é"],
+)
+def test_a_file_that_is_no_road_is_named(content: str, tmp_path: Path, capfd: Capture) -> None:
+    file = tmp_path / "road.toml"
+    file.write_bytes(content.encode("latin-1"))
+    assert go(file, tmp_path / "runs") == 1
+    error = capfd.readouterr().err
+    assert error.startswith(f"error: {file}")
+    assert error.count("\n") == 1
+
+
+def test_a_wrong_brace_is_named(road: Path, data: Path, tmp_path: Path, capfd: Capture) -> None:
+    road.write_text(SMALL_ROAD.replace("{runs}/second", "{runs/second"))
+    assert go(road, tmp_path / "runs", f"DATA={data}") == 1
+    assert f"error: {road}: second has a wrong brace" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["DATA='x", "DATA=it's.json", "INDENT='x", 'INDENT="'])
+def test_an_open_quotation_is_an_error(
+    road: Path, data: Path, value: str, tmp_path: Path, capfd: Capture
+) -> None:
+    assert go(road, tmp_path / "runs", f"DATA={data}", value) == 1
+    assert capfd.readouterr().err.startswith(f"error: {value}: No closing quotation")
+
+
+def test_a_file_with_a_quote_in_its_name_is_found(road: Path, tmp_path: Path) -> None:
+    file = tmp_path / "it's [1] *.json"
+    file.write_text("{}")
+    assert go(road, tmp_path / "runs", f"DATA={file}") == 0
+
+
+def test_relative_paths_are_of_the_callers_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "teacher").mkdir()
+    Path("data.json").write_text("{}")
+    files = tomllib.loads(ROAD.read_text())["variables"]
+    values = [f"{name}=data.json" for name, value in files.items() if "where" in value]
+    values += ["TEACHER=teacher", "BUNDLE=my bundle", "BUNDLE_INT8=x/int8", "EXAMPLES=data.json"]
+    assert main([*values, "--dry-run"]) == 0
+    commands = [shlex.split(line) for line in capfd.readouterr().out.splitlines()]
+    words = {word for command in commands for word in command}
+    assert not words & {"data.json", "teacher", "my bundle", "x/int8"}
+    names = ("data.json", "teacher", "my bundle", "x/int8")
+    assert words >= {str(tmp_path / name) for name in names}
+
+
+def test_defaults_are_no_paths_of_the_callers_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data.json").write_text("{}")
+    variables = tomllib.loads(ROAD.read_text())["variables"]
+    values = [f"{name}=data.json" for name, value in variables.items() if "where" in value]
+    assert main([*values, "--dry-run"]) == 0
+    out = capfd.readouterr().out
+    assert f" {variables['TEACHER']['model']} " in out
+    assert f" {variables['EXAMPLES']['path']}" in out
+    assert (REPOSITORY / variables["EXAMPLES"]["path"]).is_file()
+
+
+def test_make_passes_all_variables() -> None:
+    make = needs_program("make")
+    names = tomllib.loads(ROAD.read_text())["variables"]
+    values = [f"{name}='two words' of {name}" for name in names]
+    printed = subprocess.run(
+        [make, "-n", "reproduce-model", "RUNS=it's", "PYTHON=python3", *values],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    _, words = printed.split("-m scripts.reproduce_model")
+    runs, *given = shlex.split(words.replace("\\\n", " "))[1:]
+    assert runs == "it's"
+    assert sorted(given) == sorted(values)
+
+
 def small_values(folder: Path, labelled: Path, teacher: Path) -> dict[str, str]:
     """The real road's variables, for some seconds of training."""
     lengths = {f"{stage}_LENGTH": "64" for stage in ("DISTIL", "LONGER", "ORDER", "SPANS", "TASKS")}
@@ -168,6 +457,6 @@ def test_the_real_road_leads_to_both_bundles(labelled: Path, tmp_path: Path) -> 
     for name in ("bundle", "bundle-int8"):
         manifest = json.loads((tmp_path / "runs" / name / "manifest.json").read_text())
         assert set(manifest["tasks"]) >= {"fill-mask", "sentence-order", "question-answering"}
-    stages = manifest["provenance"]["stages"]
+    stages = manifest["provenance"]["training"]["stages"]
     assert [stage["program"] for stage in stages][:3] == ["training.distil"] * 3
     assert (tmp_path / "runs" / "bundle" / "README.md").is_file()
