@@ -104,7 +104,8 @@ _EXAMPLES: Final = r"""examples:
 """
 # The data of other tasks than classifiers', in the order of --weights and --batch-size.
 _DATA_OPTIONS: Final = ("multiple_choice", "question_answering", "pretraining")
-# Options that do not affect the results.
+# Options that a run may be resumed with other values of. Among them the size of micro-batches
+# changes the dropout that is drawn, so that a run that lacks memory can go on with a smaller one.
 _NOT_RECORDED: Final = frozenset(
     {
         *("output", "device", "save_every", "report_every", "keep", "seeds"),
@@ -117,7 +118,6 @@ def _build(
     options: argparse.Namespace, precision: PrecisionName, world: World
 ) -> tuple[Run, dict[str, Any], Validation | None]:
     """Build the run, the keys of config.json that name its labels, and the validation."""
-    check_validation(options)
     hf = read_config(options.initialize_from)
     config = changed_config(
         AlbertConfig.from_hf(hf),
@@ -234,7 +234,10 @@ def _feeds(
             feeds.append(make("question-answering", questions, batch_size=size))
         if options.validation and not (placed or options.multiple_choice):
             with collecting(errors):
-                datasets.append(build_held_out_questions(options, tokenizer))
+                held_out = build_held_out_questions(
+                    options, tokenizer, max_positions=config.max_positions
+                )
+                datasets.append(held_out)
     if options.pretraining:
         with collecting(errors):
             find_files(options.pretraining)
@@ -304,6 +307,7 @@ def _run(options: argparse.Namespace) -> int:
         with setting_up(world):
             options = resolve(argparse.Namespace(**{**vars(options), "device": world.device}))
             check_folder(options)
+            check_validation(options)
             if options.seeds is not None:
                 seeds_of(options)  # checked before a run begins
         train = partial(_run_one, world=world)
@@ -352,20 +356,21 @@ def _train(
 
 def _data_names(options: argparse.Namespace) -> dict[str, list[str]]:
     """Return the names of the data files without their folders."""
+    classifiers = (options, *options.heads)
     return {
         "initialize_from": [options.initial_name],
-        "data": [] if options.data is None else file_names([options.data]),
-        "text_classification": [
-            name
-            for each in (options, *options.heads)
-            for name in file_names(each.text_classification)
-        ],
+        "data": file_names([each.data for each in classifiers if each.data is not None]),
+        "text_classification": _names_of("text_classification", classifiers),
         "multiple_choice": file_names(options.multiple_choice),
-        "validation": file_names(options.validation),
+        "validation": _names_of("validation", classifiers),
         "question_answering": file_names(options.question_answering),
         "pretraining": file_names(options.pretraining),
         "teacher": [] if options.teacher is None else file_names([Path(options.teacher)]),
     }
+
+
+def _names_of(option: str, classifiers: Sequence[argparse.Namespace]) -> list[str]:
+    return [name for each in classifiers for name in file_names(getattr(each, option))]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from albert_serve.bundle.weights import question_head_of
+from albert_serve.bundle.weights import QuestionHead, question_head_of
 from albert_serve.tasks.base import Logits
 from albert_serve.tasks.question_answering.decoder import SpanDecoder
 from albert_serve.tasks.question_answering.spans import NUM_BEST
@@ -73,15 +73,39 @@ def answer_questions(
         max_answer_length: tokens of the longest answer.
 
     Raises:
-        EvaluationError: a question cannot be asked, or several have the same id.
+        EvaluationError: as `lay_questions`.
     """
-    _check_ids(questions)
-    task = QuestionAnswering(
-        tokenizer=tokenizer,
+    items = lay_questions(
+        questions,
+        tokenizer,
         max_positions=model.config.max_positions,
         head=question_head_of("question-answering", model.tasks["question-answering"])
         or "independent",
+        max_answer_length=max_answer_length,
     )
+    return _answer_items(model, items)
+
+
+def lay_questions(
+    questions: Sequence[Question],
+    tokenizer: AlbertTokenizer,
+    *,
+    max_positions: int,
+    head: QuestionHead,
+    max_answer_length: int = MAX_ANSWER_LENGTH,
+) -> list[Item]:
+    """Return the inputs of each question, as the service lays them.
+
+    Args:
+        max_positions: of the model.
+        head: of the model.
+        max_answer_length: tokens of the longest answer.
+
+    Raises:
+        EvaluationError: a question cannot be asked, or several have the same id.
+    """
+    _check_ids(questions)
+    task = QuestionAnswering(tokenizer=tokenizer, max_positions=max_positions, head=head)
     laid = question_items(
         task, questions, may_be_empty=True, max_answer_length=max_answer_length, read=_read
     )
@@ -90,31 +114,36 @@ def answer_questions(
         if item is None:
             raise EvaluationError(f"question {question.id} is empty, or too long for the model")
         items.append(item)
+    return items
+
+
+def _answer_items(model: AlbertForTasks, items: Sequence[Item]) -> list[AnsweredQuestion]:
     answers = predict_in_torch(model, items, "questions")
     return [
-        AnsweredQuestion(question=question, n_best=n_best, no_answer=none, null_score=null_score)
-        for question, (n_best, none, null_score) in zip(questions, answers, strict=True)
+        AnsweredQuestion(
+            question=question, n_best=n_best, no_answer=no_answer, null_score=null_score
+        )
+        for item, (n_best, no_answer, null_score) in zip(items, answers, strict=True)
+        for question in item.rights or ()
     ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutQuestions:
-    """Questions by whose answers a model in training is measured."""
+    """Questions by whose answers a model in training is measured, as `lay_questions` lays them."""
 
-    questions: Sequence[Question]
-    tokenizer: AlbertTokenizer
+    items: Sequence[Item]
 
     def answer(
         self, model: AlbertForTasks, own: slice, *, should_stop: Callable[[], bool]
     ) -> list[AnsweredQuestion] | None:
         """Answer a part of the questions; None if `should_stop` interrupted it."""
-        questions = self.questions[own]
+        items = self.items[own]
         answered: list[AnsweredQuestion] = []
-        for begin in range(0, len(questions), _ANSWERED_TOGETHER):
+        for begin in range(0, len(items), _ANSWERED_TOGETHER):
             if should_stop():
                 return None
-            some = questions[begin : begin + _ANSWERED_TOGETHER]
-            answered += answer_questions(model, self.tokenizer, some)
+            answered += _answer_items(model, items[begin : begin + _ANSWERED_TOGETHER])
         return answered
 
     def figures(self, answered: Sequence[AnsweredQuestion]) -> dict[str, float]:

@@ -208,6 +208,11 @@ def _check_tasks(tasks: Mapping[TaskName, TaskEntry], data: RealData) -> None:
         raise EvaluationError(
             f"the checkpoint has no classifier {unknown[0]!r}; it has {', '.join(names) or 'none'}"
         )
+    if entry is not None and data.labelled and entry.default_head in data.heads:
+        raise EvaluationError(
+            f"--head {entry.default_head} is the default classifier, whose data stands before "
+            "--head already; give one of the two"
+        )
 
 
 def _draw_masks(drawing: Drawing) -> Sample:

@@ -327,6 +327,12 @@ def check_validation(options: argparse.Namespace) -> None:
             "--validation takes labelled data; it goes with --text-classification, "
             "--multiple-choice or --question-answering"
         )
+    has_default = options.text_classification or options.multiple_choice
+    if options.validation and options.heads and not has_default:
+        raise RunError(
+            "--validation before --head is of the default classifier, which has no data here; "
+            "questions are validated only without classifiers: give it after --head"
+        )
     everywhere = (options, *options.heads)
     if options.patience is not None and not any(each.validation for each in everywhere):
         raise RunError("--patience goes with --validation")

@@ -21,11 +21,13 @@ from training.model.labels import default_name, head_record, labels_config
 
 # The data of a task that has validation.
 Measured: TypeAlias = Classification | Choices | Questions
-# Options of a classifier's data that change the weights, as a run records them.
-_RECORDED: Final = (
-    *("head", "text_classification", "task", "data", "problem_type", "labels", "class_weights"),
+# Options of the labels and columns of a classifier's texts.
+_OF_TEXTS: Final = (
+    *("problem_type", "labels", "class_weights"),
     *("text_column", "pair_column", "label_column", "label_separator", "delimiter"),
 )
+# Options of a classifier's data that change the weights, as a run records them.
+_RECORDED: Final = ("head", "text_classification", "task", "data", *_OF_TEXTS)
 
 
 class Placed(NamedTuple):
@@ -63,6 +65,7 @@ def place(
             "--head and --multiple-choice do not go together: multiple choice takes the place of "
             "the default classifier"
         )
+    _check_has_data(options)
     placed = [Placed(CLASSIFICATION, None, options)] if options.text_classification else []
     default = default_name(hf) or DEFAULT_HEAD
     if heads and not placed and CLASSIFICATION not in stored:
@@ -84,6 +87,19 @@ def place(
             "--adaptive-depth is of the default text classifier; give its --text-classification"
         )
     return placed
+
+
+def _check_has_data(options: argparse.Namespace) -> None:
+    """Check that options of the default classifier's labels and columns go with data of its own.
+
+    Raises:
+        RunError: they do not.
+    """
+    given = [name for name in _OF_TEXTS if getattr(options, name) is not None]
+    if given and not (options.text_classification or options.multiple_choice):
+        shown = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        where = "; a further classifier's options stand after its --head" if options.heads else ""
+        raise RunError(f"{shown}: there are no texts of the default classifier{where}")
 
 
 def record_of(options: argparse.Namespace) -> str:

@@ -12,8 +12,10 @@ from training.data.collate import collate_examples
 from training.data.labelled.texts import raise_listed
 from training.data.questions import Question, read_located
 from training.data.windows import SpanExample, span_examples
-from training.evaluation.questions import HeldOutQuestions
+from training.evaluation.predictions import Item
+from training.evaluation.questions import HeldOutQuestions, lay_questions
 from training.evaluation.validation import Validation
+from training.finetuning.questions import choose_head
 from training.loop.progress import RunError
 from training.loop.selection import Selection
 
@@ -28,12 +30,13 @@ class Questions:
 
     Attributes:
         figure: what decides which validation is best: `f1`, `exact_match` or `loss`.
+        items: the questions as they are asked; none where the loss decides.
         windows: of the questions, as in training.
         labels: keys of `config.json` that name labels, of which questions have none.
     """
 
     held_out: Sequence[Question]
-    tokenizer: AlbertTokenizer
+    items: Sequence[Item]
     figure: str
     windows: Sequence[SpanExample]
     labels: dict[str, Any] = field(default_factory=dict)
@@ -49,12 +52,11 @@ class Questions:
             )
             for begin in range(0, len(windows), _VALIDATED_TOGETHER)
         ]
-        answers = HeldOutQuestions(questions=self.held_out, tokenizer=self.tokenizer)
         return Validation(
             batches=batches,
             every=every,
             tasks=("question-answering",),
-            questions=None if self.figure == "loss" else answers,
+            questions=None if self.figure == "loss" else HeldOutQuestions(items=self.items),
         )
 
     def selection(self, options: argparse.Namespace) -> Selection:
@@ -64,11 +66,17 @@ class Questions:
         return Selection(figure=self.figure, chance=chance, patience=options.patience)
 
 
-def build_held_out_questions(options: argparse.Namespace, tokenizer: AlbertTokenizer) -> Questions:
+def build_held_out_questions(
+    options: argparse.Namespace, tokenizer: AlbertTokenizer, *, max_positions: int
+) -> Questions:
     """Read the questions of `--validation`.
+
+    Args:
+        max_positions: of the model.
 
     Raises:
         CorpusError: files cannot be read, or hold what cannot be asked; all of it is listed.
+        EvaluationError: as `lay_questions`.
         RunError: `--metric` is none of questions.
     """
     figure = options.metric or "f1"
@@ -82,9 +90,11 @@ def build_held_out_questions(options: argparse.Namespace, tokenizer: AlbertToken
             if not (each.question and each.context.strip())
         ]
     )
+    head = choose_head(options)
+    asked = questions if figure != "loss" else []
     return Questions(
         held_out=questions,
-        tokenizer=tokenizer,
+        items=lay_questions(asked, tokenizer, max_positions=max_positions, head=head),
         figure=figure,
         windows=[
             window

@@ -111,7 +111,10 @@ def with_defaults(options: Namespace) -> Namespace:
 
 
 def _recipe_name(options: Namespace) -> str:
-    others = (options.text_classification, options.multiple_choice, options.pretraining)
+    others = (
+        *(options.text_classification, options.multiple_choice, options.pretraining),
+        options.heads,
+    )
     if options.task is not None:
         task: str = options.task
         return task

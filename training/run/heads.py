@@ -55,11 +55,14 @@ def parse_with_heads(
 ) -> argparse.Namespace:
     """Parse a command line; `heads` are the options of each further classifier, with its `head`.
 
-    Options after `--head NAME` that are none of a classifier's data are the command's.
+    Options after `--head NAME` that are none of a classifier's data are the command's. None may be
+    abbreviated.
 
     Args:
         words: those of the process by default.
     """
+    # An abbreviation after `--head` would be read as the default classifier's option.
+    parser.allow_abbrev = False
     shared, *parts = _parts(sys.argv[1:] if words is None else words)
     of_head.prog, of_head.usage = parser.prog, parser.format_usage().removeprefix("usage: ")
     heads: list[argparse.Namespace] = []
@@ -71,8 +74,6 @@ def parse_with_heads(
         shared += others
         heads.append(argparse.Namespace(**vars(head), head=name))
     options = parser.parse_args(shared)
-    if options.head is not None:  # abbreviated
-        parser.error(f"write {_OPTION} {options.head} in full")
     options.heads = heads
     return options
 

@@ -14,6 +14,7 @@ import torch
 
 from albert_serve.errors import ConfigError
 from tests.training.support import (
+    SQUAD,
     best_step,
     hf_load,
     ragged,
@@ -144,6 +145,9 @@ def test_each_is_validated_and_the_mean_decides(trained: Path) -> None:
     assert means[best_step(trained)] == max(means.values())
     stated = json.loads((trained / "run.json").read_text())
     assert "thing" in stated["heads"]
+    training = json.loads((trained / "checkpoint/training.json").read_text())
+    settings = training["stages"][-1]["settings"]
+    assert settings["validation"] == settings["text_classification"] == ["moods.csv", "things.csv"]
     # Each step trains one of them.
     names = {name for line in read_metrics(trained) for name in line if name.endswith("/loss")}
     assert {f"{DEFAULT}/loss", f"{THING}/loss"} <= names
@@ -327,6 +331,37 @@ def test_options_that_do_not_fit(
     assert message in refusal(capsys, tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    ("of_default", "message"),
+    [
+        (
+            [
+                *("--question-answering", str(SQUAD), "--validation", str(SQUAD)),
+                *("--patience", "2", "--seeds", "2"),
+            ],
+            "--validation before --head is of the default classifier, which has no data here",
+        ),
+        (["--labels", "sad", "glad", "--label-column", "label"], "--labels, --label-column: there"),
+        (
+            ["--question-answering", str(SQUAD), "--recipe", "paper"],
+            "--recipe paper differs from task to task",
+        ),
+    ],
+)
+def test_options_of_a_default_one_without_data(
+    start: list[str],
+    moods: Path,
+    tmp_path: Path,
+    capsys: Capture,
+    of_default: Sequence[str],
+    message: str,
+) -> None:
+    head = ["--head", "a", "--text-classification", str(moods), "--steps", "1"]
+    assert run([*start, *of_default, *head], tmp_path / "run") == 1
+    assert message in refusal(capsys, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_adaptive_depth_without_the_default_one_is_refused(
     trained: Path, start: list[str], moods: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -344,7 +379,8 @@ def test_adaptive_depth_without_the_default_one_is_refused(
         (["--head="], "--head '': a name has"),
         (["--head", "a", "--head", "a"], "--head a is given twice"),
         (["--head", "a", "stray"], "--head a: unrecognized arguments: stray"),
-        (["--hea", "a"], "write --head a in full"),
+        (["--hea", "a"], "unrecognized arguments: --hea a"),
+        (["--head", "a", "--label-col", "b"], "unrecognized arguments: --label-col b"),
     ],
 )
 def test_a_name_is_one(

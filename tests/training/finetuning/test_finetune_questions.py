@@ -100,3 +100,5 @@ def test_other_metrics_and_bad_questions_are_refused(
     file.write_text(json.dumps(content))
     assert run([*start, "--validation", str(file)], tmp_path / "run") == 1
     assert "the question or its context is empty" in refusal(capsys, tmp_path / "run")
+    assert run([*start, "--validation", str(SQUAD), str(SQUAD)], tmp_path / "run") == 1
+    assert "33 ids stand for several questions" in refusal(capsys, tmp_path / "run")

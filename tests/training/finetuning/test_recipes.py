@@ -15,7 +15,7 @@ from training.finetuning.start import describe_attention
 from training.loop.progress import RunError
 
 DATA = {"text_classification", "multiple_choice", "question_answering", "pretraining"}
-NAMES = {*DEFAULTS, *PAPER["rte"].options, *DATA, "epochs", "budget", "task", "recipe"}
+NAMES = {*DEFAULTS, *PAPER["rte"].options, *DATA, "epochs", "budget", "task", "recipe", "heads"}
 
 
 def options(**values: Any) -> Namespace:
@@ -53,7 +53,8 @@ def test_another_end_replaces_the_recipes_steps(end: dict[str, float]) -> None:
 
 
 def test_a_recipe_needs_a_task() -> None:
-    for data in ({}, {"question_answering": [SQUAD], "pretraining": [SQUAD]}):
+    for more in ({}, {"pretraining": [SQUAD]}, {"heads": [Namespace()]}):
+        data = {"question_answering": [SQUAD], **more} if more else {}
         with pytest.raises(RunError, match="--recipe paper differs from task to task; give --task"):
             with_defaults(options(recipe="paper", **data))
 
