@@ -91,9 +91,7 @@ class TextClassification:
 
     def _other(self, name: str) -> TextClassification:
         if name not in self.others:
-            raise InvalidInputError(
-                f"the model has no head {name!r}; it has {', '.join((self.name, *self.others))}"
-            )
+            raise no_head(name, [self.name, *self.others])
         return self.others[name]
 
     def _finish(self, logits: Logits, parameters: TextClassificationParameters) -> list[LabelScore]:
@@ -124,6 +122,11 @@ class TextClassification:
         if self.problem_type == "multi_label_classification" or len(self.labels) == 1:
             return "sigmoid"
         return "softmax"
+
+
+def no_head(name: str, names: Sequence[str]) -> InvalidInputError:
+    """Return the error of a request for a classifier that is none of those of the model."""
+    return InvalidInputError(f"the model has no head {name!r}; it has {', '.join(names)}")
 
 
 def resolve_depth(
