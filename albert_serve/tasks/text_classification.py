@@ -45,7 +45,7 @@ class TextClassification:
         task: the head that reads the rows, by `EncoderInput.task`.
         name: of the head, in requests.
         others: the other classifiers of the model by name, of the default one.
-        stops_early: whether the engine can; if not, a request that could have fewer layers gets a
+        stops_early: whether the engine can; if not, a request that asks for fewer layers gets a
             warning.
     """
 
@@ -81,12 +81,13 @@ class TextClassification:
             truncation=parameters.truncation,
         )
         depth = self._depth(parameters)
+        asks = parameters.max_layers is not None or parameters.patience is not None
         return Prepared(
             inputs=[replace(fitted.at_cls(self.task), depth=depth)],
             finish=lambda logits: self._finish(logits[0], parameters),
             num_truncated=fitted.num_truncated,
             cuts=fitted.cuts("" if isinstance(item, str) else ".text", ".text_pair"),
-            warnings=[] if depth is None or self.stops_early else [ALL_LAYERS],
+            warnings=[ALL_LAYERS] if asks and depth and not self.stops_early else [],
         )
 
     def _other(self, name: str) -> TextClassification:
