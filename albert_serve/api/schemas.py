@@ -450,7 +450,7 @@ class TaskInfo(Reply):
         None, description="Of question answering: the default of the parameter."
     )
     adaptive_depth: DepthInfo | None = Field(
-        None, description="Of text classification by a model that can answer after each layer."
+        None, description="Of the default classifier of texts, if it can answer after each layer."
     )
     question_head: Literal["independent", "start-conditioned"] | None = Field(
         None, description="Of question answering; left out, start and end by themselves."

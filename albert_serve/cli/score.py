@@ -305,6 +305,11 @@ def read_score_options(options: argparse.Namespace) -> ScoreOptions:
     if options.head is not None:
         if options.task != CLASSIFICATION:
             raise ConfigError(f"--head is of {CLASSIFICATION}, not of {options.task}")
+        also = parameters.get("head", options.head)
+        if also != options.head:
+            raise ConfigError(
+                f"--head is {options.head} and --parameters has head {also!r}; name one of them"
+            )
         parameters["head"] = options.head
     return ScoreOptions(
         parameters=parameters,

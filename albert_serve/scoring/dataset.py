@@ -14,7 +14,7 @@ from typing import Any
 from albert_serve.errors import InvalidInputError
 from albert_serve.scoring.distributed.ahead import answering_for
 from albert_serve.scoring.formats import FileType, optional_module
-from albert_serve.scoring.local import Scorer
+from albert_serve.scoring.local import Scorer, check_head
 from albert_serve.scoring.memo import Memo
 from albert_serve.scoring.options import ScoreOptions
 from albert_serve.scoring.output.layout import Layout
@@ -52,6 +52,7 @@ def score_dataset(data: Any, scorer: Scorer[Any], options: ScoreOptions | None =
             "(pandas has it from 2.2 on)"
         )
     rows = _row_reader(scorer.task, options, in_table=False)
+    check_head(scorer, rows.parameters)
     layout = Layout(type=FileType(format="jsonl"), reader=rows, kept=None)
     return _score_rows(data, scorer, options, layout)
 
@@ -96,6 +97,7 @@ def table_layout(task: str, schema: Any, options: ScoreOptions) -> Layout:
 def _score_table(reader: Any, scorer: Scorer[Any], options: ScoreOptions) -> Any:
     pa = optional_module("pyarrow", "a table")
     layout = table_layout(scorer.task, reader.schema, options)
+    check_head(scorer, layout.reader.parameters)
     answering = answering_for(scorer, layout.reader, options)
     schema = layout.schema()
 

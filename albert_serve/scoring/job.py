@@ -35,7 +35,7 @@ from albert_serve.scoring.formats import (
     type_by_name,
 )
 from albert_serve.scoring.inputs import find_inputs
-from albert_serve.scoring.local import Scorer
+from albert_serve.scoring.local import Scorer, check_head
 from albert_serve.scoring.memo import Memo
 from albert_serve.scoring.options import ScoreOptions, ScoreSummary
 from albert_serve.scoring.output.layout import Layout, make_layout
@@ -81,6 +81,7 @@ def score_files(
     rows = RowReader(
         scorer.task, options.parameters, options.columns, options.keep, in_table=kind.is_table
     )
+    check_head(scorer, rows.parameters)
     for source in sources:
         if source.columns is not None:
             rows.check(str(source.path), source.columns)

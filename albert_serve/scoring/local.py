@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol, Self, TypeVar
@@ -11,6 +11,7 @@ from pydantic_core import to_jsonable_python
 
 from albert_serve.api.schemas import TaskRequest
 from albert_serve.bundle.manifest import Bundle
+from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.errors import AlbertServeError, NotFoundError
 from albert_serve.runtime.engine import Engine
 from albert_serve.scoring.answers import OUTPUT, Result
@@ -28,6 +29,7 @@ from albert_serve.tasks import (
 from albert_serve.tasks.base import Runner
 from albert_serve.tasks.grouping import group_by_length
 from albert_serve.tasks.load import load_setups, on_device
+from albert_serve.tasks.text_classification import no_head
 
 # Enough for the engine's parallel sessions, and few enough for the memory of fill-mask's
 # vocabulary-wide logits.
@@ -44,10 +46,12 @@ class Scorer(Protocol[WorkT]):
     Attributes:
         task: its name.
         identity: what its answers depend on, such as the model's revision.
+        heads: the names of the model's classifiers of texts, where the task is theirs.
     """
 
     task: str
     identity: dict[str, str]
+    heads: Sequence[str]
 
     def prepare(self, request: TaskRequest) -> WorkT:
         """Return what `run` needs of a request.
@@ -68,6 +72,17 @@ class Scorer(Protocol[WorkT]):
             JobError: the whole job cannot go on.
         """
         ...
+
+
+def check_head(scorer: Scorer[Any], parameters: Mapping[str, Any]) -> None:
+    """Check that the model has the classifier that the parameters of all rows name.
+
+    Raises:
+        InvalidInputError: it has not.
+    """
+    name = parameters.get("head")
+    if name is not None and name not in scorer.heads:
+        raise no_head(name, scorer.heads)
 
 
 def error_result(error: AlbertServeError) -> Result:
@@ -120,6 +135,7 @@ class Tokenising:
     def __init__(self, task: str, setup: TaskSetup, identity: dict[str, str] | None = None) -> None:
         self.task = task
         self.identity = identity or {}
+        self.heads: Sequence[str] = [setup.head, *setup.heads] if task == CLASSIFICATION else []
         self._opened = open_task(task, setup)
 
     def prepare(self, request: TaskRequest) -> Request:

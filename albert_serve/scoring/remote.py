@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextvars import ContextVar
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from pydantic import TypeAdapter
@@ -18,9 +17,12 @@ from albert_serve.api.schemas import (
     TRUNCATED_HEADER,
     WARNINGS_HEADER,
     InfoReply,
+    TaskInfo,
     TaskRequest,
     TextClassificationRequest,
 )
+from albert_serve.bundle.manifest import DEFAULT_HEAD
+from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.client.async_client import AsyncAlbertClient
 from albert_serve.client.requests import Call, renumbered_places
 from albert_serve.client.transport import Outcome, Received, Send
@@ -125,7 +127,8 @@ class RemoteScorer:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         try:
-            self.identity = self._wait(self._find_task())
+            self.identity, heads = self._wait(self._find_task())
+            self.heads: Sequence[str] = heads
         except BaseException:
             self.close()
             raise
@@ -133,12 +136,7 @@ class RemoteScorer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -160,12 +158,12 @@ class RemoteScorer:
     def _wait(self, work: Coroutine[Any, Any, _ResultT]) -> _ResultT:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _find_task(self) -> dict[str, str]:
+    async def _find_task(self) -> tuple[dict[str, str], list[str]]:
         info = await self._info()
-        tasks = [entry.name for entry in info.tasks]
+        tasks = {entry.name: entry for entry in info.tasks}
         if self.task not in tasks:
             raise ConfigError(f"{self._url} has no {self.task}; it has {', '.join(tasks)}")
-        return _identity(info)
+        return _identity(info), _heads(tasks[self.task])
 
     def prepare(self, request: TaskRequest) -> TaskRequest:
         """Return the request, which the service checks."""
@@ -253,6 +251,12 @@ class RemoteScorer:
 
 def _identity(info: InfoReply) -> dict[str, str]:
     return {"revision": info.revision or f"{info.model_id} {info.version}"}
+
+
+def _heads(task: TaskInfo) -> list[str]:
+    if task.name != CLASSIFICATION:
+        return []
+    return [head.name for head in task.heads or ()] or [DEFAULT_HEAD]
 
 
 def _notes(replies: Iterable[tuple[Call[Any], Received]]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from albert_serve.errors import (
     InvalidInputError,
     MalformedRequestError,
 )
+from albert_serve.scoring.arrow_values import plain_values
 from albert_serve.scoring.errors import ChangedJobError, first_line
 from albert_serve.scoring.formats import (
     DELIMITERS,
@@ -228,35 +229,6 @@ class Reader:
             if error.errno is not None:
                 raise
             raise _damaged(source.path, error) from error
-
-
-def plain_values(batch: Any, index: int) -> dict[str, Any]:
-    """Return a row of Arrow as values of Python; times finer than microseconds as text.
-
-    Raises:
-        InvalidInputError: a list or structure holds text that is not UTF-8.
-    """
-    return {
-        name: _as_python(name, column[index])
-        for name, column in zip(batch.schema.names, batch.columns, strict=True)
-    }
-
-
-def _as_python(name: str, scalar: Any) -> Any:
-    if getattr(scalar.type, "unit", "") == "ns" and (scalar.value or 0) % 1000:
-        # Python's types have no nanoseconds; those of pandas would lose them later.
-        return scalar.cast(optional_module("pyarrow", "Parquet").string()).as_py()
-    try:
-        return scalar.as_py()
-    except UnicodeDecodeError as error:
-        if not hasattr(scalar, "as_buffer"):
-            raise InvalidInputError(
-                f"the column {name!r} holds text that is not UTF-8; is the file damaged?"
-            ) from error
-        # As in CSV: lone surrogates, which no task takes.
-        return scalar.as_buffer().to_pybytes().decode("utf-8", errors="surrogateescape")
-    except ValueError:  # nanoseconds in a list or structure
-        return scalar.cast(optional_module("pyarrow", "Parquet").string()).as_py()
 
 
 def records_of(

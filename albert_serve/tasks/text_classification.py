@@ -45,7 +45,7 @@ class TextClassification:
         task: the head that reads the rows, by `EncoderInput.task`.
         name: of the head, in requests.
         others: the other classifiers of the model by name, of the default one.
-        stops_early: whether the engine can; if not, a request that could have fewer layers gets a
+        stops_early: whether the engine can; if not, a request that asks for fewer layers gets a
             warning.
     """
 
@@ -71,7 +71,7 @@ class TextClassification:
                 than it can have.
         """
         if parameters.head is not None and parameters.head != self.name:
-            return self._other(parameters.head).prepare(item, parameters)
+            return self._other(parameters.head, parameters).prepare(item, parameters)
         texts = TextInput(text=item) if isinstance(item, str) else item
         fitted = fit(
             self.tokenizer,
@@ -86,13 +86,16 @@ class TextClassification:
             finish=lambda logits: self._finish(logits[0], parameters),
             num_truncated=fitted.num_truncated,
             cuts=fitted.cuts("" if isinstance(item, str) else ".text", ".text_pair"),
-            warnings=[] if depth is None or self.stops_early else [ALL_LAYERS],
+            warnings=[ALL_LAYERS] if depth and _limits(parameters) and not self.stops_early else [],
         )
 
-    def _other(self, name: str) -> TextClassification:
+    def _other(self, name: str, parameters: TextClassificationParameters) -> TextClassification:
         if name not in self.others:
+            raise no_head(name, [self.name, *self.others])
+        if self.adaptive_depth is not None and _limits(parameters):
             raise InvalidInputError(
-                f"the model has no head {name!r}; it has {', '.join((self.name, *self.others))}"
+                f"head {name!r} always takes all {self.num_layers} layers; "
+                f"max_layers and patience are of the default head {self.name!r}"
             )
         return self.others[name]
 
@@ -105,11 +108,10 @@ class TextClassification:
     def _depth(self, parameters: TextClassificationParameters) -> Depth | None:
         max_layers, patience = parameters.max_layers, parameters.patience
         if self.adaptive_depth is None:
-            if max_layers is None and patience is None:
+            if not _limits(parameters):
                 return None
             raise InvalidInputError(
-                "max_layers and patience are of models that were trained with --adaptive-depth, "
-                "and of their default head; "
+                "max_layers and patience are of models that were trained with --adaptive-depth; "
                 f"this one answers after all of its {self.num_layers} layers"
             )
         if max_layers is not None and max_layers > self.num_layers:
@@ -124,6 +126,16 @@ class TextClassification:
         if self.problem_type == "multi_label_classification" or len(self.labels) == 1:
             return "sigmoid"
         return "softmax"
+
+
+def _limits(parameters: TextClassificationParameters) -> bool:
+    """Whether the request limits the layers."""
+    return parameters.max_layers is not None or parameters.patience is not None
+
+
+def no_head(name: str, names: Sequence[str]) -> InvalidInputError:
+    """Return the error of a request for a classifier that is none of those of the model."""
+    return InvalidInputError(f"the model has no head {name!r}; it has {', '.join(names)}")
 
 
 def resolve_depth(

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, Final, Self
 
 from albert_serve import __version__
@@ -29,6 +28,7 @@ from albert_serve.scoring.errors import ServiceUnavailableError, StoppedError
 from albert_serve.scoring.formats import optional_module
 from albert_serve.scoring.local import Tokenising, read_setup
 from albert_serve.settings import Device, ray_address
+from albert_serve.tasks.load import on_device
 
 PATIENCE_S: Final = 30.0
 # More threads hardly make a worker faster: it tokenises with one.
@@ -109,7 +109,9 @@ class RayScorer:
         self._ray = optional_module("ray", "--engine ray", "ray")
         self.task = model.task
         self.identity = {"revision": bundle.manifest.revision}
-        self._tokenising = Tokenising(model.task, read_setup(bundle, model.task))
+        setup = on_device(read_setup(bundle, model.task), model.device)
+        self._tokenising = Tokenising(model.task, setup)
+        self.heads = self._tokenising.heads
         self._patience_s = patience_s
         self._pool = CallPool(self._ray, patience_s)
         self._is_started = not self._ray.is_initialized()
@@ -126,12 +128,7 @@ class RayScorer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -82,7 +82,7 @@ class AlbertScorer:
                 column; the result is of the same kind.
 
         Raises:
-            InvalidInputError: it has not the columns that are read.
+            InvalidInputError: it has not the columns that are read, or the model has no such head.
             TooManyErrorsError: a row cannot be answered, and errors is "fail".
             AlbertServeError: the model cannot be opened.
         """

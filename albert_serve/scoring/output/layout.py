@@ -11,10 +11,11 @@ from pydantic_core import to_jsonable_python
 
 from albert_serve.errors import InvalidInputError
 from albert_serve.scoring.answers import ColumnType, Result, answer_columns
+from albert_serve.scoring.arrow_values import plain_values
 from albert_serve.scoring.errors import first_line
 from albert_serve.scoring.formats import FileType, optional_module
 from albert_serve.scoring.rows import Row, RowReader
-from albert_serve.scoring.sources import Record, Source, plain_values
+from albert_serve.scoring.sources import Record, Source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

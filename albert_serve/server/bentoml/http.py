@@ -45,8 +45,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     Past the limits the reply is 431 and the connection ends. As many bytes of a body, and some for
     each of its kilobytes, may be anything else: sizes and extensions of chunks, trailers. Past
-    that, and past `MAX_PIPELINED` requests at once, the connection ends without a reply. All limits
-    but the last are checked after each turn of the connection, which takes a few milliseconds.
+    that, and past `MAX_PIPELINED` requests at once, the connection ends without a reply. The
+    limits of bytes and headers are checked after each turn of the connection, which takes a few
+    milliseconds, and those of the head when it is complete as well.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

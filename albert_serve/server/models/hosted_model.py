@@ -202,7 +202,7 @@ def _describe(task: str, manifest: Manifest, num_layers: int) -> TaskInfo:
         examples = manifest.examples.get(name, [])
         return TaskInfo(
             name=name,
-            labels=entry.labels,
+            labels=label_names(entry) if name == CLASSIFICATION else entry.labels,
             problem_type=entry.problem_type,
             null_score_diff_threshold=entry.null_score_diff_threshold,
             adaptive_depth=None

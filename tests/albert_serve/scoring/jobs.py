@@ -23,6 +23,7 @@ class HashScorer:
     """Classifies texts by their hashes; refuses those that are empty, and fails at "broken"."""
 
     task = "text-classification"
+    heads: Sequence[str] = ("default",)
 
     def __init__(self, revision: str = "1") -> None:
         self.identity = {"revision": revision}

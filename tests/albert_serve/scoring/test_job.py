@@ -112,7 +112,7 @@ def test_answers_in_parquet_are_typed(tmp_path: Path) -> None:
     score(tmp_path / "in.parquet", tmp_path / "out.jsonl")
     [first, _] = read_jsonl(tmp_path / "out.jsonl")
     assert first["tags"] == ["a"]
-    assert first["when"] == "1970-01-01 00:00:00.000000001"
+    assert first["when"] == "1970-01-01T00:00:00.000000001"
     assert first["output"] == labels_of("one")
 
 

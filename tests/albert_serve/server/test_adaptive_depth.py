@@ -118,7 +118,7 @@ def test_texts_are_answered_after_the_layers_that_a_request_allows(
     [
         ("cuda", {"patience": 1}, [ALL_LAYERS]),
         ("cuda", {"max_layers": 2}, [ALL_LAYERS]),
-        ("cuda", {}, [ALL_LAYERS]),
+        ("cuda", {}, []),
         ("cuda", {"max_layers": NUM_LAYERS}, []),
         ("cpu", {"patience": 1}, []),
     ],

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import onnxruntime as ort
+import pyarrow
 import pytest
 import torch
 
@@ -21,7 +22,13 @@ from albert_serve.client import AlbertClient, AsyncAlbertClient
 from albert_serve.errors import InvalidInputError
 from albert_serve.runtime.encoders import CpuEncoder, PaddedBatch
 from albert_serve.runtime.engine import Engine
-from albert_serve.settings import RuntimeOptions
+from albert_serve.scoring import AlbertScorer
+from albert_serve.scoring.dataset import score_dataset
+from albert_serve.scoring.job import score_files
+from albert_serve.scoring.local import LocalScorer
+from albert_serve.scoring.options import ScoreOptions
+from albert_serve.scoring.remote import RemoteScorer
+from albert_serve.settings import CACHE_VARIABLE, RuntimeOptions
 from albert_serve.tasks.base import Logits, Prepared
 from albert_serve.tasks.load import load_tasks
 from albert_serve.tokenizer import AlbertTokenizer
@@ -132,7 +139,7 @@ def test_both_clients_name_a_head(running: Running, model: AlbertForTasks, bundl
         ({"head": ""}, "the model has no head ''"),
         ({"head": "a" * 65}, "parameters.head has 65 characters; at most 64"),
         ({"head": 1}, "parameters.head must be a valid string"),
-        ({"head": "topic", "patience": 1}, "and of their default head"),
+        ({"head": "topic", "patience": 1}, "this one answers after all of its"),
     ],
 )
 def test_a_head_that_is_none_is_refused(
@@ -216,6 +223,33 @@ def test_files_are_scored_by_a_head(
     options = ["--task", "text-classification", "--head", "nobody", "--restart"]
     assert main([*words, *options, *files]) == 1
     assert "has no head 'nobody'; it has sentiment, rating, topic" in capsys.readouterr().err
+    options = ["--task", "text-classification", "--head", "topic"]
+    assert main([*words, *options, "--parameters", '{"head": "rating"}', *files]) == 1
+    assert "--head is topic and --parameters has head 'rating'" in capsys.readouterr().err
+    again = [*options, "--parameters", '{"head": "topic"}', "--restart"]
+    assert main([*words, *again, *files]) == 0
+
+
+def test_each_scorer_refuses_a_head_that_is_none_before_any_row(
+    bundle: Bundle, running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"text": "a film"}\n')
+    task, parameters = "text-classification", {"head": "nobody"}
+    options = ScoreOptions(parameters=parameters)
+    message = "the model has no head 'nobody'; it has sentiment, rating, topic"
+    with RemoteScorer(running.url, task) as remote:
+        for scorer in (remote, LocalScorer.open(bundle, task)):
+            assert list(scorer.heads) == list(LABELS)
+            with pytest.raises(InvalidInputError, match=message):
+                score_files(scorer, [source], tmp_path / "new.jsonl", options)
+            with pytest.raises(InvalidInputError, match=message):
+                score_dataset(iter(["a film"]), scorer, options)
+    assert not (tmp_path / "new.jsonl").exists()
+    pipeline = AlbertScorer(bundle.folder, task, parameters=parameters)
+    with pytest.raises(InvalidInputError, match=message):
+        pipeline(pyarrow.table({"text": ["a film"]}))
 
 
 def test_the_description_of_a_bundle_has_all_heads(

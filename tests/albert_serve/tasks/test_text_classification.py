@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 from unittest import mock
@@ -22,7 +23,9 @@ from albert_serve.api.schemas import (
     TextClassificationParameters,
     TextInput,
 )
-from albert_serve.errors import EngineError, TextTooLongError
+from albert_serve.bundle.manifest import AdaptiveDepth
+from albert_serve.bundle.weights import further_head
+from albert_serve.errors import EngineError, InvalidInputError, TextTooLongError
 from albert_serve.tasks import TaskSetup, TextClassification
 from albert_serve.tasks.base import Logits
 from albert_serve.tasks.probability import sigmoid, softmax
@@ -207,3 +210,13 @@ def test_a_text_far_too_long_is_refused_by_its_beginning(task: TextClassificatio
         pytest.raises(TextTooLongError, match=f"over {task.max_positions} tokens.*truncation"),
     ):
         task.prepare(text, DEFAULT)
+
+
+def test_a_further_head_takes_all_layers(task: TextClassification) -> None:
+    depth = AdaptiveDepth(max_layers=3, patience=None)
+    topic = replace(task, task=further_head("topic"), name="topic", num_layers=3)
+    default = replace(task, num_layers=3, adaptive_depth=depth, others={"topic": topic})
+    default.prepare("a", TextClassificationParameters(max_layers=1))
+    default.prepare("a", TextClassificationParameters(head="topic"))
+    with pytest.raises(InvalidInputError, match="head 'topic' always takes all 3 layers"):
+        default.prepare("a", TextClassificationParameters(head="topic", max_layers=1))
