@@ -14,7 +14,6 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -128,6 +127,8 @@ class Classified:
     @property
     def confusion_KK(self) -> NDArray[np.int64]:
         """The same as a matrix, of labels by predictions."""
+        from sklearn.metrics import confusion_matrix  # its import takes a second
+
         counts_KK: NDArray[np.int64] = confusion_matrix(
             self.targets, self.predictions, labels=range(len(self.names))
         )
@@ -166,6 +167,8 @@ class Classified:
 
     def classes(self) -> dict[str, dict[str, float]]:
         """Return precision, recall, F1 and the number of texts of each label."""
+        from sklearn.metrics import precision_recall_fscore_support  # its import takes a second
+
         precisions, recalls, f1s, counts = precision_recall_fscore_support(
             self.targets,
             self.predictions,

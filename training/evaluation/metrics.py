@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
-from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, mean_squared_error
 
 from albert_serve.bundle.manifest import ProblemType
 from training.glue.tasks import Metric
@@ -67,8 +66,14 @@ def mean_metric(figures: Mapping[str, float]) -> float:
     return sum(figures.values()) / len(figures)
 
 
-def _f1(targets_N: _Numbers, predicted_N: _Numbers) -> float:
-    return float(f1_score(targets_N, predicted_N, pos_label=1, zero_division=0.0))
+def _scikit(name: str, **options: Any) -> Callable[[_Numbers, _Numbers], float]:
+    """Return a metric of scikit-learn, whose import takes a second: only where it is measured."""
+
+    def measure(targets_N: _Numbers, predicted_N: _Numbers) -> float:
+        function = getattr(import_module("sklearn.metrics"), name)
+        return float(function(targets_N, predicted_N, **options))
+
+    return measure
 
 
 def _macro_f1(targets_N: _Numbers, predicted_N: _Numbers) -> float:
@@ -76,15 +81,15 @@ def _macro_f1(targets_N: _Numbers, predicted_N: _Numbers) -> float:
     labels = np.flatnonzero(targets_N.any(0)) if targets_N.ndim > 1 else np.unique(targets_N)
     if not len(labels):
         return 0.0
-    return float(
-        f1_score(targets_N, predicted_N, labels=labels, average="macro", zero_division=0.0)
-    )
+    measure = _scikit("f1_score", labels=labels, average="macro", zero_division=0.0)
+    return measure(targets_N, predicted_N)
 
 
-def _correlation(function: Callable[..., Any]) -> Callable[[_Numbers, _Numbers], float]:
+def _correlation(name: str) -> Callable[[_Numbers, _Numbers], float]:
     def correlate(targets_N: _Numbers, predicted_N: _Numbers) -> float:
         if min(np.ptp(targets_N), np.ptp(predicted_N)) == 0:
             return math.nan
+        function = getattr(import_module("scipy.stats"), name)
         return float(function(targets_N, predicted_N).statistic)
 
     return correlate
@@ -92,19 +97,15 @@ def _correlation(function: Callable[..., Any]) -> Callable[[_Numbers, _Numbers],
 
 _METRICS: Final[Mapping[Metric, Callable[[_Numbers, _Numbers], float]]] = MappingProxyType(
     {
-        "accuracy": lambda targets, predicted: float(accuracy_score(targets, predicted)),
-        "f1": _f1,
+        "accuracy": _scikit("accuracy_score"),
+        "f1": _scikit("f1_score", pos_label=1, zero_division=0.0),
         "macro_f1": _macro_f1,
-        "micro_f1": lambda targets, predicted: float(
-            f1_score(targets, predicted, average="micro", zero_division=0.0)
-        ),
+        "micro_f1": _scikit("f1_score", average="micro", zero_division=0.0),
         # Which scikit-learn's accuracy is of several labels.
-        "subset_accuracy": lambda targets, predicted: float(accuracy_score(targets, predicted)),
-        "matthews_correlation": lambda targets, predicted: float(
-            matthews_corrcoef(targets, predicted)
-        ),
-        "pearson": _correlation(stats.pearsonr),
-        "spearman": _correlation(stats.spearmanr),
-        "mse": lambda targets, predicted: float(mean_squared_error(targets, predicted)),
+        "subset_accuracy": _scikit("accuracy_score"),
+        "matthews_correlation": _scikit("matthews_corrcoef"),
+        "pearson": _correlation("pearsonr"),
+        "spearman": _correlation("spearmanr"),
+        "mse": _scikit("mean_squared_error"),
     }
 )

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor
 
 from albert_serve.bundle.manifest import ProblemType
@@ -264,6 +263,8 @@ def _class_weights(
     labels = np.array([text.label for text in texts])
     present = np.unique(labels)
     weights = np.ones(len(names))
+    from sklearn.utils.class_weight import compute_class_weight  # its import takes a second
+
     weights[present] = compute_class_weight("balanced", classes=present, y=labels)
     return torch.from_numpy(weights).float()
 
