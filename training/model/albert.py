@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
 
 from albert_serve.config import AlbertConfig
@@ -317,9 +318,6 @@ def _attend_varlen(
     query_BSND: Tensor, key_BSND: Tensor, value_BSND: Tensor, cu_seqlens: Bounds
 ) -> Tensor:
     """Variable-length attention within each sequence of the flattened tokens; (B, S, N, D)."""
-    # Its import, which takes a second, is left to a GPU.
-    from torch.nn.attention.varlen import varlen_attn
-
     query_TND, key_TND, value_TND = (
         part.flatten(0, 1) for part in (query_BSND, key_BSND, value_BSND)
     )
