@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import closing
 from contextvars import copy_context
 from typing import Any, Self
 
@@ -56,13 +57,15 @@ class SyncIO:
         return self._hold(self._exchange.converse(call))
 
     def _hold(self, conversation: Conversation[ReplyT]) -> ReplyT:
-        try:
-            step = next(conversation)
-            while True:
-                step = conversation.send(self._do(step))
-        except StopIteration as end:
-            reply: ReplyT = end.value
-            return reply
+        # Closed here: at the program's end the collector would close parts of it before the whole.
+        with closing(conversation):
+            try:
+                step = next(conversation)
+                while True:
+                    step = conversation.send(self._do(step))
+            except StopIteration as end:
+                reply: ReplyT = end.value
+                return reply
 
     def _do(self, step: Send | Wait | Together) -> Outcome:
         if isinstance(step, Send):
