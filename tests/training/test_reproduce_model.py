@@ -407,7 +407,10 @@ def test_make_passes_all_variables() -> None:
     names = tomllib.loads(ROAD.read_text())["variables"]
     values = [f"{name}='two words' of {name}" for name in names]
     printed = subprocess.run(
-        [make, "-n", "reproduce-model", "RUNS=it's", "PYTHON=python3", *values],
+        [
+            *(make, "-n", "--no-print-directory"),
+            *("reproduce-model", "RUNS=it's", "PYTHON=python3", *values),
+        ],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
