@@ -20,10 +20,9 @@ from benchmarks.finetuning.data import Example, read_examples
 from benchmarks.finetuning.jobs import Job
 from benchmarks.finetuning.ours import LR
 from benchmarks.harness.channel import Channel
-from benchmarks.pretraining.hf import CountingTrainer, TakeTurns
+from benchmarks.pretraining.hf import CountingTrainer, TakeTurns, arguments
 from benchmarks.pretraining.jobs import HfSettings
 from benchmarks.pretraining.stopwatch import Stopwatch
-from training.system.precision import product_dtype
 
 _ROUNDING: Final = 8
 _MODELS: Final = {
@@ -90,30 +89,6 @@ def make_model(job: Job, settings: HfSettings) -> Any:
     return _MODELS[job.case.task](config)
 
 
-def arguments(job: Job, settings: HfSettings, output: str) -> transformers.TrainingArguments:
-    """Return the arguments of the Trainer."""
-    return transformers.TrainingArguments(
-        output_dir=output,
-        per_device_train_batch_size=settings.num_rows,
-        max_steps=sys.maxsize >> 32,
-        bf16=product_dtype(torch.device(job.device)) == torch.bfloat16,
-        torch_compile=job.compiles,
-        optim="adamw_torch_fused",
-        learning_rate=LR,
-        lr_scheduler_type="constant",
-        train_sampling_strategy="group_by_length" if settings.padding == "grouped" else "random",
-        use_cpu=job.device == "cpu",
-        dataloader_drop_last=True,
-        remove_unused_columns=False,
-        save_strategy="no",
-        logging_strategy="no",
-        logging_nan_inf_filter=False,
-        log_level="error",
-        report_to="none",
-        disable_tqdm=True,
-    )
-
-
 def main() -> None:
     """Train the job that the first argument is."""
     channel = Channel()
@@ -123,7 +98,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as output:
         trainer = CountingTrainer(
             model=make_model(job, job.hf),
-            args=arguments(job, job.hf, output),
+            args=arguments(job, job.hf, LR, output),
             train_dataset=Examples(read_examples(job.examples)),
             data_collator=Collator(job, job.hf),
         )

@@ -9,7 +9,7 @@ import torch
 from benchmarks.finetuning.data import read_examples
 from benchmarks.finetuning.jobs import Job
 from benchmarks.harness.channel import Channel
-from benchmarks.pretraining.stopwatch import Stopwatch
+from benchmarks.pretraining.stopwatch import train_in_turns
 from training.data.feeds import example_feed
 from training.loop.distributed import World
 from training.loop.progress import Progress
@@ -17,13 +17,10 @@ from training.loop.step import Run
 from training.losses import LOSS_OF, Objective, compiled_losses
 from training.model.heads import AlbertForTasks
 from training.optim.optimizers import OptimizerSettings, Schedule, build_optimizers
-from training.system.memory import keep_freed_memory
 from training.system.precision import PrecisionName, product_dtype
 
 # At which neither side's loss diverges.
 LR = 1e-5
-# Between warm-up and decay, where the rate is the full one.
-_DONE = 0.5
 
 
 def build(job: Job) -> Run:
@@ -61,15 +58,7 @@ def main() -> None:
     channel = Channel()
     job = Job.from_json(sys.argv[1])
     torch.set_num_threads(job.num_threads)
-    run = build(job)
-    run.objective.train()
-    if run.world.device.type == "cpu":
-        keep_freed_memory()
-    watch = Stopwatch(channel, run.world.device, lambda: run.num_tokens)
-    while True:
-        run.step(_DONE)
-        if not watch.step_is_done():
-            return
+    train_in_turns(build(job), channel)
 
 
 if __name__ == "__main__":

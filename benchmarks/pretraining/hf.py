@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 
 from benchmarks.harness.channel import Channel
 from benchmarks.pretraining.data import Arrays
-from benchmarks.pretraining.jobs import HfSettings, Job
+from benchmarks.pretraining.jobs import HfSettings, Job, TurnJob
 from benchmarks.pretraining.ours import LR
 from benchmarks.pretraining.stopwatch import Stopwatch
 from training.data.examples import IGNORED
@@ -107,7 +107,9 @@ def model(job: Job, settings: HfSettings) -> Any:
     return transformers.AlbertForPreTraining(config)
 
 
-def arguments(job: Job, settings: HfSettings, output: str) -> transformers.TrainingArguments:
+def arguments(
+    job: TurnJob, settings: HfSettings, lr: float, output: str
+) -> transformers.TrainingArguments:
     """Return the arguments of the Trainer."""
     on_gpu = job.device == "cuda"
     return transformers.TrainingArguments(
@@ -118,7 +120,7 @@ def arguments(job: Job, settings: HfSettings, output: str) -> transformers.Train
         tf32=True if on_gpu else None,
         torch_compile=job.compiles,
         optim="adamw_torch_fused",
-        learning_rate=LR,
+        learning_rate=lr,
         lr_scheduler_type="constant",
         train_sampling_strategy="group_by_length" if settings.padding == "grouped" else "random",
         use_cpu=not on_gpu,
@@ -146,7 +148,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as output:
         trainer = CountingTrainer(
             model=model(job, job.hf),
-            args=arguments(job, job.hf, output),
+            args=arguments(job, job.hf, LR, output),
             train_dataset=Examples(Arrays.open(job.examples), job.hf),
             data_collator=collate or transformers.default_data_collator,
         )

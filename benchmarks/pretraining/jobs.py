@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Self, get_type_hints
 
 from albert_serve.config import PRESETS, AlbertConfig
 
@@ -74,57 +75,20 @@ class HfSettings:
         return ", ".join(words)
 
 
-class TurnJob(Protocol):
-    """The job of a child process that trains in turns."""
-
-    @property
-    def hf(self) -> HfSettings | None:
-        """Settings of `transformers`; None for this package."""
-
-    @property
-    def device(self) -> str:
-        """The device to train on."""
-
-    @property
-    def num_threads(self) -> int:
-        """Threads of the process."""
-
-    @property
-    def title(self) -> str:
-        """What is trained, the same for all contestants."""
-
-    @property
-    def name(self) -> str:
-        """The contestant and its settings."""
-
-    @property
-    def program(self) -> str:
-        """The module that does it, whose argument is `to_json`."""
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Variables of the process."""
-
-    def to_json(self) -> str:
-        """One line of JSON."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """The training that a child process does.
+class TurnJob(ABC):
+    """The job of a child process that trains in turns.
 
     Attributes:
+        case: what is trained, the same for all contestants.
         hf: settings of `transformers`; None for this package.
-        shards: folder of the tokenised corpus.
-        examples: folder of the same text's examples, as `data.write` writes them.
-        tokenizer: folder of the `tokenizer.json` that the data was made with.
+        device: the device to train on.
+        num_threads: threads of the process.
+        compiles: whether the model's pass is compiled.
     """
 
-    case: Case
+    case: object
     hf: HfSettings | None
-    shards: Path
-    examples: Path
-    tokenizer: Path
     device: str
     num_threads: int
     compiles: bool = True
@@ -135,18 +99,19 @@ class Job:
         return str(self.case)
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """The contestant and its settings."""
-        return "ours" if self.hf is None else f"transformers ({self.hf})"
 
     @property
     def program(self) -> str:
-        """The module that does it."""
-        return f"benchmarks.pretraining.{'ours' if self.hf is None else 'hf'}"
+        """The module that does it, whose argument is `to_json`: beside the job's own."""
+        folder = type(self).__module__.rpartition(".")[0]
+        return f"{folder}.{'ours' if self.hf is None else 'hf'}"
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of the process that does it."""
+        """Variables of the process."""
         kept = KEEPS_MEMORY if self.hf is not None and self.hf.keeps_memory else {}
         return {"OMP_NUM_THREADS": str(self.num_threads), "TOKENIZERS_PARALLELISM": "false", **kept}
 
@@ -155,12 +120,34 @@ class Job:
         return json.dumps(asdict(self), default=str)
 
     @classmethod
-    def from_json(cls, text: str) -> Job:
+    def from_json(cls, text: str) -> Self:
         """Return the job that `to_json` wrote."""
-        fields = json.loads(text)
-        hf = None if fields["hf"] is None else HfSettings(**fields["hf"])
-        paths = {name: Path(fields[name]) for name in ("shards", "examples", "tokenizer")}
-        return cls(**{**fields, **paths, "case": Case(**fields["case"]), "hf": hf})
+        written = json.loads(text)
+        types = get_type_hints(cls)
+        paths = {name: Path(written[name]) for name, kind in types.items() if kind is Path}
+        hf = None if written["hf"] is None else HfSettings(**written["hf"])
+        return cls(**{**written, **paths, "case": types["case"](**written["case"]), "hf": hf})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job(TurnJob):
+    """The pretraining that a child process does.
+
+    Attributes:
+        shards: folder of the tokenised corpus.
+        examples: folder of the same text's examples, as `data.write` writes them.
+        tokenizer: folder of the `tokenizer.json` that the data was made with.
+    """
+
+    case: Case
+    shards: Path
+    examples: Path
+    tokenizer: Path
+
+    @property
+    def name(self) -> str:
+        """The contestant and its settings."""
+        return "ours" if self.hf is None else f"transformers ({self.hf})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,17 +9,14 @@ import torch
 
 from benchmarks.harness.channel import Channel
 from benchmarks.pretraining import jobs
-from benchmarks.pretraining.stopwatch import Stopwatch
+from benchmarks.pretraining.stopwatch import train_in_turns
 from training.data.shards import Shards
 from training.loop.distributed import World
 from training.loop.progress import Progress
 from training.loop.step import Run
 from training.run.job import Job
 from training.run.recipes import RECIPES
-from training.system.memory import keep_freed_memory
 
-# Between warm-up and decay, where the rate is the full one.
-_DONE = 0.5
 # A rate at which neither side's loss diverges.
 LR = 1e-4
 
@@ -52,15 +49,7 @@ def main() -> None:
     channel = Channel()
     job = jobs.Job.from_json(sys.argv[1])
     torch.set_num_threads(job.num_threads)
-    run = build(job)
-    run.objective.train()
-    if run.world.device.type == "cpu":
-        keep_freed_memory()
-    watch = Stopwatch(channel, run.world.device, lambda: run.num_tokens)
-    while True:
-        run.step(_DONE)
-        if not watch.step_is_done():
-            return
+    train_in_turns(build(job), channel)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,12 @@ from torch._dynamo.utils import counters
 
 from benchmarks.harness.channel import Channel
 from benchmarks.pretraining.jobs import Turn
+from training.loop.step import Run
+from training.system.memory import keep_freed_memory
 
 _NUM_WARM_UP_STEPS = 3
+# Between warm-up and decay, where the rate is the full one.
+_DONE = 0.5
 _BYTES_A_KIB = 1024
 
 
@@ -86,6 +90,19 @@ class Stopwatch:
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def train_in_turns(run: Run, channel: Channel) -> None:
+    """Make steps of this package's training until there is no further turn."""
+    run.objective.train()
+    device = run.world.device
+    if device.type == "cpu":
+        keep_freed_memory()
+    watch = Stopwatch(channel, device, lambda: run.num_tokens)
+    while True:
+        run.step(_DONE)
+        if not watch.step_is_done():
+            return
 
 
 def _num_graphs() -> int:
