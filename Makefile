@@ -5,9 +5,10 @@ PORT ?= 3000
 BACKEND ?= docker
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help setup serve serve-gpu test test-fast test-slow fuzz fuzz-waiting bench-pretrain bench-finetune bench-engine bench-sizes bench-serve bench-score bench-score-memory bench-reliability image-cpu image-gpu default-model reproduce-model docs check format clean
+.PHONY: help setup serve serve-gpu test test-extended test-fast test-slow fuzz fuzz-waiting bench-pretrain bench-finetune bench-engine bench-sizes bench-serve bench-score bench-score-memory bench-reliability image-cpu image-gpu default-model reproduce-model docs check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -42,11 +43,14 @@ $(VENV)/.gpu: $(VENV)/.serve
 serve-gpu: $(VENV)/.gpu  ## the same on an NVIDIA GPU (driver 580 or newer); without one it is an error
 	ALBERT_SERVE_DEVICE=cuda $(BIN)/albert-serve serve --port $(PORT)
 
-test: $(VENV)/.dev  ## run the tests (but the slow ones)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
+test: $(VENV)/.dev  ## run the tests, but the extended and the slow ones
+	$(PYTEST) -m 'not slow and not extended'
+
+test-extended: $(VENV)/.dev  ## run further cases of the same, and the tests of the benchmarks; CI does, too
+	$(PYTEST) -m 'extended and not slow'
 
 test-fast: $(VENV)/.dev  ## run the tests without processes, browsers and compilers, in a minute
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m 'not slow and not process'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m 'not slow and not process and not extended'
 
 test-slow: $(VENV)/.dev  ## run the tests that take minutes
 	$(BIN)/python -m pytest -m slow

@@ -1,6 +1,7 @@
-"""Marks tests that start processes, browsers or compilers, or train; `make test-fast` has no such.
+"""Marks whole files and folders of tests; a single test has the mark itself.
 
-A single test that takes seconds has the mark itself.
+`process`: they start processes, browsers or compilers, or train; `make test-fast` has no such.
+`extended`: `make test` has the main case of the same, or only developers run it; CI runs both.
 """
 
 from __future__ import annotations
@@ -56,6 +57,16 @@ _WITH_PROCESSES: Final = (
     "training/test_pretrain.py",
     "training/test_requirements.py",
 )
+_EXTENDED: Final = (
+    "albert_serve/scoring/distributed/test_spark.py",
+    "albert_serve/web/test_heads.py",
+    "albert_serve/web/test_models.py",
+    "albert_serve/web/test_own_model.py",
+    "albert_serve/web/test_sentences.py",
+    "benchmarks",
+    "test_shipped_wheel.py",
+)
+_MARKED: Final = {"process": _WITH_PROCESSES, "extended": _EXTENDED}
 
 
 def pytest_configure() -> None:
@@ -65,18 +76,23 @@ def pytest_configure() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import what `make test-fast` leaves out: its imports take longer than many tests."""
-    is_left_out = "not process" in config.getoption("markexpr") and _has_processes(collection_path)
+    """Do not import what is left out: its imports take longer than many tests."""
+    expression = config.getoption("markexpr")
+    is_left_out = any(f"not {mark}" in expression for mark in _marks(collection_path))
     return True if is_left_out else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests in the files and folders above."""
-    assert all((_TESTS / name).exists() for name in _WITH_PROCESSES)
+    assert all((_TESTS / name).exists() for names in _MARKED.values() for name in names)
     for item in items:
-        if _has_processes(item.path):
-            item.add_marker("process")
+        for mark in _marks(item.path):
+            item.add_marker(mark)
 
 
-def _has_processes(path: Path) -> bool:
-    return any(path.is_relative_to(_TESTS / name) for name in _WITH_PROCESSES)
+def _marks(path: Path) -> list[str]:
+    return [
+        mark
+        for mark, names in _MARKED.items()
+        if any(path.is_relative_to(_TESTS / name) for name in names)
+    ]

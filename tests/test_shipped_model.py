@@ -104,6 +104,7 @@ def test_the_masked_accuracy_of_the_manifest_is_the_models(bundle: Bundle) -> No
     assert sample.mark(predictions, rights) == pytest.approx(stated.bundle, abs=1.0)
 
 
+@pytest.mark.extended
 @pytest.mark.process
 def test_figures_of_the_card_are_near_those_on_the_excerpts(bundle: Bundle, tmp_path: Path) -> None:
     """Those of masked tokens, which are many enough; the card's are on other articles."""

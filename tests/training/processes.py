@@ -39,7 +39,10 @@ Fate: TypeAlias = Callable[[], None]
 
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    [__name__, "training.pretrain", "training.finetune", "torch.utils.tensorboard"]
+    [
+        *(__name__, "training.pretrain", "training.finetune"),
+        *("torch._dynamo", "torch.distributed.fsdp", "torch.utils.tensorboard"),
+    ]
 )
 _TIMEOUT_S: Final = 120.0
 _NAMES: Final = count()

@@ -206,7 +206,9 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("to_group", [False, True], ids=["process", "group"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.extended)]
+)
 def test_a_stage_that_is_stopped_saves(
     number: signal.Signals, to_group: bool, tmp_path: Path
 ) -> None:

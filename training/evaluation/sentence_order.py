@@ -14,9 +14,6 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GroupKFold
 
 from albert_serve.progress import progress
 from training.data.examples import ExampleSettings, build_examples
@@ -83,6 +80,11 @@ def probe_accuracy(shards: Shards, settings: ExampleSettings) -> float:
     their lengths, so that it scores a pair and its swap alike; it is fitted on four fifths of the
     documents and asked about the others, five times. nan with fewer than five documents of pairs.
     """
+    # They take a second, and few evaluations get here.
+    from scipy import sparse
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GroupKFold
+
     vocab_size = 1 + max(int(part.tokens.max()) for part in shards.parts)
     parts = [
         _features(part, settings, number, vocab_size) for number, part in enumerate(shards.parts)
@@ -121,6 +123,8 @@ def _segments(
     part: Part, begins: NDArray[np.int64], ends: NDArray[np.int64], vocab_size: int
 ) -> Any:
     """Return the features of segments: logarithms of token counts, lengths and sentences."""
+    from scipy import sparse
+
     sizes = ends - begins
     rows = np.repeat(np.arange(len(sizes)), sizes)
     within = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)

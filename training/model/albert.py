@@ -15,7 +15,6 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
 
 from albert_serve.config import AlbertConfig
@@ -318,6 +317,9 @@ def _attend_varlen(
     query_BSND: Tensor, key_BSND: Tensor, value_BSND: Tensor, cu_seqlens: Bounds
 ) -> Tensor:
     """Variable-length attention within each sequence of the flattened tokens; (B, S, N, D)."""
+    # Imports torch's compiler, which takes a second, and only GPUs have the kernel.
+    from torch.nn.attention.varlen import varlen_attn
+
     query_TND, key_TND, value_TND = (
         part.flatten(0, 1) for part in (query_BSND, key_BSND, value_BSND)
     )

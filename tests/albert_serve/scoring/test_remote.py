@@ -250,6 +250,7 @@ def test_a_service_that_goes_away_comes_back(tmp_path: Path) -> None:
     assert [row["output"] for row in read_jsonl(output)] == expected
 
 
+@pytest.mark.extended
 def test_a_service_that_stays_away_ends_the_job_which_goes_on_later(tmp_path: Path) -> None:
     service = Service()
     service.start()
@@ -352,7 +353,7 @@ def test_the_notes_of_a_long_list_are_those_of_all_its_parts(
 def test_an_interrupt_ends_the_job_while_the_service_is_silent(
     service: Running, tmp_path: Path
 ) -> None:
-    source, output = write_jsonl(tmp_path / "in.jsonl", rows_of(2000)), tmp_path / "out.jsonl"
+    source, output = write_jsonl(tmp_path / "in.jsonl", rows_of(800)), tmp_path / "out.jsonl"
     options = ["--task", "text-classification", "--part-rows", "16", "--server", service.url]
     command = [sys.executable, "-m", "albert_serve", "score", *options, str(source), str(output)]
     log = tmp_path / "out.jsonl.parts/_parts.jsonl"
@@ -379,8 +380,8 @@ def test_an_interrupt_ends_the_job_while_the_service_is_silent(
     num_parts = log.read_bytes().count(b"\n")
     assert num_parts > 2
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert f"2000 rows, 0 with errors, {16 * num_parts} from an earlier run" in done.stdout
-    assert [row["text"] for row in read_jsonl(output)] == [row["text"] for row in rows_of(2000)]
+    assert f"800 rows, 0 with errors, {16 * num_parts} from an earlier run" in done.stdout
+    assert [row["text"] for row in read_jsonl(output)] == [row["text"] for row in rows_of(800)]
 
 
 def rounded(value: Any) -> Any:

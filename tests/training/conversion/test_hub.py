@@ -203,6 +203,7 @@ def test_a_folder_wins_over_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert checkpoint.folder.samefile(tmp_path / "albert" / "albert-base-v2")
 
 
+@pytest.mark.extended
 def test_export_takes_a_model_of_the_hub(hub: Hub, vocab_dir: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     model = hf_model(replace(TINY, vocab_size=800), "AlbertForPreTraining")

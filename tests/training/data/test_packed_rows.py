@@ -10,13 +10,13 @@ from typing import get_args
 
 import pytest
 import torch
+import torch.nn.attention.varlen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.utils.rnn import pad_sequence
 
-import training.model.albert
 from albert_serve.config import AlbertConfig, Sharing
 from tests.training.support import (
     CONFIGS,
@@ -208,7 +208,7 @@ def test_attention_within_bounds_is_that_of_the_mask(
     results = []
     for is_forced in (False, True):
         if is_forced:
-            monkeypatch.setattr(training.model.albert, "varlen_attn", attend_within)
+            monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", attend_within)
             monkeypatch.setattr(Albert, "_attention_mask", bounds_of)
         model = as_double(replace(config, sharing=sharing)).train()
         hidden = model(batch).flatten(0, 1)[real]

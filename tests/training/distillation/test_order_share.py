@@ -48,7 +48,9 @@ def test_the_checkpoint_has_the_head_and_names_its_task(ordered: Path) -> None:
     assert stage["settings"]["sentence_weight"] == 1.0
 
 
-@pytest.mark.parametrize("command", ["pretrain", "distil"])
+@pytest.mark.parametrize(
+    "command", ["pretrain", pytest.param("distil", marks=pytest.mark.extended)]
+)
 def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
     command: str,
     pretrain_options: list[str],

@@ -174,9 +174,14 @@ TASKS: dict[str, Callable[[Path], list[str]]] = {
     "teacher": taught,
     "several": several,
 }
+# The others are extended tests.
+MAIN = ("questions", "several", "start-conditioned and classifiers")
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    "task",
+    [name if name in MAIN else pytest.param(name, marks=pytest.mark.extended) for name in TASKS],
+)
 def test_two_processes_train_as_one_does(start: list[str], tmp_path: Path, task: str) -> None:
     """Of batches that two do not divide evenly, where the task allows it."""
     (tmp_path / "data").mkdir()
@@ -229,7 +234,7 @@ def test_runs_of_several_seeds_are_those_of_one_process(texts: list[str], tmp_pa
     assert (tmp_path / "two" / "best").resolve().is_relative_to(tmp_path / "two")
 
 
-@pytest.mark.parametrize("dying", [0, 1])
+@pytest.mark.parametrize("dying", [pytest.param(0, marks=pytest.mark.extended), 1])
 def test_a_process_that_dies_ends_the_others_and_the_run_goes_on(
     start: list[str], tmp_path: Path, dying: int
 ) -> None:

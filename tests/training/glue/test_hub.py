@@ -110,6 +110,7 @@ def test_a_task_that_cannot_be_downloaded(hub: Hub, tmp_path: Path) -> None:
         assert error.endswith("; --data names a folder with the files of --task cola")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "data", [[], pytest.param([f"{GLUE.repo_id}@main"], marks=pytest.mark.slow)]
 )
@@ -126,6 +127,7 @@ def test_a_task_that_the_cache_lacks_is_named(data: list[str], glue: Path, tmp_p
     )
 
 
+@pytest.mark.extended
 def test_a_task_that_the_hub_lacks_is_named(hub: Hub, glue: Path, tmp_path: Path) -> None:
     shutil.rmtree(glue / "rte")
     ended = run(["-c", _READ, "rte"], hub, tmp_path)

@@ -71,6 +71,9 @@ def moved(one: Path) -> float:
     return max(float((tensor - last[name]).abs().max()) for name, tensor in first.items())
 
 
+FSDP = pytest.param("fsdp", marks=pytest.mark.extended)
+
+
 def test_one_process_is_a_world() -> None:
     world = World()
     assert (world.is_main, world.size) == (True, 1)
@@ -93,8 +96,10 @@ MUON = ("--optimizer", "muon", "--lr", "1e-3")
         ((*LAMB, "--parallel", "ddp"), 2, 3e-5),
         ((*LAMB, "--parallel", "fsdp"), 2, 3e-5),
         pytest.param((*LAMB, "--parallel", "fsdp"), 4, 3e-5, marks=pytest.mark.slow),
-        ((*LAMB, "--parallel", "fsdp", "--recompute"), 2, 3e-5),
-        ((*ADAMW, "--parallel", "fsdp"), 2, 3e-5),
+        pytest.param(
+            (*LAMB, "--parallel", "fsdp", "--recompute"), 2, 3e-5, marks=pytest.mark.extended
+        ),
+        pytest.param((*ADAMW, "--parallel", "fsdp"), 2, 3e-5, marks=pytest.mark.extended),
         pytest.param((*ADAMW, "--parallel", "ddp"), 2, 3e-5, marks=pytest.mark.slow),
         ((*MUON, "--parallel", "ddp"), 2, 2e-4),
         ((*LAMB, "--order-share", "0.5", "--order-sentences", "1"), 2, 3e-5),
@@ -118,7 +123,7 @@ def held_out(options: list[str]) -> list[str]:
     return [*options, "--validation", shards, "--validate-every", "2"]
 
 
-@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+@pytest.mark.parametrize("how", ["ddp", FSDP])
 def test_several_processes_measure_as_one_does(
     options: list[str], tmp_path: Path, how: str
 ) -> None:
@@ -137,7 +142,7 @@ def test_several_processes_measure_as_one_does(
                 assert line[key] == pytest.approx(other[key], rel=1e-5), key
 
 
-@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+@pytest.mark.parametrize("how", ["ddp", FSDP])
 def test_the_number_of_processes_may_change_amidst_a_run(
     options: list[str], tmp_path: Path, how: str
 ) -> None:
@@ -156,8 +161,8 @@ def test_the_number_of_processes_may_change_amidst_a_run(
     check_close(run, whole, weights=3e-5, losses=1e-5)
 
 
-@pytest.mark.parametrize("dying", [0, 1])
-@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+@pytest.mark.parametrize("dying", [pytest.param(0, marks=pytest.mark.extended), 1])
+@pytest.mark.parametrize("how", ["ddp", FSDP])
 def test_a_process_that_dies_ends_the_others_and_the_run_goes_on(
     options: list[str], tmp_path: Path, how: str, dying: int
 ) -> None:
@@ -253,6 +258,7 @@ def test_torchrun_is_stopped_by_a_signal_and_goes_on(options: list[str], tmp_pat
     assert same_weights(folder, tmp_path / "whole")
 
 
+@pytest.mark.extended
 def test_torchrun_ends_when_one_process_is_killed(options: list[str], tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "log"
     with torchrun([*options, "--steps", "100000", *OFTEN], folder, log) as job:

@@ -114,8 +114,8 @@ def scored_locally(bundle_dir: Path, task: str, source: Path, output: str, **opt
     ("task", "suffix", "parameters"),
     [
         ("text-classification", "parquet", {"top_k": 1}),
-        ("fill-mask", "jsonl", {"top_k": 3}),
-        ("question-answering", "csv", {}),
+        pytest.param("fill-mask", "jsonl", {"top_k": 3}, marks=pytest.mark.extended),
+        pytest.param("question-answering", "csv", {}, marks=pytest.mark.extended),
         ("feature-extraction", "parquet", {"pooling": "none", "truncation": True}),
     ],
 )
@@ -232,6 +232,7 @@ def test_parts_that_nobody_waits_for_are_not_sent(
     assert sent == [0, 1, 4]
 
 
+@pytest.mark.extended
 def test_a_worker_that_starts_later_takes_part(
     opened: Open, sentences: list[str], bundle_dir: Path, tmp_path: Path
 ) -> None:

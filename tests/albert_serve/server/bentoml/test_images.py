@@ -82,6 +82,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.extended
 def test_it_serves_without_rights_on_a_read_only_file_system(
     bundle_dir: Path, folder: Path
 ) -> None:

@@ -159,6 +159,7 @@ def test_a_service_ends_although_a_worker_is_still_starting(deaths: Deaths) -> N
     assert not deaths.restarts.are_due
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_killed_worker_is_replaced_at_once_and_a_second_one_later(
     bundle_dir: Path, tmp_path: Path

@@ -41,7 +41,11 @@ def line_of(running: Running, request_id: str) -> dict[str, Any]:
     return record
 
 
-@pytest.mark.parametrize("config", [None, WITH_EXPORTER], ids=["alone", "with an exporter"])
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param(None, marks=pytest.mark.extended), WITH_EXPORTER],
+    ids=["alone", "with an exporter"],
+)
 def test_a_callers_trace_is_taken_up_and_another_made_only_for_an_exporter(
     config: str | None, bundle_dir: Path, tmp_path: Path
 ) -> None:

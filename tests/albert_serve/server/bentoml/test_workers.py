@@ -80,6 +80,7 @@ def test_a_service_ends_whose_weights_were_cut_short_in_place(
         assert service.log.count("died 2 times in a row before they served") == 1
 
 
+@pytest.mark.extended
 def test_services_of_one_user_have_metrics_of_their_own(bundle_dir: Path, tmp_path: Path) -> None:
     environment = service_environment(bundle_dir, tmp_path / "home")
     for name in ("first", "second"):

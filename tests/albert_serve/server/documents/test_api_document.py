@@ -33,6 +33,7 @@ def guarded(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield started
 
 
+@pytest.mark.extended
 def test_the_document_is_true(guarded: Running, tmp_path: Path) -> None:
     header = f"Authorization: Bearer {KEY}"
     options = ["--phases", "examples,fuzzing", "--max-examples", "15", "--header", header]
