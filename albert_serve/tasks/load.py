@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
-from albert_serve.bundle.manifest import Bundle, Manifest
+from albert_serve.bundle.manifest import AdaptiveDepth, Bundle, Manifest
 from albert_serve.tasks import TASKS, AnyTask, TaskSetup, label_names, open_task
+from albert_serve.tasks.text_classification import resolve_depth
 from albert_serve.tokenizer import AlbertTokenizer
+
+_logger = logging.getLogger(__name__)
 
 
 def task_names(manifest: Manifest) -> list[str]:
@@ -56,6 +60,8 @@ def load_tasks(
 ) -> dict[str, AnyTask]:
     """Return each task of the bundle that has an endpoint, by name.
 
+    The log says where the device ignores the bundle's default depth.
+
     Args:
         tokenizer: the bundle's, if it has been read.
         device: the engine's.
@@ -64,6 +70,14 @@ def load_tasks(
         BundleError: the bundle's tokenizer cannot be read.
     """
     setups = load_setups(bundle, tokenizer)
+    for name, setup in setups.items():
+        defaults = setup.adaptive_depth or AdaptiveDepth()
+        if device == "cuda" and resolve_depth(defaults, setup.num_layers) is not None:
+            limits = defaults.model_dump(exclude_none=True)
+            _logger.warning(
+                "%s: the defaults %s of %s have no effect on a GPU: all layers are computed",
+                *(bundle.folder, limits, name),
+            )
     return {name: open_task(name, on_device(setup, device)) for name, setup in setups.items()}
 
 
