@@ -37,8 +37,7 @@ from albert_serve.tasks.base import Depth
 from albert_serve.tasks.question_answering.beams import best_starts
 from albert_serve.tokenizer import SPECIAL_TOKENS
 from export.errors import ExportError
-from export.graph import Compute, Form
-from export.rounding import rounded
+from export.graph import Compute, Form, rounded
 from training.model.albert import Batch
 from training.model.heads import AlbertForTasks
 from training.model.start_conditioned import StartConditionedHead

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import httpx
 
 from albert_serve.api.schemas import MODEL_PATH
-from albert_serve.client.body import ACCEPTED_ENCODING, ReplyBody
+from albert_serve.client.replies import ACCEPTED_ENCODING, ReplyBody
 from albert_serve.errors import ConfigError
 
 # Not ALBERT_SERVE_..., which are settings of the service: it refuses those that it does not know.

@@ -29,8 +29,8 @@ from albert_serve.api.schemas import (
     TargetsAnswer,
 )
 from albert_serve.client import requests
-from albert_serve.client.body import MAX_REPLY_BYTES
 from albert_serve.client.in_process import LOCAL_TIMEOUT_S, LOCAL_URL, open_transport
+from albert_serve.client.replies import MAX_REPLY_BYTES
 from albert_serve.client.requests import (
     ChoiceLike,
     ChoiceT,

@@ -15,8 +15,7 @@ from benchmarks.harness.errors import BenchmarkError
 from training.data.feeds import labelled_examples
 from training.data.labelled.columns import COMMON_COLUMNS
 from training.data.labelled.texts import read_labelled
-from training.data.questions import locate_answers, read_squad
-from training.data.windows import span_examples
+from training.data.questions import locate_answers, read_squad, span_examples
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,13 +26,12 @@ from tests.export.conftest import WIKI
 from training.data.choices import choice_examples
 from training.data.labelled.choices import read_choices
 from training.data.labelled.texts import read_labelled
-from training.data.questions import read_squad
-from training.data.windows import span_examples
+from training.data.questions import read_squad, span_examples
 from training.evaluation.classification import classify
+from training.evaluation.predictions import TorchEngine
 from training.evaluation.questions import answer_questions, question_figures
 from training.evaluation.real_text import RealData
 from training.evaluation.samples import draw_samples
-from training.evaluation.torch_engine import TorchEngine
 from training.model.checkpoint import load_checkpoint
 
 SQUAD = WIKI.with_name("squad.json")

@@ -20,8 +20,7 @@ from albert_serve.tasks.probability import softmax
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.choices import ChoiceExample, choice_examples
 from training.data.labelled.choices import ChoiceText, groups_of
-from training.evaluation.predictions import Item
-from training.evaluation.torch_engine import predict_in_torch
+from training.evaluation.predictions import Item, predict_in_torch
 from training.model.heads import AlbertForTasks
 
 # Of the figures' names.

@@ -26,8 +26,7 @@ from training.data.labelled.texts import LabelledText
 from training.evaluation.calibration import Bin, expected_calibration_error, reliability
 from training.evaluation.depth import depth_figures, logits_by_layer
 from training.evaluation.metrics import metric_figures, predictions_of
-from training.evaluation.predictions import Item
-from training.evaluation.torch_engine import predict_in_torch
+from training.evaluation.predictions import Item, predict_in_torch
 from training.glue.tasks import Metric
 from training.model.heads import AlbertForTasks, Task
 

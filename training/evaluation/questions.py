@@ -18,6 +18,7 @@ from training.evaluation.predictions import (
     MAX_ANSWER_LENGTH,
     EvaluationError,
     Item,
+    predict_in_torch,
     question_items,
 )
 from training.evaluation.squad import (
@@ -28,7 +29,6 @@ from training.evaluation.squad import (
     score_answer,
     version_of,
 )
-from training.evaluation.torch_engine import predict_in_torch
 from training.model.heads import AlbertForTasks
 
 BEST_F1_THRESHOLD: Final = "question_answering_best_f1_threshold"

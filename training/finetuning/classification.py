@@ -20,8 +20,13 @@ from training.data.collate import collate_examples
 from training.data.corpus import CorpusError
 from training.data.feeds import LabelledExample, labelled_examples
 from training.data.labelled.texts import LabelledSplits, LabelledText, read_splits, read_texts
-from training.evaluation.chance import chance_level
-from training.evaluation.metrics import COMBINED, OFFICIAL, mean_metric, metric_figures
+from training.evaluation.metrics import (
+    COMBINED,
+    OFFICIAL,
+    chance_level,
+    mean_metric,
+    metric_figures,
+)
 from training.evaluation.validation import Validation
 from training.finetuning.examples import tokenise
 from training.glue.files import read_task

@@ -19,8 +19,7 @@ from albert_serve.bundle.weights import QuestionHead, question_head_of
 from albert_serve.progress import progress
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import ExampleBatch, LossName
-from training.data.questions import read_located
-from training.data.windows import SpanExample, span_examples
+from training.data.questions import SpanExample, read_located, span_examples
 from training.loop.progress import RunError
 from training.losses import (
     LogitsFunction,

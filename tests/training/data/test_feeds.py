@@ -31,7 +31,7 @@ from training.data.feeds import (
 from training.data.labelled.texts import LabelledText
 from training.data.masking import NgramMasking
 from training.data.packing import Plan, best_row_length
-from training.data.windows import SpanExample
+from training.data.questions import SpanExample
 from training.losses import Objective, score
 from training.model.heads import AlbertForTasks, Task
 

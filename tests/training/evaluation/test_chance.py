@@ -11,8 +11,7 @@ import pytest
 from torch import Tensor
 
 from albert_serve.bundle.manifest import ProblemType
-from training.evaluation.chance import chance_level
-from training.evaluation.metrics import metric_figures
+from training.evaluation.metrics import chance_level, metric_figures
 from training.glue.tasks import Metric
 
 

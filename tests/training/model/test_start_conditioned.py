@@ -23,7 +23,7 @@ from albert_serve.errors import ConfigError
 from tests.training.support import TINY, randomize
 from training.data.batch import ExampleBatch
 from training.data.collate import collate_examples
-from training.data.windows import SpanExample
+from training.data.questions import SpanExample
 from training.finetuning.questions import conditioned_loss, conditioned_scores
 from training.model.albert import Batch
 from training.model.checkpoint import (

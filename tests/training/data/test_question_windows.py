@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import SQUAD
 from training.data.corpus import CorpusError
-from training.data.questions import Question, read_squad
-from training.data.windows import SpanExample, span_examples
+from training.data.questions import Question, SpanExample, read_squad, span_examples
 
 QUESTIONS = read_squad([SQUAD])
 LONG = Question(
