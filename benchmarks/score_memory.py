@@ -137,8 +137,8 @@ def write_parquet(file: Path, rows: Iterator[Row], num_bytes: int) -> None:
     with parquet.ParquetWriter(file, schema, use_dictionary=False) as writer:
         while num_left > 0:
             batches: list[pyarrow.RecordBatch] = []
-            wanted = min(num_left, _ROW_GROUP_BYTES)
-            while sum(batch.nbytes for batch in batches) < wanted:
+            group_bytes = min(num_left, _ROW_GROUP_BYTES)
+            while sum(batch.nbytes for batch in batches) < group_bytes:
                 content = [asdict(row) for row in islice(rows, 1000)]
                 batches.append(pyarrow.RecordBatch.from_pylist(content, schema))
             group = pyarrow.Table.from_batches(batches)

@@ -30,7 +30,7 @@ _COLUMNS: Final = ("index", "length", MAX_LAYERS, PATIENCE)
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """What is carried from layer to layer beside the hidden states, as names of values.
+    """The state carried from layer to layer beside the hidden states, as names of values.
 
     Attributes:
         fixed: (A, 4) int64, the columns of `_COLUMNS`.

@@ -136,8 +136,8 @@ def _describe_loss(task: str, quality: Quality, max_cost: float) -> str | None:
         if quality.bundle >= least - _ROUNDING:
             return None
         name, _, head = task.partition("/")
-        given = f"--head {head} {_LABELS_FROM[name]}" if head else _LABELS_FROM.get(name)
-        labels = f"; {given} measures it" if given else ""
+        option = f"--head {head} {_LABELS_FROM[name]}" if head else _LABELS_FROM.get(name)
+        labels = f"; {option} measures it" if option else ""
         return (
             f"{task} gives torch's answer in {quality.bundle:.2f} % of {quality.count:,} cases, "
             f"less than {least:g} % (what that costs is not known without labels{labels})"

@@ -181,16 +181,18 @@ def with_threshold(source: Source, threshold: float | None) -> Source:
     """
     entry = source.tasks.get("question-answering")
     if threshold is None:
-        found = source.evaluation.get(BEST_F1_THRESHOLD)
-        if found is None or entry is None:
+        measured = source.evaluation.get(BEST_F1_THRESHOLD)
+        if measured is None or entry is None:
             return source
         if (
-            isinstance(found, bool)
-            or not isinstance(found, int | float)
-            or not math.isfinite(found)
+            isinstance(measured, bool)
+            or not isinstance(measured, int | float)
+            or not math.isfinite(measured)
         ):
-            raise ExportError(f"{BEST_F1_THRESHOLD} of the evaluation is {found!r}, not a number")
-        threshold = float(found)
+            raise ExportError(
+                f"{BEST_F1_THRESHOLD} of the evaluation is {measured!r}, not a number"
+            )
+        threshold = float(measured)
     if entry is None:
         raise ExportError(
             "--null-score-diff-threshold is of question-answering; the checkpoint has "
@@ -250,8 +252,8 @@ def _figures_at(
     rows = evaluation.get(f"{PREFIX}_{name}")
     for row in rows if isinstance(rows, list) else ():
         if isinstance(row, dict) and row.get(key) == number:
-            found = {k: value for k, value in row.items() if k != key}
-            return kept | {f"{PREFIX}_{k}": value for k, value in found.items()}
+            figures = {k: value for k, value in row.items() if k != key}
+            return kept | {f"{PREFIX}_{k}": value for k, value in figures.items()}
     return kept
 
 

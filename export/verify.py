@@ -103,7 +103,7 @@ def measure_cuda_parity(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Found:
+class _Difference:
     """The largest difference from torch, and torch's largest value; NaN if there is one."""
 
     difference: float = 0.0
@@ -113,8 +113,8 @@ class _Found:
     def share(self) -> float:
         return self.difference / max(1.0, self.largest)
 
-    def and_(self, other: _Found) -> _Found:
-        return _Found(
+    def and_(self, other: _Difference) -> _Difference:
+        return _Difference(
             difference=float(np.maximum(self.difference, other.difference)),  # NaN stays NaN
             largest=max(self.largest, other.largest),
         )
@@ -122,9 +122,9 @@ class _Found:
 
 def _measure(
     encoder_file: Path, head_files: Mapping[str, Path], model: AlbertForTasks
-) -> dict[str, _Found]:
+) -> dict[str, _Difference]:
     model.eval()
-    worst = dict.fromkeys(("encoder", *head_files), _Found())
+    worst = dict.fromkeys(("encoder", *head_files), _Difference())
     try:
         encoder = CpuEncoder(session=open_session(encoder_file, encoder_options(RuntimeOptions())))
         heads = {task: open_session(file, head_options()) for task, file in head_files.items()}
@@ -134,7 +134,7 @@ def _measure(
             for name, found in _differences(model, heads, batch, hidden_BSH):
                 worst[name] = worst[name].and_(found)
             if encoder.has_exits:
-                worst[_EXITS] = worst.get(_EXITS, _Found()).and_(
+                worst[_EXITS] = worst.get(_EXITS, _Difference()).and_(
                     _exit_difference(model, encoder, batch)
                 )
     except AlbertServeError as error:
@@ -259,7 +259,7 @@ def _differences(
     heads: Mapping[str, onnxruntime.InferenceSession],
     batch: PaddedBatch,
     hidden_BSH: Floats,
-) -> Iterator[tuple[str, _Found]]:
+) -> Iterator[tuple[str, _Difference]]:
     """Return the largest difference from torch on this batch, of the encoder and each head."""
     expected_RH = model(_torch_batch(batch)).flatten(0, 1)
     real = _real_rows(batch)
@@ -280,7 +280,7 @@ def _beam_difference(
     batch: PaddedBatch,
     expected_RH: torch.Tensor,
     hidden_BSH: Floats,
-) -> _Found:
+) -> _Difference:
     """Return the same of a start-conditioned head, of each sequence as a window.
 
     The end logits are those given the starts that the graph chose: of nearly equal starts, torch
@@ -290,23 +290,23 @@ def _beam_difference(
     real = _real_rows(batch)
     (got_RK,) = head.run(None, {"hidden_states": hidden_BSH, "rows": real})
     ends = np.cumsum(batch.lengths)
-    found = _Found()
+    largest = _Difference()
     for rows, got in zip(np.split(real, ends[:-1]), np.split(got_RK, ends[:-1]), strict=True):
         starts = best_starts(got[:, 0])
         num_known = got.shape[1] - NUM_BEAMS + len(starts)  # of a window shorter than the beam
         expected = in_torch(expected_RH[rows], torch.from_numpy(starts))
-        found = found.and_(_compare(expected[:, :num_known], got[:, :num_known]))
-    return found
+        largest = largest.and_(_compare(expected[:, :num_known], got[:, :num_known]))
+    return largest
 
 
 @torch.inference_mode()
-def _exit_difference(model: AlbertForTasks, encoder: CpuEncoder, batch: PaddedBatch) -> _Found:
+def _exit_difference(model: AlbertForTasks, encoder: CpuEncoder, batch: PaddedBatch) -> _Difference:
     """Return the same of the classifier after each layer, each of texts that end there."""
-    given = _torch_batch(batch)
+    tokens = _torch_batch(batch)
     count, num_positions = batch.ids.shape
     firsts_B = torch.arange(count) * num_positions
-    logits_LBK = model.exit_logits(model.albert.rows_by_layer(given, firsts_B))
-    found = _Found()
+    logits_LBK = model.exit_logits(model.albert.rows_by_layer(tokens, firsts_B))
+    largest = _Difference()
     for shift in range(len(logits_LBK)):
         layers_B = (np.arange(count) + shift) % len(logits_LBK)
         # After the first layer, so many can agree at the last one only.
@@ -314,8 +314,8 @@ def _exit_difference(model: AlbertForTasks, encoder: CpuEncoder, batch: PaddedBa
         depths = [Depth(max_layers=layer + 1, patience=patience) for layer in layers_B.tolist()]
         exits = encoder.run_with_exits(batch, depths)
         expected_BK = logits_LBK[torch.from_numpy(layers_B), torch.arange(count)]
-        found = found.and_(_compare(expected_BK, exits.logits))
-    return found
+        largest = largest.and_(_compare(expected_BK, exits.logits))
+    return largest
 
 
 def _torch_batch(batch: PaddedBatch) -> Batch:
@@ -326,8 +326,8 @@ def _torch_batch(batch: PaddedBatch) -> Batch:
     )
 
 
-def _compare(expected: torch.Tensor, got: Floats) -> _Found:
-    return _Found(
+def _compare(expected: torch.Tensor, got: Floats) -> _Difference:
+    return _Difference(
         difference=float(np.abs(expected.numpy() - got).max()),
         largest=float(expected.abs().max()),
     )

@@ -121,7 +121,7 @@ def score(logits_RK: Tensor, targets_R: Tensor, count: int | None = None) -> Sco
 
 
 class Reading(NamedTuple):
-    """What the heads of pretraining read of a batch, and its targets.
+    """The positions of a batch that the heads of pretraining read, and their targets.
 
     Attributes:
         rows, targets: (R,) of masked tokens.
@@ -135,7 +135,7 @@ class Reading(NamedTuple):
 
     @classmethod
     def of(cls, model: AlbertForTasks, batch: PretrainBatch) -> Reading:
-        """Return what the model's heads read of a batch.
+        """Return the positions that the model's heads read, and their targets.
 
         The head of the sentence task is left out where the batch's rows have none: gradients of
         zero would still decay its weights.

@@ -46,7 +46,7 @@ _EXAMPLES: Final = r"""examples:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Written:
-    """What was written: the number of questions, and of documents read."""
+    """Counts of questions written, and of documents read."""
 
     num_questions: int
     num_documents: int
@@ -111,10 +111,10 @@ def _documents(
     with progress_bar(title="reading", total=num_bytes, unit="B", unit_scale=True) as bar:
         for number, document in enumerate(read_from(files, Place())):
             rng = np.random.default_rng([seed, number])
-            found = passages(split_sentences(document.text), settings.passage_words)
+            document_passages = passages(split_sentences(document.text), settings.passage_words)
             yield [
                 question
-                for index, passage in enumerate(found)
+                for index, passage in enumerate(document_passages)
                 for question in span_questions(passage, settings, rng, f"{number}-{index}")
             ]
             bar.update(document.end.num_bytes - bar.n)

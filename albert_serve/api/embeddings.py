@@ -65,7 +65,7 @@ class FeatureExtractionParameters(Parameters):
 
     @property
     def effective_truncation(self) -> Truncation:
-        """What `truncate` or `truncation` asks for."""
+        """The truncation by `truncate` or `truncation`."""
         return "truncate" if self.truncate else self.truncation
 
 

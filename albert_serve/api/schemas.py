@@ -404,7 +404,7 @@ FeatureExtractionReply: TypeAlias = (
 
 
 class TaskQuality(Reply):
-    """How well the model answers a task, on the labelled data of its manifest."""
+    """Quality of the model's answers to a task, on the labelled data of its manifest."""
 
     metric: str = Field(description='Such as "accuracy" or "F1".')
     percent: float

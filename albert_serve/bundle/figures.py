@@ -1,4 +1,4 @@
-"""How well a bundle answers each of its tasks, as far as its manifest says."""
+"""Figures of a bundle's answers to each of its tasks, as far as its manifest has them."""
 
 from __future__ import annotations
 

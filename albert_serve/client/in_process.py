@@ -1,4 +1,4 @@
-"""What `local` of both clients needs: the transport to a model in this process.
+"""The transport to a model in this process, for `local` of both clients.
 
 The serving stack is imported when the first is opened, so that the client itself needs none of it.
 """

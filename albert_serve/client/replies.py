@@ -174,7 +174,7 @@ class ReplyBody:
 
     @property
     def content(self) -> bytes:
-        """What has been decoded."""
+        """The body, as far as it has been decoded."""
         return bytes(self._content)
 
     def add(self, sent: bytes) -> None:

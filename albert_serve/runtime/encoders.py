@@ -234,7 +234,7 @@ class _Bucket:
 
 @dataclass(kw_only=True, slots=True)
 class _Held:
-    """What an encoder holds on its device; all buckets write to one output."""
+    """The sessions and memory of an encoder on its device; all buckets write to one output."""
 
     session: ort.InferenceSession
     buckets: dict[tuple[int, int], _Bucket] = field(default_factory=dict)

@@ -24,7 +24,7 @@ _MAX_ANSWER_BYTES: Final = 1 << 28
 
 @dataclass(kw_only=True, slots=True)
 class Counts:
-    """What became of rows.
+    """Counts of rows that were answered, or not.
 
     Attributes:
         num_computed: rows that the model ran for; the others are errors, or like an earlier row.

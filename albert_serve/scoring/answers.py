@@ -18,7 +18,7 @@ ColumnType: TypeAlias = "str | list[ColumnType] | dict[str, ColumnType]"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredTask:
-    """How rows of a task are read and written.
+    """The columns of a task's items and answers.
 
     Attributes:
         fields: the columns of an item. An item of one field is its value, others are objects.

@@ -194,7 +194,7 @@ class Reader:
         names = list(source.columns or ())
         keep = [name for name in names if self._keep is None or name in self._keep]
         fields = [name for name in names if name in self._fields]
-        wanted = [name for name in names if name in {*keep, *fields}]
+        read_columns = [name for name in names if name in {*keep, *fields}]
         try:
             with pq.ParquetFile(
                 source.path,
@@ -214,7 +214,7 @@ class Reader:
                     for batch in file.iter_batches(
                         min(max(1, num_fitting), _ROWS_A_BATCH),
                         row_groups=[group],
-                        columns=wanted,
+                        columns=read_columns,
                         # Each of Arrow's threads would keep memory that others have freed.
                         use_threads=False,
                     ):

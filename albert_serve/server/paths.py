@@ -1,4 +1,4 @@
-"""What the path of a request means to the middleware, which parses it once."""
+"""The meaning of a request's path to the middleware, which parses it once."""
 
 from __future__ import annotations
 

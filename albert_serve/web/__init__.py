@@ -73,11 +73,11 @@ def _reply(request: Request, file: _File) -> Response:
 @functools.cache
 def _files() -> dict[str, _File]:
     """The page's files by name, read once."""
-    found = {}
+    files = {}
     for entry in resources.files(__name__).iterdir():
         media_type = _MEDIA_TYPES.get(PurePath(entry.name).suffix)
         if media_type is not None:
             content = entry.read_bytes()
             etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-            found[entry.name] = _File(content=content, media_type=media_type, etag=etag)
-    return found
+            files[entry.name] = _File(content=content, media_type=media_type, etag=etag)
+    return files

@@ -130,7 +130,7 @@ def _limited(streams: Iterable[Stream]) -> Mix:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attack:
-    """What is sent, where to, and for how long."""
+    """The mix to send, its address and its duration."""
 
     mix: Mix
     port: int

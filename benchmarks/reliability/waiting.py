@@ -1,4 +1,4 @@
-"""How long can one caller make another wait? A search for the worst mix of requests.
+"""The longest wait of one caller beside another: a search for the worst mix of requests.
 
 A small caller asks twenty times a second, beside a fuzzer that sends one mix of hostile requests
 after another over up to 24 connections: first each kind alone, then mixes by chance and changed
@@ -88,7 +88,7 @@ _SMALL: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """What a mix did.
+    """The result of a mix.
 
     Attributes:
         wait_s: the longest that the small caller waited for a reply.
@@ -291,17 +291,17 @@ def _row(trial: Trial) -> list[str]:
 
 def failures(tried: Search) -> list[str]:
     """Return what does not hold."""
-    found = []
+    broken = []
     worst = tried.worst[0]
     if worst.wait_s - tried.alone_s > MAX_WAIT_S:
-        found.append(f"the small caller waited {worst.wait_s:.2f} s beside {written(worst.mix)}")
+        broken.append(f"the small caller waited {worst.wait_s:.2f} s beside {written(worst.mix)}")
     unanswered = [trial for trial in tried.trials if set(trial.statuses) - {200, 429}]
     if unanswered:
         trial = unanswered[0]
-        found.append(f"the small caller got {dict(trial.statuses)} beside {written(trial.mix)}")
+        broken.append(f"the small caller got {dict(trial.statuses)} beside {written(trial.mix)}")
     if tried.growth > MAX_GROWTH:
-        found.append(f"the memory grew by {tried.growth:.1%}")
-    return found
+        broken.append(f"the memory grew by {tried.growth:.1%}")
+    return broken
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -24,7 +24,7 @@ _SEEDS: Final = "seeds.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """What the runs of all tasks have in common.
+    """The settings that the runs of all tasks have in common.
 
     Attributes:
         initialize_from: a checkpoint, or a model of the Hub.

@@ -120,10 +120,10 @@ def _options(folder: Path, files: Files) -> list[str]:
         options.append(option)
         for patterns in names:
             matching = (sorted(folder.glob(pattern)) for pattern in patterns)
-            found = next((each for each in matching if each), None)
-            if found is None:
+            files_there = next((each for each in matching if each), None)
+            if files_there is None:
                 raise BenchmarkError(f"{folder.name}/{' or '.join(patterns)}")
-            options += map(str, found)
+            options += map(str, files_there)
     return options
 
 

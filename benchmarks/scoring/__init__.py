@@ -1,1 +1,1 @@
-"""What `benchmarks.score` compares."""
+"""The contestants of `benchmarks.score`."""

@@ -31,7 +31,7 @@ _PARAMETERS: Final = {"truncation": True}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """What one process measures.
+    """The measurement of one process.
 
     Attributes:
         model: the folder of a bundle, or of a checkpoint for `transformers`.

@@ -115,7 +115,7 @@ class Classified:
 
     @property
     def confusion(self) -> dict[str, dict[str, int]]:
-        """How often each label was predicted for texts of each, without zeros; for one a text."""
+        """Counts of predictions by true and predicted label, without zeros; of one label a text."""
         if self.problem != "single_label_classification":
             return {}
         return {
@@ -147,9 +147,9 @@ class Classified:
         Args:
             metrics: further ones.
         """
-        wanted = dict.fromkeys((*_METRICS[self.problem], *metrics))
+        all_metrics = dict.fromkeys((*_METRICS[self.problem], *metrics))
         figures: dict[str, Any] = {
-            **metric_figures(tuple(wanted), self.logits, self.targets),
+            **metric_figures(tuple(all_metrics), self.logits, self.targets),
             "loss": float(self.losses_N.astype(np.float64).mean()),
         }
         if self.problem != "regression":
@@ -161,7 +161,7 @@ class Classified:
         if self.confusion:
             figures["confusion"] = self.confusion
         if self.layer_logits is not None:
-            figures |= depth_figures(tuple(wanted), self.layer_logits, self.targets)
+            figures |= depth_figures(tuple(all_metrics), self.layer_logits, self.targets)
         return {f"{PREFIX}_{name}": value for name, value in figures.items()}
 
     def classes(self) -> dict[str, dict[str, float]]:

@@ -227,11 +227,11 @@ def _draw_masks(drawing: Drawing) -> Sample:
             masked = whole.copy()
             masked[chosen] = mask_id
             if len(chosen):
-                given = _input("fill-mask", masked.tolist(), second, chosen.tolist())
-                yield Item(inputs=[given], read=_read_best, rights=whole[chosen].tolist())
+                encoder_input = _input("fill-mask", masked.tolist(), second, chosen.tolist())
+                yield Item(inputs=[encoder_input], read=_read_best, rights=whole[chosen].tolist())
 
-    found = drawing.gather(map(items, drawing.epochs()), enough=_ENOUGH_MASKS)
-    return Sample(metric="accuracy", items=found, files=drawing.text.files)
+    drawn = drawing.gather(map(items, drawing.epochs()), enough=_ENOUGH_MASKS)
+    return Sample(metric="accuracy", items=drawn, files=drawing.text.files)
 
 
 def _draw_pairs(drawing: Drawing) -> Sample:
@@ -241,11 +241,11 @@ def _draw_pairs(drawing: Drawing) -> Sample:
         for example in examples:
             whole, second = example.tokens(drawing.part)
             if example.label != IGNORED:
-                given = _input("sentence-order", whole.tolist(), second, [0])
-                yield Item(inputs=[given], read=_read_best, rights=[example.label])
+                encoder_input = _input("sentence-order", whole.tolist(), second, [0])
+                yield Item(inputs=[encoder_input], read=_read_best, rights=[example.label])
 
-    found = drawing.gather(map(items, drawing.epochs()), enough=_ENOUGH_PAIRS)
-    return Sample(metric="accuracy", items=found, files=drawing.text.files)
+    drawn = drawing.gather(map(items, drawing.epochs()), enough=_ENOUGH_PAIRS)
+    return Sample(metric="accuracy", items=drawn, files=drawing.text.files)
 
 
 def _input(task: TaskName, ids: list[int], second: int, rows: list[int]) -> EncoderInput:
@@ -261,14 +261,17 @@ def _draw_texts(drawing: Drawing, head: str = CLASSIFICATION) -> Sample:
     files = data.labelled
     if not files:
         texts = [LabelledText(text=s, pair=None, label=IGNORED) for s in drawing.text.sentences]
-        inputs = (given for given, _ in _fitting(drawing, head, texts, "truncate"))
+        inputs = (encoder_input for encoder_input, _ in _fitting(drawing, head, texts, "truncate"))
         items = drawing.gather([_unlabelled(entry, inputs)])
         return Sample(metric=AGREEMENT, items=items, files=drawing.text.files)
     labelled = _read_labelled(data, entry.labels, problem)
     metric, read, mark = _LABELLED[problem]
     # A labelled text is not cut, since its label is the whole's.
     fitting = _fitting(drawing, head, labelled, "error")
-    marked = (Item(inputs=[given], read=read, rights=[_right(label)]) for given, label in fitting)
+    marked = (
+        Item(inputs=[encoder_input], read=read, rights=[_right(label)])
+        for encoder_input, label in fitting
+    )
     names = [file.name for file in files]
     return Sample(metric=metric, items=drawing.gather([marked]), files=names, mark=mark)
 
@@ -298,12 +301,12 @@ def _fitting(
     depth = None if adaptive is None else resolve_depth(adaptive, drawing.config.num_layers)
     for text in shuffled(texts):
         try:
-            given = _fit(drawing, head, (text.text, text.pair), truncation)
-            given = replace(given, depth=depth)
+            encoder_input = _fit(drawing, head, (text.text, text.pair), truncation)
+            encoder_input = replace(encoder_input, depth=depth)
         except TextTooLongError:
             drawing.left_out[head] += 1
         else:
-            yield given, text.label
+            yield encoder_input, text.label
 
 
 def _right(label: Label) -> Any:

@@ -83,7 +83,7 @@ def normalize(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a question scores by its answer, and whether there is one.
+    """The score of a question's answer, and whether it has one.
 
     Attributes:
         score: exact match or F1 of the answer, from 0 to 1.

@@ -95,9 +95,9 @@ def _check_has_data(options: argparse.Namespace) -> None:
     Raises:
         RunError: they do not.
     """
-    given = [name for name in _OF_TEXTS if getattr(options, name) is not None]
-    if given and not (options.text_classification or options.multiple_choice):
-        shown = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    options_given = [name for name in _OF_TEXTS if getattr(options, name) is not None]
+    if options_given and not (options.text_classification or options.multiple_choice):
+        shown = ", ".join(f"--{name.replace('_', '-')}" for name in options_given)
         where = "; a further classifier's options stand after its --head" if options.heads else ""
         raise RunError(f"{shown}: there are no texts of the default classifier{where}")
 

@@ -52,15 +52,15 @@ def find_head(hf: Mapping[str, Any], heads: Iterable[Task], name: str) -> Task:
         CheckpointError: there is none.
     """
     default = default_name(hf) or DEFAULT_HEAD
-    found = {
+    by_name = {
         default if head == CLASSIFICATION else _name_of(head): head
         for head in heads
         if is_classifier(head)
     }
-    if name not in found:
-        has = f"it has {', '.join(found)}" if found else "it has none"
+    if name not in by_name:
+        has = f"it has {', '.join(by_name)}" if by_name else "it has none"
         raise CheckpointError(f"the checkpoint has no classifier {name!r}; {has}")
-    return found[name]
+    return by_name[name]
 
 
 def head_record(hf: Mapping[str, Any], head: Task) -> dict[str, Any]:

@@ -88,9 +88,9 @@ def _check_task(options: argparse.Namespace) -> None:
         if options.data is not None:
             raise RunError(f"--data {options.data} is the folder of a task; give --task")
         return
-    given = [name for name in _OWN_FILES if getattr(options, name, None) not in (None, [])]
-    if given:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    options_given = [name for name in _OWN_FILES if getattr(options, name, None) not in (None, [])]
+    if options_given:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in options_given)
         raise RunError(f"--task has its own files, columns and labels; leave out {names}")
     if options.task == RACE and options.data is None:
         raise RunError("--task RACE needs --data, the folder of its files")
