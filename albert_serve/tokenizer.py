@@ -231,6 +231,17 @@ class AlbertTokenizer:
         return self._tokenizer.decode(list(ids), skip_special_tokens=not keep_special)
 
 
+def count_normalised(text: str) -> int:
+    """Return the characters of a text with those like U+FDFA, which stands for 18, written out."""
+    if text.isascii():
+        return len(text)
+    # Character by character: to normalise a text takes the square of its marks in a row.
+    return sum(
+        number * len(unicodedata.normalize("NFKC", character))
+        for character, number in Counter(text).items()
+    )
+
+
 def _check_vocabulary(tokenizer: Tokenizer) -> None:
     first_ids = tuple(tokenizer.id_to_token(index) for index in range(len(SPECIAL_TOKENS)))
     if first_ids != SPECIAL_TOKENS:
@@ -273,11 +284,7 @@ def _check_text(text: str) -> None:
         ) from error
     if len(text) * _MAX_EXPANSION <= _MAX_NORMALISED_CHARS or text.isascii():
         return
-    # Character by character: to normalise a text takes the square of its marks in a row.
-    num_chars = sum(
-        number * len(unicodedata.normalize("NFKC", character))
-        for character, number in Counter(text).items()
-    )
+    num_chars = count_normalised(text)
     if num_chars > _MAX_NORMALISED_CHARS:
         raise TextTooLongError(
             f"a text of {len(text)} characters stands for {num_chars}, with those like U+FDFA "

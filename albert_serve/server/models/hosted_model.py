@@ -44,9 +44,9 @@ from albert_serve.tasks import (
     prepare_request,
     shape_reply,
 )
+from albert_serve.tokenizer import count_normalised
 
 _ResultT = TypeVar("_ResultT")
-
 
 # Some 10 ms of `_work`, and of answers' `num_held_bytes`.
 _LARGE_WORK: Final = 1 << 14
@@ -249,18 +249,21 @@ def is_large(request: TaskRequest) -> bool:
 
 
 def _work(value: object, is_reordered: bool) -> Iterator[int]:
-    """Yield the work of reading each part of a value of a request, in characters of plain text.
+    """Yield the work of reading each part of a value of a request, in normalised characters.
 
     Args:
         is_reordered: whether each sentence of a list is read with every other.
     """
     if isinstance(value, str):
         yield _CHARS_PER_TEXT + len(value)
+        yield count_normalised(value) - len(value)  # takes long where the text alone is large
     elif isinstance(value, Sentences) and is_reordered:
         yield _CHARS_PER_TEXT * len(value.sentences) ** 2
         yield from _work(value.sentences, is_reordered)
     elif isinstance(value, ChoiceQuestion):  # each choice is read with the question
-        yield len(value.question or "") * len(value.choices)
+        question = value.question or ""
+        yield len(question) * len(value.choices)
+        yield (count_normalised(question) - len(question)) * len(value.choices)
         yield from _work([value.context, *value.choices], is_reordered)
     elif isinstance(value, BaseModel):
         for part in vars(value).values():

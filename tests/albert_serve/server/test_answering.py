@@ -17,6 +17,7 @@ from starlette.requests import Request
 from albert_serve.api.schemas import (
     FillMaskParameters,
     FillMaskRequest,
+    MultipleChoiceRequest,
     QuestionAnsweringRequest,
     SentenceOrderRequest,
     TaskRequest,
@@ -112,6 +113,14 @@ def test_a_request_is_large_by_the_characters_of_all_its_texts() -> None:
     assert reads_much(FillMaskRequest, "abc" * 10_000)
     assert reads_much(FillMaskRequest, "abc", targets=["xyz" * 10] * 500)
     assert reads_much(QuestionAnsweringRequest, {"question": "ab", "context": "cde" * 10_000})
+
+
+def test_a_character_counts_as_those_that_it_stands_for() -> None:
+    assert not reads_much(FillMaskRequest, "\u4e2d" * 2000)
+    assert reads_much(FillMaskRequest, "\ufdfa" * 2000)
+    assert reads_much(QuestionAnsweringRequest, {"question": "ab", "context": "\ufdfa" * 2000})
+    asked = {"context": "a", "question": "\ufdfa" * 20, "choices": ["b"] * 50}
+    assert reads_much(MultipleChoiceRequest, asked)
 
 
 def test_a_request_is_large_by_its_texts_and_the_pairs_of_its_sentences() -> None:
