@@ -104,10 +104,10 @@ def find_spans(
             ranges, sums = _kept(ranges, sums, complete, top_k)
     order = np.argsort(-sums, kind="stable")[:top_k]
     with np.errstate(divide="ignore"):  # a weight of 0 has the logit -inf
-        logits = highest + np.log(sums[order])
+        range_logits = highest + np.log(sums[order])
     best = [
         Span(start=int(ranges[i]) // width, end=int(ranges[i]) % width, logit=logit)
-        for i, logit in zip(order, logits.tolist(), strict=True)
+        for i, logit in zip(order, range_logits.tolist(), strict=True)
     ]
     return Spans(best=best, no_answer=float(wide[0].sum()))
 
