@@ -30,7 +30,7 @@ from albert_serve.api.schemas import (
     TextClassificationReply,
 )
 from albert_serve.errors import AlbertServeError
-from albert_serve.runtime.ort import check_runtime, use_one_heap
+from albert_serve.runtime.ort import check_runtime
 from albert_serve.server.admission import AdmissionController
 from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, cors_options
 from albert_serve.server.bentoml.endpoints import Info, MediaTypes, NoInput, answer, input_of
@@ -224,7 +224,6 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         """Return the application of a process; called once, before the first request."""
         settings = Settings.from_environment()
         configure_logs(settings.log_format)
-        use_one_heap()
         limit_connections()
         accept_many()
         self.inject_config()

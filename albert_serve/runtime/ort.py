@@ -23,7 +23,6 @@ OLDEST_RUNTIME: Final = (1, 31)
 # On a CPU SkipLayerNormalization takes 6 times as long as the operators that it replaces.
 _SLOWER_FUSIONS: Final = ["SkipLayerNormFusion"]
 _FOLDING: Final = ["ConstantFolding", "FuseFp16InitializerToFp32NodeTransformer"]
-_M_ARENA_MAX: Final = -8  # of malloc.h
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 
 
@@ -129,18 +128,9 @@ def has_dot_products() -> bool:
 
 
 def return_free_memory() -> None:
-    """Return free memory to the system: glibc would keep it, that of packing as much as a layer.
-
-    Of other heaps than the first one glibc keeps the end all the same: see `use_one_heap`.
-    """
+    """Free the memory that packing the weights used: glibc would keep it, as much as a layer."""
     with contextlib.suppress(OSError, AttributeError):  # another libc
         ctypes.CDLL("libc.so.6").malloc_trim(0)
-
-
-def use_one_heap() -> None:
-    """Let all threads that start from now on share the first heap of this process."""
-    with contextlib.suppress(OSError, AttributeError):  # another libc
-        ctypes.CDLL("libc.so.6").mallopt(_M_ARENA_MAX, 1)
 
 
 # The instruction sets that select the runtime's kernels, and so the layout of packed weights.
