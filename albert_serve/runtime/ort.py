@@ -56,6 +56,8 @@ def head_options() -> ort.SessionOptions:
     """
     made = _common_options(1)
     _set(made, "session.disable_prepacking", "1")
+    # An arena would keep logits of every size that was the largest once.
+    made.enable_cpu_mem_arena = False
     return made
 
 

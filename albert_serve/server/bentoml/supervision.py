@@ -32,6 +32,9 @@ from albert_serve.settings import METRICS_VARIABLE, SUPERVISOR_VARIABLE
 
 SERVICE_NAME: Final = "albert_serve"
 _CHECK_EVERY_MS: Final = 1000
+# One heap for all threads and for Python's objects. Only of the first heap glibc returns the end,
+# and Python would keep a megabyte for each object that outlives a peak.
+_ONE_HEAP: Final = {"MALLOC_ARENA_MAX": "1", "PYTHONMALLOC": "malloc"}
 # What it means if a signal that we did not send ends a worker.
 _REASONS: Final[dict[int, str]] = {
     signal.SIGBUS: (
@@ -81,6 +84,7 @@ def _watch(watcher: Watcher, init: Any, metrics: Path, *args: Any, **options: An
     """
     env = dict(options.pop("env", None) or {})
     if SERVICE_NAME in (options.get("args") or ()):
+        env |= {name: os.environ.get(name, value) for name, value in _ONE_HEAP.items()}
         env |= {METRICS_VARIABLE: str(metrics), SUPERVISOR_VARIABLE: str(os.getpid())}
     init(watcher, *args, **options, env=env, send_hup=True)
 

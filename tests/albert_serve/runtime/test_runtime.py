@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import shutil
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,9 @@ from albert_serve.runtime.ort import (
     encoder_options,
     head_options,
     open_session,
+    return_free_memory,
 )
+from albert_serve.server.process.memory import num_anonymous_bytes
 from albert_serve.settings import Device, RuntimeOptions
 from albert_serve.tasks.base import EncoderInput
 from tests.albert_serve.runtime.inputs import some_inputs
@@ -84,6 +87,20 @@ def test_the_fusion_that_is_slower_does_not_happen(bundle_dir: Path, tmp_path: P
     assert b"SkipLayerNormalization" not in optimized
     assert b"LayerNormalization" in optimized
     assert b"FastGelu" in optimized
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_head_keeps_no_memory_of_the_sizes_that_it_had(bundle_dir: Path) -> None:
+    head = open_session(bundle_dir / "fill-mask.onnx", head_options(), folds=False)
+    hidden_BSH = np.zeros((1, 1, 64), np.float32)
+    before = num_anonymous_bytes()
+    for num_rows in range(500, 8001, 500):  # up to 32 MB of logits, 272 MB together
+        head.run(None, {"hidden_states": hidden_BSH, "rows": np.zeros(num_rows, np.int64)})
+    return_free_memory()
+    after = num_anonymous_bytes()
+    assert before is not None
+    assert after is not None
+    assert after - before < 16 << 20
 
 
 @pytest.mark.parametrize(

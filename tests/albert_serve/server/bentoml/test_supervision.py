@@ -33,7 +33,17 @@ def environment_of(service: str, folder: Path) -> dict[str, str]:
 
 def test_our_workers_know_their_supervisor(tmp_path: Path) -> None:
     expected = {METRICS_VARIABLE: str(tmp_path), SUPERVISOR_VARIABLE: str(os.getpid())}
-    assert environment_of(SERVICE_NAME, tmp_path) == expected
+    assert environment_of(SERVICE_NAME, tmp_path).items() >= expected.items()
+
+
+def test_our_workers_have_one_heap_unless_the_environment_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+    monkeypatch.setenv("PYTHONMALLOC", "pymalloc")
+    environment = environment_of(SERVICE_NAME, tmp_path)
+    assert environment["MALLOC_ARENA_MAX"] == "1"
+    assert environment["PYTHONMALLOC"] == "pymalloc"
 
 
 def test_workers_of_a_composing_service_are_as_bentoml_has_them(tmp_path: Path) -> None:

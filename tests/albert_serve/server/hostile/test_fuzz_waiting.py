@@ -5,8 +5,10 @@ How long it waits is a measurement, not a test: `make fuzz-waiting` searches for
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -34,6 +36,7 @@ SECONDS = 0.4
 # over a gigabyte.
 MAX_GROWTH_MB = 50.0
 MAX_GROWTH_OF_REFUSALS_MB = 20.0
+HEAP_BYTES = 64 << 20
 MIXES = (
     "refused-text@1.00x4/leaves cut-text@1.00x4/reads escapes@1.00x2/reads numbers@1.00x4/drips",
     "order-items@1.00x4/reads masked-items@0.80x4/deaf reordered@1.00x4/leaves names@1.00x4/reads",
@@ -77,6 +80,35 @@ def test_refused_texts_of_a_megabyte_leave_nothing_behind(
     before_mb = attacked.pss_mb
     refuse(num_refused)
     assert attacked.pss_mb - before_mb < MAX_GROWTH_OF_REFUSALS_MB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_all_threads_share_one_heap(attacked: Service) -> None:
+    inputs = ["A short run.", "a b " * 10_000]
+    with httpx.Client(base_url=attacked.url, timeout=30) as client:
+        for text in inputs:
+            body = {"inputs": text, "parameters": {"truncation": "truncate"}}
+            assert client.post("/text-classification", json=body).status_code == 200
+    (worker,) = attacked.workers
+    assert thread_heaps(Path(f"/proc/{worker}/maps")) == []
+    # Python's objects are in it too.
+    assert b"PYTHONMALLOC=malloc" in Path(f"/proc/{worker}/environ").read_bytes().split(b"\0")
+
+
+def thread_heaps(maps: Path) -> list[str]:
+    """Return the heaps that glibc has made for threads: writable first, then reserved."""
+    lines = maps.read_text(encoding="ascii").splitlines()
+    heaps = []
+    for line, following in pairwise(lines):
+        begin, end = (int(number, 16) for number in line.split()[0].split("-"))
+        reserved = following.split()
+        if (
+            begin % HEAP_BYTES == 0
+            and line.split()[1] == "rw-p"
+            and reserved[:2] == [f"{end:x}-{begin + HEAP_BYTES:x}", "---p"]
+        ):
+            heaps.append(line)
+    return heaps
 
 
 @pytest.mark.parametrize("kind", KINDS)
