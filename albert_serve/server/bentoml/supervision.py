@@ -32,9 +32,8 @@ from albert_serve.settings import METRICS_VARIABLE, SUPERVISOR_VARIABLE
 
 SERVICE_NAME: Final = "albert_serve"
 _CHECK_EVERY_MS: Final = 1000
-# One heap for all threads and for Python's objects. Only of the first heap glibc returns the end,
-# and Python would keep a megabyte for each object that outlives a peak.
-_ONE_HEAP: Final = {"MALLOC_ARENA_MAX": "1", "PYTHONMALLOC": "malloc"}
+# One heap for all threads: glibc returns the free pages of the first heap only.
+_HEAPS_VARIABLE: Final = "MALLOC_ARENA_MAX"
 # What it means if a signal that we did not send ends a worker.
 _REASONS: Final[dict[int, str]] = {
     signal.SIGBUS: (
@@ -84,7 +83,7 @@ def _watch(watcher: Watcher, init: Any, metrics: Path, *args: Any, **options: An
     """
     env = dict(options.pop("env", None) or {})
     if SERVICE_NAME in (options.get("args") or ()):
-        env |= {name: os.environ.get(name, value) for name, value in _ONE_HEAP.items()}
+        env[_HEAPS_VARIABLE] = os.environ.get(_HEAPS_VARIABLE, "1")
         env |= {METRICS_VARIABLE: str(metrics), SUPERVISOR_VARIABLE: str(os.getpid())}
     init(watcher, *args, **options, env=env, send_hup=True)
 
