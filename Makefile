@@ -46,7 +46,7 @@ serve-gpu: $(VENV)/.gpu  ## the same on an NVIDIA GPU (driver 580 or newer); wit
 test: $(VENV)/.dev  ## run the tests, but the extended and the slow ones
 	$(PYTEST) -m 'not slow and not extended'
 
-test-extended: $(VENV)/.dev  ## run further cases of the same, and the tests of the benchmarks; CI does, too
+test-extended: $(VENV)/.dev  ## run further cases, and the tests of what is rarely changed; CI does, too
 	$(PYTEST) -m 'extended and not slow'
 
 test-fast: $(VENV)/.dev  ## run the tests without processes, browsers and compilers, in a minute

@@ -29,6 +29,7 @@ PID_FILE_VARIABLE: Final = "ALBERT_SERVE_PID_FILE"
 # Set by the supervisor for its workers; no settings.
 SUPERVISOR_VARIABLE: Final = "_ALBERT_SERVE_SUPERVISOR"
 METRICS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
+HEAPS_VARIABLE: Final = "MALLOC_ARENA_MAX"
 _API_KEYS: Final = "ALBERT_SERVE_API_KEYS"
 _API_KEYS_FILE: Final = "ALBERT_SERVE_API_KEYS_FILE"
 _ORIGIN: Final = re.compile(r"https?://[^/\s?#@]+")
@@ -391,3 +392,8 @@ def num_workers() -> int:
 def _listed_workers(models: Path) -> int:
     """Return the workers of a models file; 1 for a folder."""
     return 1 if models.is_dir() else read_models_file(models).workers or 1
+
+
+def num_heaps() -> str:
+    """Return the number of malloc's heaps of a worker: one, or that of glibc's own variable."""
+    return os.environ.get(HEAPS_VARIABLE, "1")

@@ -232,7 +232,7 @@ class AlbertTokenizer:
 
 
 def count_normalised(text: str) -> int:
-    """Return the characters of a text with those like U+FDFA, which stands for 18, written out."""
+    """Return the length of a text with characters like U+FDFA, which stands for 18, written out."""
     if text.isascii():
         return len(text)
     # Character by character: to normalise a text takes the square of its marks in a row.

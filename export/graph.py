@@ -240,7 +240,12 @@ def _external_tensor(name: str, stored: StoredTensor) -> TensorProto:
 
 
 def rounded(model: ModelProto, form: Form) -> ModelProto:
-    """Return a graph of this form with each value in fp32, rounded to the form's type."""
+    """Return a graph of this form that a CPU computes: values in fp32, rounded to the form's type.
+
+    A CPU has no kernels for some of its operators. Each computes in fp32 and its result is rounded,
+    as by kernels on a GPU that accumulate in fp32: what is too large for fp16 becomes infinite.
+    Roundings inside of a kernel, such as attention's probabilities, are not emulated.
+    """
     if form.compute == "fp32":
         return model
     emulated = ModelProto()

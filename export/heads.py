@@ -52,7 +52,7 @@ def build_head(
     if head == "fill-mask":
         logits_RK = _fill_mask(nodes, config, rows_RH)
     elif has_beams:
-        logits_RK = start_conditioned(nodes, config, rows_RH, "rows")
+        logits_RK = _start_conditioned(nodes, config, rows_RH, "rows")
     else:
         pooled_RH = rows_RH if head in UNPOOLED_TASKS else _pool(nodes, rows_RH)
         logits_RK = linear(nodes, pooled_RH, output_layer(head))
@@ -77,7 +77,7 @@ def _fill_mask(nodes: Nodes, config: AlbertConfig, rows_RH: str) -> str:
     return nodes.add("Add", [logits_RV, nodes.weight("predictions.bias")])
 
 
-def start_conditioned(nodes: Nodes, config: AlbertConfig, rows_RH: str, rows_R: str) -> str:
+def _start_conditioned(nodes: Nodes, config: AlbertConfig, rows_RH: str, rows_R: str) -> str:
     """Logits (R, 2 + T) of rows: start, answerability, and the end given each of the best starts.
 
     In a window with fewer rows than T, the last ends are given starts that are none.

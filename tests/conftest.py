@@ -1,7 +1,7 @@
 """Marks whole files and folders of tests; a single test has the mark itself.
 
 `process`: they start processes, browsers or compilers, or train; `make test-fast` has no such.
-`extended`: `make test` has the main case of the same, or only developers run it; CI runs both.
+`extended`: `make test` has the main case of the same, or it is rarely changed; CI runs both.
 """
 
 from __future__ import annotations
@@ -70,12 +70,7 @@ _WITH_PROCESSES: Final = (
 )
 _EXTENDED: Final = (
     "albert_serve/scoring/distributed/test_spark.py",
-    "albert_serve/web/test_heads.py",
-    "albert_serve/web/test_models.py",
-    "albert_serve/web/test_own_model.py",
-    "albert_serve/web/test_sentences.py",
     "benchmarks",
-    "test_shipped_wheel.py",
 )
 _MARKED: Final = {"process": _WITH_PROCESSES, "extended": _EXTENDED}
 

@@ -27,6 +27,7 @@ def test_the_packaged_bundle_is_the_int8_form_of_the_one_in_models() -> None:
     assert sum(file.stat().st_size for file in PACKAGED.iterdir()) < 8_000_000
 
 
+@pytest.mark.extended
 @pytest.mark.process
 def test_the_wheel_serves_its_own_bundle(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory"]

@@ -91,7 +91,7 @@ class TurnJob(ABC):
     hf: HfSettings | None
     device: str
     num_threads: int
-    compiles: bool = True
+    compiles: bool
 
     @property
     def title(self) -> str:
@@ -143,6 +143,7 @@ class Job(TurnJob):
     shards: Path
     examples: Path
     tokenizer: Path
+    compiles: bool = True
 
     @property
     def name(self) -> str:

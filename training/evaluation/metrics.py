@@ -1,4 +1,4 @@
-"""Official metrics of GLUE, by scikit-learn and SciPy, and what constant answers get in them.
+"""Official metrics of GLUE, by scikit-learn and SciPy, and the figures of constant answers.
 
 Shape legend: N texts, K labels.
 """

@@ -1,6 +1,6 @@
 """Predictions of a model on items of its tasks, whatever runs it: torch or a bundle's engine.
 
-The engine in torch is the reference of the tests of export.
+The engine in torch is that of evaluation, and the reference for a bundle's.
 """
 
 from __future__ import annotations

@@ -19,6 +19,10 @@ from torch.utils.checkpoint import checkpoint
 
 from albert_serve.config import AlbertConfig
 
+# Builds for CPUs have no such kernel, and its import takes a second.
+if torch.version.cuda or torch.version.hip:
+    import torch.nn.attention.varlen
+
 Record = TypeVar("Record")
 
 
@@ -317,14 +321,13 @@ def _attend_varlen(
     query_BSND: Tensor, key_BSND: Tensor, value_BSND: Tensor, cu_seqlens: Bounds
 ) -> Tensor:
     """Variable-length attention within each sequence of the flattened tokens; (B, S, N, D)."""
-    # Imports torch's compiler, which takes a second, and only GPUs have the kernel.
-    from torch.nn.attention.varlen import varlen_attn
-
     query_TND, key_TND, value_TND = (
         part.flatten(0, 1) for part in (query_BSND, key_BSND, value_BSND)
     )
     bounds, longest = cu_seqlens
-    context_TND = varlen_attn(query_TND, key_TND, value_TND, bounds, bounds, longest, longest)
+    context_TND = torch.nn.attention.varlen.varlen_attn(
+        query_TND, key_TND, value_TND, bounds, bounds, longest, longest
+    )
     assert isinstance(context_TND, Tensor)
     return context_TND.reshape(query_BSND.shape)
 

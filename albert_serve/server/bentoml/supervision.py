@@ -28,12 +28,15 @@ from prometheus_client.multiprocess import mark_process_dead
 from tornado import gen
 
 from albert_serve.server.bentoml.restarts import Restarts
-from albert_serve.settings import METRICS_VARIABLE, SUPERVISOR_VARIABLE
+from albert_serve.settings import (
+    HEAPS_VARIABLE,
+    METRICS_VARIABLE,
+    SUPERVISOR_VARIABLE,
+    num_heaps,
+)
 
 SERVICE_NAME: Final = "albert_serve"
 _CHECK_EVERY_MS: Final = 1000
-# One heap for all threads: glibc returns the free pages of the first heap only.
-_HEAPS_VARIABLE: Final = "MALLOC_ARENA_MAX"
 # What it means if a signal that we did not send ends a worker.
 _REASONS: Final[dict[int, str]] = {
     signal.SIGBUS: (
@@ -76,14 +79,16 @@ async def end_with(supervisor: int) -> None:
 
 
 def _watch(watcher: Watcher, init: Any, metrics: Path, *args: Any, **options: Any) -> None:
-    """Make a watcher whose workers get SIGHUP; ours know their supervisor and its metrics.
+    """Make a watcher whose workers get SIGHUP.
 
-    Workers of another service, which composes ours, share BentoML's metrics with it, and never
-    tell that they have started.
+    Ours know their supervisor and its metrics, and have one malloc heap. Workers of another
+    service, which composes ours, share BentoML's metrics with it, and never tell that they have
+    started.
     """
     env = dict(options.pop("env", None) or {})
     if SERVICE_NAME in (options.get("args") or ()):
-        env[_HEAPS_VARIABLE] = os.environ.get(_HEAPS_VARIABLE, "1")
+        # One heap for all threads: glibc returns the free pages of the first heap only.
+        env.setdefault(HEAPS_VARIABLE, num_heaps())
         env |= {METRICS_VARIABLE: str(metrics), SUPERVISOR_VARIABLE: str(os.getpid())}
     init(watcher, *args, **options, env=env, send_hup=True)
 

@@ -70,6 +70,7 @@ def own_client(own: str) -> Iterator[httpx.Client]:
         yield http
 
 
+@pytest.mark.extended
 def test_info_has_the_figures_and_examples_of_the_manifest(own_client: httpx.Client) -> None:
     tasks = {task["name"]: task for task in own_client.get("/info").json()["tasks"]}
     figure = {"metric": "accuracy", "percent": 89.5, "count": 200}
@@ -100,6 +101,7 @@ def test_the_best_labels_are_shown_and_all_on_request(
     assert_bars(panel.locator(".bars"), expected[:5])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("width", [PHONE_WIDTH_PX, 1200])
 def test_long_names_of_labels_are_whole(open_page: OpenPage, own: str, width: int) -> None:
     page = open_page("text-classification", url=own, viewport={"width": width, "height": 840})
@@ -126,6 +128,7 @@ def test_the_examples_are_those_of_the_model(open_page: OpenPage, own: str) -> N
     expect(panel.locator("pre code")).not_to_contain_text("text_pair")
 
 
+@pytest.mark.extended
 def test_a_model_without_examples_has_neutral_ones(
     open_page: OpenPage, own: str, own_client: httpx.Client
 ) -> None:
@@ -141,6 +144,7 @@ def test_a_model_without_examples_has_neutral_ones(
     assert "film" not in " ".join(chips.all_inner_texts())
 
 
+@pytest.mark.extended
 def test_it_says_what_the_model_cannot_do(open_page: OpenPage, own: str) -> None:
     page = open_page("sentence-order", url=own)
     best = page.get_by_role("button", name="Find the best order")
@@ -156,6 +160,7 @@ def test_it_says_what_the_model_cannot_do(open_page: OpenPage, own: str) -> None
     expect(page.locator("#panel-fill-mask .measured")).to_have_count(0)
 
 
+@pytest.mark.extended
 def test_a_model_without_figures_has_no_warning(open_page: OpenPage) -> None:
     page = open_page("sentence-order")
     expect(page.get_by_role("button", name="Find the best order")).to_be_visible()

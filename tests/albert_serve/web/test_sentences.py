@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import httpx
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.albert_serve.web.browsing import OpenPage, ask, assert_width, percent
@@ -24,6 +25,7 @@ def test_sentences_show_the_coherence_of_their_order(
     assert_scored(page, client, sentences_of(page))
 
 
+@pytest.mark.extended
 def test_arrow_keys_move_a_sentence_and_the_score(
     open_page: OpenPage,
     client: httpx.Client,
@@ -45,6 +47,7 @@ def test_arrow_keys_move_a_sentence_and_the_score(
     assert_scored(page, client, [first, second, third, fourth])
 
 
+@pytest.mark.extended
 def test_buttons_move_remove_and_add_sentences(
     open_page: OpenPage,
     client: httpx.Client,
@@ -68,6 +71,7 @@ def test_buttons_move_remove_and_add_sentences(
     assert_scored(page, client, ["Nobody ran.", first, fourth, "He ran.", "She scored a run."])
 
 
+@pytest.mark.extended
 def test_a_sentence_is_dragged_to_its_place(
     open_page: OpenPage,
     client: httpx.Client,
@@ -87,6 +91,7 @@ def test_a_sentence_is_dragged_to_its_place(
     assert_scored(page, client, [first, second, fourth, third])
 
 
+@pytest.mark.extended
 def test_the_best_order_is_put_into_place(
     open_page: OpenPage,
     client: httpx.Client,
@@ -107,6 +112,7 @@ def test_the_best_order_is_put_into_place(
     assert_scored(page, client, sentences_of(page))
 
 
+@pytest.mark.extended
 def test_too_few_sentences_are_refused_and_come_back(
     open_page: OpenPage,
     client: httpx.Client,
@@ -123,6 +129,7 @@ def test_too_few_sentences_are_refused_and_come_back(
     assert_scored(page, client, sentences_of(page))
 
 
+@pytest.mark.extended
 def test_no_answer_is_taken_to_an_order_that_is_past(
     open_page: OpenPage,
     client: httpx.Client,

@@ -142,7 +142,7 @@ def test_several_processes_measure_as_one_does(
                 assert line[key] == pytest.approx(other[key], rel=1e-5), key
 
 
-@pytest.mark.parametrize("how", ["ddp", FSDP])
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_the_number_of_processes_may_change_amidst_a_run(
     options: list[str], tmp_path: Path, how: str
 ) -> None:

@@ -206,7 +206,6 @@ def metrics_of(worker: int) -> Path:
     return Path(folder.partition(b"=")[2].decode())
 
 
-@pytest.mark.extended
 def test_a_worker_that_was_killed_comes_back_as_the_others_are(
     bundle_dir: Path, int8_dir: Path, tmp_path: Path
 ) -> None:
