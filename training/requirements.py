@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from typing import Final
 
-# What modules of `training` import as they are loaded, and the curves of a run at its end.
+# What modules of `training` import as they are loaded, and what figures and curves need later.
 PACKAGES: Final = (
     *("filelock", "google", "huggingface_hub", "matplotlib", "numpy", "pyarrow", "pydantic"),
     *("safetensors", "scipy", "sentencepiece", "sentencex", "sklearn", "tokenizers", "torch"),

@@ -307,6 +307,7 @@ def test_fewer_layers_keep_the_threshold_and_the_provenance(
         assert manifest.provenance["training"] == {"steps": 3}
 
 
+@pytest.mark.extended
 def test_a_cost_of_depth_is_refused_with_what_helps(checkpoint: Path, tmp_path: Path) -> None:
     target = tmp_path / "bundle"
     text = Path(__file__).parents[1] / "data/wiki.jsonl"

@@ -175,7 +175,7 @@ TASKS: dict[str, Callable[[Path], list[str]]] = {
     "several": several,
 }
 # The others are extended tests.
-MAIN = ("questions", "several", "start-conditioned and classifiers")
+MAIN = ("questions", "several")
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,8 @@ def test_two_processes_train_as_one_does(start: list[str], tmp_path: Path, task:
     ("more", "num_processes"),
     [
         ((), 2),
-        ((), 3),
-        (("--class-weights", "balanced"), 2),
+        pytest.param((), 3, marks=pytest.mark.extended),
+        pytest.param(("--class-weights", "balanced"), 2, marks=pytest.mark.extended),
         (("--adaptive-depth",), 2),
         (("--optimizer", "muon", "--lr", "1e-3"), 2),
         (("--dropout", "0.2", "--classifier-dropout", "0.2", "--micro-batch-size", "4"), 2),
