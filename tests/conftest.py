@@ -1,6 +1,7 @@
 """Marks whole files and folders of tests; a single test has the mark itself.
 
-`process`: they start processes, browsers or compilers, or train; `make test-fast` has no such.
+`process`: they start processes, browsers or compilers, train, or take longest of the others;
+`make test-fast` has no such.
 `extended`: `make test` has the main case of the same, or it is rarely changed; CI runs both.
 """
 
