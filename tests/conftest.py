@@ -76,6 +76,7 @@ _WITH_PROCESSES: Final = (
     "training/test_vocab.py",
 )
 _EXTENDED: Final = (
+    "albert_serve/scoring/distributed/test_ray.py",
     "albert_serve/scoring/distributed/test_spark.py",
     "benchmarks",
 )

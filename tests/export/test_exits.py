@@ -189,6 +189,7 @@ def labelled(folder: Path) -> Path:
     return file
 
 
+@pytest.mark.extended
 def test_the_cost_of_the_services_default_is_measured(checkpoint: Path, tmp_path: Path) -> None:
     """Torch has all layers, the bundle those of its default."""
     data = labelled(tmp_path)

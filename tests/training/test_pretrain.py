@@ -170,6 +170,7 @@ def test_shards_of_another_tokenizer_are_refused(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.extended
 def test_text_is_held_out_as_files_or_as_shards(
     pretrained: Path, pretrain_options: list[str], easy_corpus: Path, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import logging
 import os
 import shutil
@@ -22,7 +23,7 @@ from typing import Any, Final
 import bentoml.serving
 import psutil
 from circus.controller import Controller  # type: ignore[import-untyped]
-from circus.process import Process  # type: ignore[import-untyped]
+from circus.process import DEAD_OR_ZOMBIE, Process  # type: ignore[import-untyped]
 from circus.watcher import Watcher  # type: ignore[import-untyped]
 from prometheus_client.multiprocess import mark_process_dead
 from tornado import gen
@@ -63,6 +64,7 @@ def supervise() -> None:
     atexit.register(shutil.rmtree, metrics, ignore_errors=True)
     Watcher.__init__ = partialmethod(_watch, Watcher.__init__, metrics)
     Watcher.reap_process = partialmethod(_reap, Watcher.reap_process)
+    Watcher.manage_processes = partialmethod(_reap_first, Watcher.manage_processes)
     Watcher.spawn_processes = partialmethod(_start_due, Watcher.spawn_processes, restarts)
     Watcher.__len__ = _num_expected
     Process.spawn = partialmethod(_spawn, Process.spawn, restarts)
@@ -133,6 +135,15 @@ def _reap(watcher: Watcher, reap: Any, pid: int, status: int | None = None) -> N
             name = signal.Signals(number).name
             _logger.error("worker %d was ended by %s: %s", pid, name, _REASONS[number])
     reap(watcher, pid, status)
+
+
+def _reap_first(watcher: Watcher, manage: Any) -> Any:
+    """Reap workers that have just died: circus forgets these without their status."""
+    for process in list(watcher.processes.values()):
+        if process.status == DEAD_OR_ZOMBIE:
+            with contextlib.suppress(ChildProcessError):
+                watcher.reap_process(*os.waitpid(process.pid, 0))
+    return manage(watcher)
 
 
 def _remove_dead_gauges(metrics: Path) -> None:

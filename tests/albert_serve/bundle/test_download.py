@@ -121,6 +121,7 @@ def test_a_path_is_never_asked_of_the_hub(path: str, hub: Hub, tmp_path: Path) -
     assert path.strip("./~") in line
 
 
+@pytest.mark.extended
 def test_what_is_in_the_cache_is_not_downloaded_again(hub: Hub, tmp_path: Path) -> None:
     first = run(hub, tmp_path, "info", "us/whole", "--json")
     assert first.returncode == 0, first.stderr
@@ -165,6 +166,7 @@ def test_what_cannot_be_served_is_an_error_of_one_line(
         assert not [path for path in hub.downloads if "safetensors" in path]
 
 
+@pytest.mark.extended
 def test_errors_without_a_connection(hub: Hub, tmp_path: Path) -> None:
     offline = run(hub, tmp_path, "info", "us/whole", HF_HUB_OFFLINE="1")
     assert offline.returncode == 1

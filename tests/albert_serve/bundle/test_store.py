@@ -281,6 +281,7 @@ def test_a_bentos_only_model_is_the_default(tmp_path: Path) -> None:
             packed_bundles(tmp_path)
 
 
+@pytest.mark.extended
 def test_the_service_serves_a_tag_and_reloads_its_latest_version(
     bundle_dir: Path, other_dir: Path, tmp_path: Path, home: Path
 ) -> None:

@@ -228,6 +228,7 @@ def test_an_interrupt_ends_the_waits(service_double: Service, tmp_path: Path) ->
     assert [file.name for file in tmp_path.iterdir()] == ["in.jsonl"]
 
 
+@pytest.mark.extended
 def test_a_service_that_goes_away_comes_back(tmp_path: Path) -> None:
     service = Service()
     service.start()

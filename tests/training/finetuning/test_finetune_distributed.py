@@ -198,8 +198,8 @@ def test_two_processes_train_as_one_does(start: list[str], tmp_path: Path, task:
         ((), 2),
         pytest.param((), 3, marks=pytest.mark.extended),
         pytest.param(("--class-weights", "balanced"), 2, marks=pytest.mark.extended),
-        (("--adaptive-depth",), 2),
-        (("--optimizer", "muon", "--lr", "1e-3"), 2),
+        pytest.param(("--adaptive-depth",), 2, marks=pytest.mark.extended),
+        pytest.param(("--optimizer", "muon", "--lr", "1e-3"), 2, marks=pytest.mark.extended),
         (("--dropout", "0.2", "--classifier-dropout", "0.2", "--micro-batch-size", "4"), 2),
     ],
     ids=lambda value: " ".join(value[:1]) if isinstance(value, tuple) else str(value),
@@ -220,6 +220,7 @@ def test_texts_are_trained_and_validated_as_by_one(
     assert selections[0] == pytest.approx(selections[1])
 
 
+@pytest.mark.extended
 def test_runs_of_several_seeds_are_those_of_one_process(texts: list[str], tmp_path: Path) -> None:
     """Also where they stop early, or collapse and are replaced."""
     options = [*texts, "--seeds", "2", "--patience", "1", "--lr", "1e-9", "--validate-every", "2"]
@@ -250,6 +251,7 @@ def test_a_process_that_dies_ends_the_others_and_the_run_goes_on(
     assert same_weights(run, whole)
 
 
+@pytest.mark.extended
 def test_a_process_that_dies_in_validation_ends_the_others(
     texts: list[str], tmp_path: Path
 ) -> None:
@@ -263,6 +265,7 @@ def test_a_process_that_dies_in_validation_ends_the_others(
     assert best_step(run) == best_step(whole)
 
 
+@pytest.mark.extended
 def test_the_number_of_processes_may_change_amidst_a_run(texts: list[str], tmp_path: Path) -> None:
     """A signal to either of two ends both; one goes on."""
     run, whole = tmp_path / "run", tmp_path / "whole"

@@ -93,6 +93,7 @@ def served(bundle: Path, texts: list[str]) -> list[dict[str, float]]:
     return answers
 
 
+@pytest.mark.extended
 def test_several_labels_from_a_folder_to_the_service(
     start: list[str], moods: Path, tmp_path: Path, capsys: Capture
 ) -> None:

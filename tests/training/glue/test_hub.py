@@ -85,6 +85,7 @@ def test_the_hub_s_files_of_every_task_are_read(glue: Path, name: str) -> None:
         assert text.label == ROWS[name]["label"]
 
 
+@pytest.mark.extended
 def test_a_task_without_its_folder_is_downloaded_once(hub: Hub, tmp_path: Path) -> None:
     expected = {"training": ["A."], "matched": ["A."], "mismatched": ["A."]}
     ended = run(["-c", _READ, "mnli"], hub, tmp_path)

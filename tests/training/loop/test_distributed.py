@@ -271,6 +271,7 @@ def test_torchrun_ends_when_one_process_is_killed(options: list[str], tmp_path: 
     assert checkpoint_state(folder)["step"] >= 0
 
 
+@pytest.mark.extended
 def test_torchrun_ends_with_the_error(options: list[str], tmp_path: Path) -> None:
     log = tmp_path / "log"
     with torchrun([*options, "--micro-batch-size", "8"], tmp_path / "run", log) as job:

@@ -70,6 +70,7 @@ def test_each_model_answers_under_its_name_and_the_first_without_one(
         assert "third" not in metrics
 
 
+@pytest.mark.extended
 def test_a_file_names_models_precisions_threads_and_workers(shelf: Path, tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
     file.write_text(
