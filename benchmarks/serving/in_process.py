@@ -110,7 +110,7 @@ class _InProcess:
 
 
 class _Http:
-    """One connection that is kept."""
+    """One connection, which is kept during a turn: the service closes what is idle for seconds."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -128,6 +128,10 @@ class _Http:
         content = reply.read()
         if reply.status != 200:
             raise BenchmarkError(f"{path}: {reply.status} {content[:200]!r}")
+
+    def close(self) -> None:
+        """Close the connection; the next request opens another."""
+        self._connection.close()
 
 
 def _timed(ask: Callable[[Call], None], calls: Sequence[Call]) -> list[float]:
@@ -150,6 +154,7 @@ def _idle(
     for start in range(0, len(calls), _TURN):
         turn = calls[start : start + _TURN]
         over_http += _timed(service.ask, turn)
+        service.close()
         alone += _timed(engine.ask, turn)
     return over_http, alone
 
