@@ -15,6 +15,9 @@ from albert_serve.scoring.answers import Result
 
 # So that an actor has its next call when it is ready with one.
 _CALLS_AN_ACTOR: Final = 2
+# Ray takes some seconds to notice that a node is gone; until then calls of its actors fail at once.
+_REST_S: Final = 5.0
+_MAX_FAILURES: Final = 10
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -25,12 +28,14 @@ class Call:
 
     Attributes:
         num_sent: the actors that it was sent to.
+        num_failed: those of them that were out of reach.
         sent_s: when it was sent last.
     """
 
     number: int
     requests: Sequence[TaskRequest]
     num_sent: int = 0
+    num_failed: int = 0
     sent_s: float = 0.0
     results: list[Result] | None = None
 
@@ -42,11 +47,13 @@ class _Member:
     Attributes:
         calls: the numbers of its calls by their references, in the order in which it answers them.
         begun_s: when it began with the first.
+        rests_until_s: when it may have calls again after it was out of reach.
     """
 
     actor: Any
     calls: dict[Any, int] = field(default_factory=dict)
     begun_s: float = 0.0
+    rests_until_s: float = 0.0
 
 
 class CallPool:
@@ -100,7 +107,8 @@ class CallPool:
 
     def _take(self, count: int | None, timeout_s: float) -> bool:
         members = {reference: member for member in self._members for reference in member.calls}
-        if not members:
+        if not members:  # all are out of reach
+            time.sleep(timeout_s)
             return False
         done, _ = self._ray.wait(
             list(members), num_returns=count or len(members), timeout=timeout_s
@@ -110,10 +118,22 @@ class CallPool:
             call = self._calls.get(member.calls.pop(reference))
             member.begun_s = time.monotonic()
             if call is not None and call.results is None:
-                call.results, duration_s = self._ray.get(reference)
-                if call.num_sent == 1:
-                    self.patience_s = max(self.patience_s, duration_s)
+                self._take_results(member, call, reference)
         return bool(done)
+
+    def _take_results(self, member: _Member, call: Call, reference: Any) -> None:
+        try:
+            call.results, duration_s = self._ray.get(reference)
+        except self._ray.exceptions.ActorUnavailableError:
+            call.num_failed += 1
+            if call.num_failed > _MAX_FAILURES:
+                raise
+            member.rests_until_s = time.monotonic() + _REST_S
+            self._waiting.appendleft(call.number)
+            _LOG.warning("a worker is out of reach: its part is given to the next that is free")
+            return
+        if call.num_sent == 1:
+            self.patience_s = max(self.patience_s, duration_s)
 
     def _send(self, member: _Member, call: Call) -> None:
         now_s = time.monotonic()
@@ -126,11 +146,13 @@ class CallPool:
     def _send_waiting(self) -> None:
         while self._waiting:
             call = self._calls.get(self._waiting[0])
-            if call is not None:
+            if call is not None and call.results is None:
                 free = [
                     member
                     for member in self._members
-                    if len(member.calls) < _CALLS_AN_ACTOR and not self._is_late(member)
+                    if len(member.calls) < _CALLS_AN_ACTOR
+                    and not self._is_late(member)
+                    and not _is_resting(member)
                 ]
                 if not free:
                     return
@@ -142,7 +164,7 @@ class CallPool:
         late = sorted({n for m in self._members if self._is_late(m) for n in m.calls.values()})
         calls = [call for number in late if (call := self._calls.get(number)) is not None]
         overdue = [call for call in calls if call.results is None and self._is_past(call.sent_s)]
-        idle = [member for member in self._members if not member.calls]
+        idle = [one for one in self._members if not one.calls and not _is_resting(one)]
         for call, member in zip(overdue, idle, strict=False):
             _LOG.warning("a part is given to another worker as well")
             self._send(member, call)
@@ -152,3 +174,7 @@ class CallPool:
 
     def _is_past(self, time_s: float) -> bool:
         return time.monotonic() - time_s > self.patience_s
+
+
+def _is_resting(member: _Member) -> bool:
+    return time.monotonic() < member.rests_until_s

@@ -166,7 +166,8 @@ class RayScorer:
         """Send the requests of a part to an actor; the function returned waits for the results.
 
         It raises:
-            ServiceUnavailableError: the cluster is gone, or several actors died at the part.
+            ServiceUnavailableError: the cluster is gone, several actors died at the part, or it was
+                sent ten times to actors out of reach.
             AlbertServeError: an actor cannot open the model.
         """
         call = self._pool.submit([work.request for work in works])
