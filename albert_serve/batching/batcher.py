@@ -73,6 +73,7 @@ class Batcher:
         call_cost_tokens: the overhead of an engine call, as tokens of compute; a batch has no more
             padding than that.
         observer: receives events.
+        start_thread: is called first in the thread that calls the engine.
         clock: in seconds; deadlines are checked against it before anything is computed.
 
     Raises:
@@ -88,6 +89,7 @@ class Batcher:
         batch_share: float = 0.2,
         call_cost_tokens: int = 16,
         observer: BatchObserver | None = None,
+        start_thread: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.max_queue_tokens = max_queue_tokens
@@ -108,7 +110,7 @@ class Batcher:
         )
         self._lock = threading.Lock()  # guards the scheduler and _is_working
         self._is_working = False  # the thread will check the queue again
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine", initializer=start_thread)
         self._num_calls = 0
         self._all_done = asyncio.Event()
         self._all_done.set()

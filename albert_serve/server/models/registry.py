@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -24,6 +25,7 @@ from albert_serve.server.metrics import Metrics
 from albert_serve.server.models.hosted_model import HostedModel, read_card
 from albert_serve.server.paths import Target
 from albert_serve.server.process.memory import keep_memory_low
+from albert_serve.server.process.threads import lower_priority
 from albert_serve.settings import DEFAULT_VARIABLE, RuntimeOptions, Settings
 from albert_serve.tasks import AnyTask
 from albert_serve.tasks.load import load_tasks
@@ -225,10 +227,9 @@ class Models:
         self._metrics.count_reload(name, "rejected")
 
     def _load(self, spec: ModelSpec, bundle: Bundle, options: RuntimeOptions) -> _Loaded:
-        engine = Engine.open(bundle, options, self._pool)
-        if self.settings.max_batch_tokens is not None:
-            engine.max_batch_tokens = self.settings.max_batch_tokens
-        engine.warm_up()
+        # The engine's threads have the priority of the thread that opens it.
+        with ThreadPoolExecutor(1, initializer=lower_priority) as opener:
+            engine = opener.submit(self._open_engine, bundle, options).result()
         tasks = load_tasks(bundle, self._tokenizer(bundle), device=engine.device)
         return _Loaded(
             spec=spec,
@@ -238,6 +239,13 @@ class Models:
             tasks=tasks,
             card=read_card(bundle),
         )
+
+    def _open_engine(self, bundle: Bundle, options: RuntimeOptions) -> Engine:
+        engine = Engine.open(bundle, options, self._pool)
+        if self.settings.max_batch_tokens is not None:
+            engine.max_batch_tokens = self.settings.max_batch_tokens
+        engine.warm_up()
+        return engine
 
     def _tokenizer(self, bundle: Bundle) -> AlbertTokenizer:
         """Return the bundle's tokenizer, shared between bundles with the same file."""
@@ -262,6 +270,7 @@ class Models:
                 max_wait_s=self.settings.deadline_s / 2,
                 call_cost_tokens=loaded.engine.call_cost_tokens,
                 observer=self._metrics.observer(name, bundle.manifest.precision, loaded.tasks),
+                start_thread=lower_priority,
             ),
         )
 

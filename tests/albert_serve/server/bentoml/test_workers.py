@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import httpx
@@ -38,6 +39,26 @@ def test_workers_map_the_same_packed_weights(bundle_dir: Path, tmp_path: Path) -
     assert len(workers) == 2
     (entry,) = (tmp_path / "cache").glob("*/encoder.data")
     assert all(str(entry) in mapped for mapped in maps)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_threads_of_the_engine_yield_to_the_event_loop(bundle_dir: Path, tmp_path: Path) -> None:
+    environment = service_environment(bundle_dir, tmp_path / "home")
+    with running_service(environment | {"ALBERT_SERVE_THREADS": "2"}, tmp_path) as service:
+        (worker,) = workers_of(service)
+        ask(service.url)
+        own, counts = niceness(worker)
+    lowered = min(own + 4, 19)
+    assert counts.keys() == {own, lowered}
+    assert counts[lowered] >= 2  # that of ONNX Runtime, and ours that calls it
+
+
+def niceness(pid: int) -> tuple[int, Counter[int]]:
+    """The nice value of a process's first thread, and how many threads have which."""
+    counts = Counter(
+        os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in os.listdir(f"/proc/{pid}/task")
+    )
+    return os.getpriority(os.PRIO_PROCESS, pid), counts
 
 
 def ask(url: str) -> object:
