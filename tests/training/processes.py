@@ -224,6 +224,7 @@ def _run(
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(descriptor, number)
         os.close(descriptor)
+    faulthandler.enable(2)  # where it crashes, should it
     faulthandler.dump_traceback_later(_TIMEOUT_S / 2, file=2)  # where it hangs, should it
     torch.set_num_threads(1)
     tqdm.set_lock(RLock())  # its own would outlive a process that is killed

@@ -270,7 +270,8 @@ class Models:
                 max_wait_s=self.settings.deadline_s / 2,
                 call_cost_tokens=loaded.engine.call_cost_tokens,
                 observer=self._metrics.observer(name, bundle.manifest.precision, loaded.tasks),
-                start_thread=lower_priority,
+                # What drives a GPU does not take the event loop's processor.
+                start_thread=lower_priority if loaded.engine.device == "cpu" else None,
             ),
         )
 

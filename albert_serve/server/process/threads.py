@@ -1,6 +1,6 @@
 """The threads that read and answer requests, so that the event loop waits for none of them.
 
-The engine's threads yield to all others: the event loop needs little, but needs it at once.
+On the CPU the engine's threads yield to all others: the event loop needs little, but at once.
 
 Large requests have one thread together. Python runs one thread at a time, so each further thread
 that works would make all others wait longer for their turns; and large requests in the threads of

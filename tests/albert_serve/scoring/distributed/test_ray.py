@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import runpy
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +29,11 @@ from albert_serve.scoring.distributed.ray_workers import (
 from albert_serve.scoring.errors import ChangedJobError, ServiceUnavailableError, StoppedError
 from albert_serve.scoring.job import score_files
 from albert_serve.scoring.options import ScoreOptions
-from albert_serve.settings import CACHE_VARIABLE
+from tests.albert_serve.scoring.distributed.jobs_on_ray import (
+    set_environment,
+    start_job,
+    wait_for_parts,
+)
 from tests.albert_serve.scoring.jobs import write_jsonl
 from tests.albert_serve.support import ROOT, copy_with
 
@@ -45,11 +46,7 @@ NUM_PARTS: Final = 8
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Ray of two CPUs, which this process is connected to."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_worker_niceness", "0")  # else what runs beside it has all of the CPU
-        patch.setenv("PYTHONPATH", str(ROOT))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("ray-cache")))
+        set_environment(patch, tmp_path_factory.mktemp("ray-cache"))
         context = ray.init(
             address="local",
             num_cpus=2,
@@ -353,21 +350,6 @@ def test_the_scorer_in_ray_data(
     assert scored.equals(scorer(table))
 
 
-def started(cluster: str, bundle_dir: Path, source: Path, output: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "albert_serve", "score", "--task", "text-classification"),
-            *("--engine", "ray", "--workers", "2", "--threads", "1", "--part-rows", "16"),
-            *("--bundle", str(bundle_dir), "--no-dedupe", str(source), str(output)),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "RAY_ADDRESS": cluster, "RAY_USAGE_STATS_ENABLED": "0"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 @pytest.mark.slow
 def test_a_job_that_was_killed_goes_on(
     cluster: str, sentences: list[str], bundle_dir: Path, tmp_path: Path
@@ -375,13 +357,12 @@ def test_a_job_that_was_killed_goes_on(
     rows = [{"id": i, "text": f"{i} {sentences[i % len(sentences)]}"} for i in range(1600)]
     source = write_jsonl(tmp_path / "in.jsonl", rows)
     scored_locally(bundle_dir, "text-classification", source, f"{tmp_path}/local.csv", dedupe=False)
-    output, log = tmp_path / "out.csv", tmp_path / "out.csv.parts/_parts.jsonl"
-    with started(cluster, bundle_dir, source, output) as process:
-        while process.poll() is None and not (log.exists() and log.stat().st_size > 2000):
-            time.sleep(0.01)
+    output = tmp_path / "out.csv"
+    with start_job(cluster, bundle_dir, source, output, "--no-dedupe") as process:
+        wait_for_parts(process, output)
         process.kill()
     assert process.returncode == -signal.SIGKILL
-    with started(cluster, bundle_dir, source, output) as process:
+    with start_job(cluster, bundle_dir, source, output, "--no-dedupe") as process:
         stdout, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     assert "from an earlier run" in stdout
@@ -390,7 +371,7 @@ def test_a_job_that_was_killed_goes_on(
 
 def test_a_cluster_out_of_reach(bundle_dir: Path, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", [{"text": "a"}])
-    with started("127.0.0.1:9", bundle_dir, source, tmp_path / "out.csv") as process:
+    with start_job("127.0.0.1:9", bundle_dir, source, tmp_path / "out.csv") as process:
         _, errors = process.communicate(timeout=300)
     assert process.returncode == ServiceUnavailableError.exit_status
     assert "the Ray 127.0.0.1:9 cannot be reached: Connection refused" in errors.splitlines()[-1]

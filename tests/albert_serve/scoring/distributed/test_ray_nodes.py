@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -16,16 +12,18 @@ import pytest
 from albert_serve.scoring.distributed.model import WorkerModel
 from albert_serve.scoring.job import score_files
 from albert_serve.scoring.options import ScoreOptions
-from albert_serve.settings import CACHE_VARIABLE
+from tests.albert_serve.scoring.distributed.jobs_on_ray import (
+    set_environment,
+    start_job,
+    wait_for_parts,
+)
 from tests.albert_serve.scoring.jobs import write_jsonl
-from tests.albert_serve.support import ROOT
 
 cluster_utils = pytest.importorskip(
     "ray.cluster_utils", reason="needs ray: pip install 'albert-serve[ray]'"
 )
 pytestmark = pytest.mark.filterwarnings("default")  # of Ray
 TASK: Final = "text-classification"
-PART_ROWS: Final = 16
 NUM_ROWS: Final = 3200
 _OF_A_NODE: Final[dict[str, Any]] = {"num_cpus": 1, "object_store_memory": 100 << 20}
 
@@ -33,14 +31,7 @@ _OF_A_NODE: Final[dict[str, Any]] = {"num_cpus": 1, "object_store_memory": 100 <
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A Ray of one node."""
-    for name, value in {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_worker_niceness": "0",
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        CACHE_VARIABLE: str(tmp_path / "ray-cache"),
-    }.items():
-        monkeypatch.setenv(name, value)
+    set_environment(monkeypatch, tmp_path / "ray-cache")
     cluster = cluster_utils.Cluster(
         initialize_head=True, head_node_args={**_OF_A_NODE, "include_dashboard": False}
     )
@@ -59,28 +50,15 @@ def test_a_node_that_is_killed_costs_only_time(
 ) -> None:
     rows = [{"id": i, "text": f"{i} {sentences[i % len(sentences)]}"} for i in range(NUM_ROWS)]
     source = write_jsonl(tmp_path / "in.jsonl", rows)
-    options = ScoreOptions(part_rows=PART_ROWS)
+    options = ScoreOptions(part_rows=16)
     local = WorkerModel(bundle=str(bundle_dir), task=TASK).open()
     score_files(local, [source], f"{tmp_path}/local.csv", options)
 
     node = cluster.add_node(**_OF_A_NODE)
     cluster.wait_for_nodes()
-    output, log = tmp_path / "out.csv", tmp_path / "out.csv.parts/_parts.jsonl"
-    job = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "albert_serve", "score", "--task", TASK, "--engine", "ray"),
-            *("--workers", "2", "--threads", "1", "--part-rows", str(PART_ROWS)),
-            *("--bundle", str(bundle_dir), str(source), str(output)),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "RAY_ADDRESS": cluster.address},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with job:
-        while job.poll() is None and not (log.exists() and log.stat().st_size > 2000):
-            time.sleep(0.01)
+    output = tmp_path / "out.csv"
+    with start_job(cluster.address, bundle_dir, source, output) as job:
+        wait_for_parts(job, output)
         assert num_actors_below(node.all_processes["raylet"][0].process.pid) == 1
         cluster.remove_node(node, allow_graceful=False)
         assert job.poll() is None
