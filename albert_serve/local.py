@@ -30,6 +30,7 @@ from albert_serve.server.answering import answer_request, reply_to_error
 from albert_serve.server.error_replies import JSON, ErrorReplies
 from albert_serve.server.models.hosted_model import HostedModel, read_card
 from albert_serve.server.paths import HEALTH_PATHS, target_of
+from albert_serve.server.process.threads import RequestThreads
 from albert_serve.settings import RuntimeOptions, Settings
 from albert_serve.tasks.load import load_tasks
 
@@ -148,6 +149,7 @@ def _open(bundle: Path, options: RuntimeOptions) -> HostedModel:
         bundle=opened,
         tasks=load_tasks(opened, device=engine.device),
         card=read_card(opened),
+        threads=RequestThreads(),
         batcher=Batcher(
             engine,
             max_queue_tokens=_UNLIMITED_TOKENS,

@@ -33,7 +33,7 @@ from albert_serve.server.auth import PRIORITY_HEADER
 from albert_serve.server.bodies import parse_json, read_body
 from albert_serve.server.error_replies import error_response, id_header, request_id_of
 from albert_serve.server.models.hosted_model import HostedModel
-from albert_serve.server.process.threads import run_in_thread
+from albert_serve.server.process.threads import Effort
 from albert_serve.tasks import TASKS, Prepared, read_cuts
 
 # nginx's status for a client that disconnected; only the log shows it.
@@ -111,11 +111,10 @@ def reply_to_error(error: AlbertServeError, request: Request) -> Response:
 async def _reply(
     model: HostedModel, task: str, read: Reader, body: bytes, ends_s: float, priority: Priority
 ) -> Response:
-    if len(body) > _LARGE_BYTES:
-        parsed = await run_in_thread(_parse, model, task, read, body, ends_s=ends_s, is_large=True)
-    else:
-        parsed = _parse(model, task, read, body)
+    effort = Effort.LARGE if len(body) > _LARGE_BYTES else Effort.SMALL
+    parse = model.threads.run(_parse, model, task, read, body, ends_s=ends_s, effort=effort)
     del body
+    parsed = await parse
     prepared, reply = await model.answer(task, parsed.request, ends_s, priority, parsed.write)
     headers = _note_headers(parsed.request, prepared)
     return Response(reply, headers=headers, media_type="application/json")

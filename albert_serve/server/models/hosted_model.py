@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
@@ -33,7 +34,7 @@ from albert_serve.bundle.figures import read_figure
 from albert_serve.bundle.manifest import WEIGHTS_FILE, Bundle, Manifest, TaskEntry
 from albert_serve.bundle.weights import CLASSIFICATION, further_head
 from albert_serve.errors import TooMuchAtOnceError
-from albert_serve.server.process.threads import run_in_thread
+from albert_serve.server.process.threads import Effort, RequestThreads
 from albert_serve.settings import Settings
 from albert_serve.tasks import (
     AnyTask,
@@ -48,9 +49,13 @@ from albert_serve.tokenizer import count_normalised
 
 _ResultT = TypeVar("_ResultT")
 
-# Some 10 ms of `_work`, and of answers' `num_held_bytes`.
+# Some 1 and 10 ms of `_work`, and of answers' `num_held_bytes`.
+_SMALL_WORK: Final = 1 << 10
 _LARGE_WORK: Final = 1 << 14
+_SMALL_ANSWER_BYTES: Final = 1 << 16
 _LARGE_ANSWER_BYTES: Final = 1 << 19
+# The bytes of an answer that take as long as the best tokens of a row of logits.
+_BYTES_PER_WIDE_ROW: Final = 1 << 15
 # What a text takes beside its characters.
 _CHARS_PER_TEXT: Final = 100
 
@@ -61,6 +66,7 @@ class HostedModel:
 
     Attributes:
         tasks: the logic of each task of the bundle, by endpoint name.
+        threads: where requests are read and answered.
         card: of `read_card`.
     """
 
@@ -69,6 +75,7 @@ class HostedModel:
     bundle: Bundle
     tasks: dict[str, AnyTask]
     batcher: Batcher
+    threads: RequestThreads
     card: ModelCard
     _num_users: int = 0
     _unused: asyncio.Event = field(default_factory=asyncio.Event)
@@ -107,10 +114,11 @@ class HostedModel:
             RequestError: the queue is full, or the deadline has passed.
             EngineError: the model failed.
         """
-        large = is_large(request)
-        prepared = await run_in_thread(self._prepare, task, request, ends_s=ends_s, is_large=large)
+        effort = effort_of(request)
+        run = partial(self.threads.run, ends_s=ends_s)
+        prepared = await run(self._prepare, task, request, effort=effort)
         work, is_begun = Work(prepared), False
-        large |= sum(item.num_held_bytes for item in prepared) > _LARGE_ANSWER_BYTES
+        effort = max(effort, _effort_of_answer(prepared))
 
         def take(logits: list[Logits]) -> _ResultT | None:
             """Return the reply if this was the last round, else None."""
@@ -125,7 +133,7 @@ class HostedModel:
             logits = await self.batcher.run(
                 work.inputs, left_s, priority=priority, is_begun=is_begun
             )
-            reply = await run_in_thread(take, logits, ends_s=ends_s, is_large=large)
+            reply = await run(take, logits, effort=effort)
             is_begun = True
         return prepared, reply
 
@@ -237,15 +245,28 @@ def _quality(manifest: Manifest, head: str) -> TaskQuality | None:
     return None if figure is None else TaskQuality(**asdict(figure))
 
 
-def is_large(request: TaskRequest) -> bool:
-    """Whether reading a request may take more than some 10 ms; it is read up to there only."""
+def effort_of(request: TaskRequest) -> Effort:
+    """Return the effort of reading a request; it is read until it is large only."""
     is_reordered = isinstance(request, SentenceOrderRequest) and request.parameters.reorder
     work = 0
     for part in _work([request.inputs, request.parameters], is_reordered):
         work += part
         if work > _LARGE_WORK:
-            return True
-    return False
+            break
+    return _effort(work, _SMALL_WORK, _LARGE_WORK)
+
+
+def _effort_of_answer(prepared: Sequence[Prepared[Any]]) -> Effort:
+    num_bytes = sum(
+        item.num_held_bytes + item.num_wide_rows * _BYTES_PER_WIDE_ROW for item in prepared
+    )
+    return _effort(num_bytes, _SMALL_ANSWER_BYTES, _LARGE_ANSWER_BYTES)
+
+
+def _effort(amount: int, small: int, large: int) -> Effort:
+    if amount <= small:
+        return Effort.SMALL
+    return Effort.LARGE if amount > large else Effort.MEDIUM
 
 
 def _work(value: object, is_reordered: bool) -> Iterator[int]:

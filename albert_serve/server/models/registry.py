@@ -25,7 +25,7 @@ from albert_serve.server.metrics import Metrics
 from albert_serve.server.models.hosted_model import HostedModel, read_card
 from albert_serve.server.paths import Target
 from albert_serve.server.process.memory import keep_memory_low
-from albert_serve.server.process.threads import lower_priority
+from albert_serve.server.process.threads import RequestThreads, lower_priority
 from albert_serve.settings import DEFAULT_VARIABLE, RuntimeOptions, Settings
 from albert_serve.tasks import AnyTask
 from albert_serve.tasks.load import load_tasks
@@ -63,6 +63,7 @@ class Models:
         self.accepting = True
         self._metrics = metrics
         self._pool = EncoderPool()
+        self._threads = RequestThreads(start_thread=lower_priority)
         self._tokenizers: WeakValueDictionary[str, AlbertTokenizer] = WeakValueDictionary()
         self._loaded: dict[str, _Loaded] = {}
         self._hosted: dict[str, HostedModel] = {}
@@ -263,6 +264,7 @@ class Models:
             bundle=bundle,
             tasks=loaded.tasks,
             card=loaded.card,
+            threads=self._threads,
             batcher=Batcher(
                 loaded.engine,
                 max_queue_tokens=self.settings.max_queue_tokens,

@@ -24,7 +24,8 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.errors import InvalidInputError, TooMuchAtOnceError
 from albert_serve.server.answering import answer_request
-from albert_serve.server.models.hosted_model import HostedModel, is_large
+from albert_serve.server.models.hosted_model import HostedModel, effort_of
+from albert_serve.server.process.threads import Effort
 
 MAX_ITEMS = 3
 
@@ -105,10 +106,10 @@ def test_too_many_values_are_refused_before_they_are_parsed(num_bytes: int) -> N
 
 def reads_much(request_type: type[TaskRequest], inputs: Any, **parameters: Any) -> bool:
     body = {"inputs": inputs, "parameters": parameters}
-    return is_large(request_type.model_validate(body))
+    return effort_of(request_type.model_validate(body)) is Effort.LARGE
 
 
-def test_a_request_is_large_by_the_characters_of_all_its_texts() -> None:
+def test_a_request_effort_of_by_the_characters_of_all_its_texts() -> None:
     assert not reads_much(FillMaskRequest, "abc" * 1000)
     assert reads_much(FillMaskRequest, "abc" * 10_000)
     assert reads_much(FillMaskRequest, "abc", targets=["xyz" * 10] * 500)
@@ -123,7 +124,7 @@ def test_a_character_counts_as_those_that_it_stands_for() -> None:
     assert reads_much(MultipleChoiceRequest, asked)
 
 
-def test_a_request_is_large_by_its_texts_and_the_pairs_of_its_sentences() -> None:
+def test_a_request_effort_of_by_its_texts_and_the_pairs_of_its_sentences() -> None:
     assert not reads_much(FillMaskRequest, ["a"] * 100)
     assert reads_much(FillMaskRequest, ["a"] * 500)
     sentences = {"sentences": ["a"] * 32}
@@ -143,5 +144,5 @@ def test_a_large_request_is_not_read_to_its_end() -> None:
     request = FillMaskRequest.model_construct(
         inputs=Texts(["a [MASK]"] * 36_000), parameters=FillMaskParameters()
     )
-    assert is_large(request)
+    assert effort_of(request)
     assert len(read) < 1000

@@ -27,6 +27,7 @@ from albert_serve.server.error_replies import ErrorReplies
 from albert_serve.server.metrics import Metrics
 from albert_serve.server.models.hosted_model import HostedModel, read_card
 from albert_serve.server.models.registry import Models
+from albert_serve.server.process.threads import RequestThreads
 from albert_serve.server.routes import make_app
 from albert_serve.settings import RuntimeOptions, Settings
 from albert_serve.tasks import EncoderInput, Logits
@@ -103,6 +104,7 @@ async def serving(
         tasks=tasks,
         batcher=Batcher(slow, max_queue_tokens=max_queue_tokens),
         card=read_card(bundle),
+        threads=RequestThreads(),
     )
     app = make_app(dict)
     app.state.models = models
