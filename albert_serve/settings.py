@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +30,6 @@ PID_FILE_VARIABLE: Final = "ALBERT_SERVE_PID_FILE"
 # Set by the supervisor for its workers; no settings.
 SUPERVISOR_VARIABLE: Final = "_ALBERT_SERVE_SUPERVISOR"
 METRICS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
-HEAPS_VARIABLE: Final = "MALLOC_ARENA_MAX"
 _API_KEYS: Final = "ALBERT_SERVE_API_KEYS"
 _API_KEYS_FILE: Final = "ALBERT_SERVE_API_KEYS_FILE"
 _ORIGIN: Final = re.compile(r"https?://[^/\s?#@]+")
@@ -394,6 +394,13 @@ def _listed_workers(models: Path) -> int:
     return 1 if models.is_dir() else read_models_file(models).workers or 1
 
 
-def num_heaps() -> str:
-    """Return the number of malloc's heaps of a worker: one, or that of glibc's own variable."""
-    return os.environ.get(HEAPS_VARIABLE, "1")
+def allocator_variables() -> dict[str, str]:
+    """Return the variables by which a worker has one heap for all threads and for Python's objects.
+
+    Those of the environment hold. Allocators other than glibc's return no free pages, so with these
+    Python keeps its own.
+    """
+    heap = {"MALLOC_ARENA_MAX": "1", "PYTHONMALLOC": "malloc"}
+    if platform.libc_ver()[0] != "glibc":
+        return {}
+    return {name: os.environ.get(name, value) for name, value in heap.items()}

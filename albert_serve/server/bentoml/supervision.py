@@ -30,10 +30,9 @@ from tornado import gen
 
 from albert_serve.server.bentoml.restarts import Restarts
 from albert_serve.settings import (
-    HEAPS_VARIABLE,
     METRICS_VARIABLE,
     SUPERVISOR_VARIABLE,
-    num_heaps,
+    allocator_variables,
 )
 
 SERVICE_NAME: Final = "albert_serve"
@@ -83,14 +82,15 @@ async def end_with(supervisor: int) -> None:
 def _watch(watcher: Watcher, init: Any, metrics: Path, *args: Any, **options: Any) -> None:
     """Make a watcher whose workers get SIGHUP.
 
-    Ours know their supervisor and its metrics, and have one malloc heap. Workers of another
+    Ours know their supervisor and its metrics, and have one heap. Workers of another
     service, which composes ours, share BentoML's metrics with it, and never tell that they have
     started.
     """
     env = dict(options.pop("env", None) or {})
     if SERVICE_NAME in (options.get("args") or ()):
-        # One heap for all threads: glibc returns the free pages of the first heap only.
-        env.setdefault(HEAPS_VARIABLE, num_heaps())
+        # glibc returns the free pages of its first heap; Python's own allocator keeps a megabyte
+        # for each object that is left in it.
+        env = allocator_variables() | env
         env |= {METRICS_VARIABLE: str(metrics), SUPERVISOR_VARIABLE: str(os.getpid())}
     init(watcher, *args, **options, env=env, send_hup=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,13 +37,18 @@ def test_our_workers_know_their_supervisor(tmp_path: Path) -> None:
     assert environment_of(SERVICE_NAME, tmp_path).items() >= expected.items()
 
 
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="they are glibc's")
+@pytest.mark.parametrize(
+    ("name", "ours", "theirs"),
+    [("MALLOC_ARENA_MAX", "1", "4"), ("PYTHONMALLOC", "malloc", "pymalloc")],
+)
 def test_our_workers_have_one_heap_unless_the_environment_says_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, ours: str, theirs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
-    assert environment_of(SERVICE_NAME, tmp_path)["MALLOC_ARENA_MAX"] == "1"
-    monkeypatch.setenv("MALLOC_ARENA_MAX", "4")
-    assert environment_of(SERVICE_NAME, tmp_path)["MALLOC_ARENA_MAX"] == "4"
+    monkeypatch.delenv(name, raising=False)
+    assert environment_of(SERVICE_NAME, tmp_path)[name] == ours
+    monkeypatch.setenv(name, theirs)
+    assert environment_of(SERVICE_NAME, tmp_path)[name] == theirs
 
 
 def test_workers_of_a_composing_service_are_as_bentoml_has_them(tmp_path: Path) -> None:
