@@ -25,7 +25,7 @@ from albert_serve.api.schemas import (
 from albert_serve.errors import InvalidInputError, TooMuchAtOnceError
 from albert_serve.server.answering import answer_request
 from albert_serve.server.models.hosted_model import HostedModel, effort_of
-from albert_serve.server.process.threads import Effort
+from albert_serve.server.process.threads import Effort, RequestThreads
 
 MAX_ITEMS = 3
 
@@ -43,6 +43,7 @@ class Refusing:
         deadline_s=5.0, max_body_bytes=1 << 20, max_items=MAX_ITEMS, max_queue_tokens=64
     )
     check_num_items = HostedModel.check_num_items
+    threads = RequestThreads()
     held: weakref.ref[Held]
 
     @contextlib.contextmanager
