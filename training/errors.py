@@ -20,9 +20,26 @@ from typing import Final
 
 from albert_serve.errors import AlbertServeError
 
+# Lines of an error that are shown.
+_SHOWN_LINES: Final = 20
+
 
 class TrainingError(ValueError):
-    """Base of all errors that training raises on purpose."""
+    """Base of all errors that training raises on purpose.
+
+    An error of several faults has a line for each as its arguments, of which the first are shown.
+    """
+
+    def __str__(self) -> str:
+        shown = list(map(str, self.args[:_SHOWN_LINES]))
+        if self.num_hidden:
+            shown.append(f"and {self.num_hidden:,} more")
+        return "\n".join(shown)
+
+    @property
+    def num_hidden(self) -> int:
+        """The lines that are not shown."""
+        return max(0, len(self.args) - _SHOWN_LINES)
 
 
 # The errors that are a user's.

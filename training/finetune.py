@@ -27,7 +27,7 @@ from training.data.choices import choice_feed
 from training.data.corpus import find_files
 from training.data.examples import MIN_LENGTH
 from training.data.feeds import Division, ExampleFeed, Feed, example_feed
-from training.data.labelled.texts import collecting, raise_listed
+from training.data.labelled.errors import collecting, raise_listed
 from training.errors import report_errors
 from training.evaluation.validation import Validation
 from training.finetuning.choices import build_choices

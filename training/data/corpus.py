@@ -39,7 +39,7 @@ _DAMAGE: Final = (
 _ZSTD_MAX_WINDOW_BYTES: Final = 1 << 31
 _CHUNK_BYTES: Final = 1 << 16
 # Otherwise a file without line ends, such as one of zeros, would be read into memory whole.
-_MAX_LINE_CHARACTERS: Final = 1 << 26
+MAX_LINE_CHARACTERS: Final = 1 << 26
 _MAX_DOCUMENT_CHARACTERS: Final = 1 << 22
 _ROWS_A_BATCH: Final = 256
 _WHITESPACE: Final = re.compile(r"\s+")
@@ -194,11 +194,11 @@ def _read_lines(file: Path) -> Iterator[tuple[str, int]]:
             file.open("rb") as raw,
             io.TextIOWrapper(open_content(raw), encoding=_ENCODING) as stream,
         ):
-            lines = iter(partial(stream.readline, _MAX_LINE_CHARACTERS), "")
+            lines = iter(partial(stream.readline, MAX_LINE_CHARACTERS), "")
             for number, line in enumerate(lines, start=1):
-                if len(line) == _MAX_LINE_CHARACTERS and not line.endswith("\n"):
+                if len(line) == MAX_LINE_CHARACTERS and not line.endswith("\n"):
                     raise CorpusError(
-                        f"{file}, line {number}: longer than {_MAX_LINE_CHARACTERS:,} characters; "
+                        f"{file}, line {number}: longer than {MAX_LINE_CHARACTERS:,} characters; "
                         "is the file text?"
                     )
                 yield line, raw.tell()

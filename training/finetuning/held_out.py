@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.collate import collate_examples
-from training.data.labelled.texts import raise_listed
+from training.data.labelled.errors import raise_listed
 from training.data.questions import Question, SpanExample, read_located, span_examples
 from training.evaluation.predictions import Item
 from training.evaluation.questions import HeldOutQuestions, lay_questions

@@ -9,11 +9,11 @@ from typing import Final
 
 from training.data.corpus import CorpusError
 from training.data.labelled.columns import COMMON_COLUMNS, Columns
+from training.data.labelled.errors import raise_listed
 from training.data.labelled.texts import (
     ANY_SCORE,
     LabelledSplits,
     LabelledText,
-    raise_listed,
     read_splits,
     read_texts,
 )

@@ -112,7 +112,7 @@ def test_all_answers_without_a_place_are_listed_at_once(tmp_path: Path) -> None:
         locate_answers(read_squad([file]))
     *lines, last = str(error.value).splitlines()
     assert [line.split(":")[0] for line in lines] == [f"{file}, question x{n}" for n in range(20)]
-    assert last == "and 10 more questions"
+    assert last == "and 10 more"
 
 
 @given(st.text("ab ", max_size=12), st.text("ab", min_size=1, max_size=2), st.integers(-3, 14))

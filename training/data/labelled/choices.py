@@ -15,8 +15,8 @@ from training.data.corpus import CorpusError, find_files, read_lines
 from training.data.labelled.cells import cell_text
 from training.data.labelled.choice_columns import ChoiceColumns, read_choice_columns
 from training.data.labelled.columns import COMMON_COLUMNS, Columns
+from training.data.labelled.errors import raise_listed
 from training.data.labelled.tables import Record, RowError
-from training.data.labelled.texts import raise_listed
 
 # The one name of a file's only split.
 _ONLY: Final = "data"
