@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from training.data.corpus import MAX_LINE_CHARACTERS, CorpusError, read_lines
 
 _DELIMITERS: Final = ",;\t|"
+_QUOTING: Final = "a quoted field ends at its second quote, and quotes in it are doubled"
 
 
 class Record(NamedTuple):
@@ -183,13 +184,7 @@ def _rows(
             return
         except csv.Error as error:
             last = number + source.read_again() - 1
-            yield (
-                number,
-                (
-                    f"in line {last} {error}; a quoted field ends at its second quote, and quotes in "
-                    "it are doubled"
-                ),
-            )
+            yield number, f"in line {last} {error}; {_QUOTING}"
             number += 1
         else:
             yield number, fields

@@ -121,6 +121,7 @@ def read_splits(
     columns: Columns = COMMON_COLUMNS,
     problem: ProblemType = "single_label_classification",
     scale: Scale = ANY_SCORE,
+    errors: list[str] | None = None,
 ) -> LabelledSplits:
     """Read the files of a data set's splits, and the names of the labels in order.
 
@@ -136,15 +137,17 @@ def read_splits(
             before 10), or the columns of 0 and 1.
         problem: of a regression, labels are numbers; of several labels, a text may have none.
         scale: of a regression.
+        errors: to which errors of files and rows are appended, instead of being raised.
 
     Raises:
         CorpusError: files cannot be read or lack columns, a split is empty, labels are not among
-            the names or the scale, or a label of another split is in no row of the first; the
-            message lists all of it, up to a limit.
+            the names or the scale, or a label of another split is in no row of the first; all of
+            it is listed.
     """
     _check_columns(columns, label_names, problem)
     rows: dict[str, list[_Row]] = {}
-    errors: list[str] = []
+    is_raised = errors is None
+    errors = [] if errors is None else errors
     left_out: dict[Path, int] = {}
     for split, its_files in files.items():
         rows[split] = []
@@ -162,7 +165,8 @@ def read_splits(
         texts, names = _scored(rows, scale, errors), list(label_names or [scale.name])
     else:
         texts, names = _classified(rows, label_names or columns.indicators, errors, problem)
-    raise_listed(errors)
+    if is_raised:
+        raise_listed(errors)
     return LabelledSplits(texts=texts, names=names, num_left_out=left_out)
 
 
@@ -310,28 +314,28 @@ def read_texts(
     Raises:
         CorpusError: a file cannot be read or has no column of texts, or there is no text.
     """
-    texts = [text for file in files for text in _read_texts(file, columns)]
+    reads = [read for file in files for read in _read_texts(file, columns)]
+    raise_listed([read.message for read in reads if isinstance(read, RowError)])
+    texts = [read for read in reads if not isinstance(read, RowError)]
     if not texts:
         raise CorpusError(f"no texts in {', '.join(map(str, files))}")
     return texts
 
 
-def _read_texts(file: Path, columns: Columns) -> Iterator[tuple[str, str | None]]:
+def _read_texts(file: Path, columns: Columns) -> Iterator[tuple[str, str | None] | RowError]:
     if ".txt" in file.suffixes and columns.delimiter is None:
         yield from ((line.strip(), None) for line in read_lines(file) if line.strip())
         return
-    errors = []
     for read in read_columns(file, columns, needs_label=False):
         if isinstance(read, RowError):
-            errors.append(read.message)
+            yield read
             continue
         row, names = read
         texts = _texts(row, names, columns)
-        if texts is None:
-            errors.append(f"{row.place}: no text")
-        else:
-            yield texts
-    raise_listed(errors)
+        if texts is None and columns.short_rows == "keep":
+            pair = None if names.pair is None else cell_text(row.values[names.pair]) or ""
+            texts = cell_text(row.values[names.text]) or "", pair
+        yield RowError(f"{row.place}: no text") if texts is None else texts
 
 
 def _read_rows(file: Path, columns: Columns, problem: ProblemType) -> Iterator[_Read]:
