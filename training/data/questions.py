@@ -103,10 +103,11 @@ def _questions(
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
             for record in paragraph["qas"]:
-                line = next((number for name, number in lines if name == record["id"]), None)
-                where = "" if line is None else f", line {line}"
-                place = f"{file}{where}, question {record['id']}"
+                place = f"{file}, a question"
                 try:
+                    line = next((number for name, number in lines if name == record["id"]), None)
+                    where = "" if line is None else f", line {line}"
+                    place = f"{file}{where}, question {record['id']}"
                     yield _question(record, paragraph["context"], place)
                 except _WRONG_FORM as error:
                     yield f"{place}, is not in SQuAD's format: {error!r}"

@@ -94,7 +94,8 @@ def test_validation_in_tsv_goes_with_the_hub_s_files(
     task, row = TASKS[name], {key: str(value) for key, value in ROWS[name].items()}
     if is_official:
         own = task.columns
-        row = {own.text: "A.", own.label: row["label"]} | ({own.pair: "B."} if own.pair else {})
+        values = ((own.text, "A."), (own.label, row["label"]), (own.pair, "B."))
+        row = {column: value for column, value in values if column is not None}
     content = "\n".join("\t".join(map(str, cells)) for cells in (row.keys(), row.values()))
     (glue / name / "val.tsv").write_text(content)
     files = training_files(task, glue / name)

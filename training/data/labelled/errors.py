@@ -18,7 +18,9 @@ def collecting(errors: list[str], *kinds: type[TrainingError]) -> Iterator[None]
     """
     try:
         yield
-    except (CorpusError, *kinds) as error:
+    except TrainingError as error:
+        if not isinstance(error, (CorpusError, *kinds)):
+            raise
         errors += error.args
 
 
