@@ -1,4 +1,4 @@
-"""The files that an evaluation writes, also of errors, and labels in `config.json` that it cannot read."""
+"""The files that an evaluation writes, and labels in `config.json` that it cannot read."""
 
 from __future__ import annotations
 

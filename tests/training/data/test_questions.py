@@ -158,7 +158,8 @@ def test_files_that_are_not_squad_s(tmp_path: Path, content: str, message: str) 
 
 
 def test_questions_of_a_file_of_several_lines_are_named_by_their_line(tmp_path: Path) -> None:
-    entries = [{"id": name, "question": "?", "answers": []} for name in ('"id": "é', "b", "b", "c")]
+    names = ('"id": "é', "b", "b", "c")
+    entries: list[dict[str, Any]] = [{"id": name, "question": "?", "answers": []} for name in names]
     content = json.loads(squad({"question": "?"}, *entries))
     content["data"][0]["paragraphs"][0]["context"] = '"id": "c"\n'
     for is_ascii in (True, False):
