@@ -19,7 +19,7 @@ from export.write import DepthOptions, Exported, Limits, export_bundle
 from training.conversion.source import REFERENCE_HELP
 from training.data.labelled.folders import labelled_files
 from training.data.labelled.race import RACE, race_files
-from training.errors import TrainingError
+from training.errors import TrainingError, report
 from training.evaluation.real_text import DEFAULT_TEXT, RealData
 from training.glue.files import dev_files
 from training.glue.tasks import TASKS
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             overwrite=options.overwrite,
         )
     except (ExportError, TrainingError, AlbertServeError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        report(error, Path(f"{options.bundle}.errors.txt"))
         return 1
     if exported.unused:
         listed = ", ".join(exported.unused)

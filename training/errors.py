@@ -16,23 +16,62 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from albert_serve.errors import AlbertServeError
 
+# Lines of an error that are shown.
+_SHOWN_LINES: Final = 20
+
 
 class TrainingError(ValueError):
-    """Base of all errors that training raises on purpose."""
+    """Base of all errors that training raises on purpose.
+
+    An error of several faults has a line for each as its arguments, of which the first are shown.
+    """
+
+    def __str__(self) -> str:
+        shown = list(map(str, self.args[:_SHOWN_LINES]))
+        if self.num_hidden:
+            shown.append(f"and {self.num_hidden:,} more")
+        return "\n".join(shown)
+
+    @property
+    def num_hidden(self) -> int:
+        """The lines that are not shown."""
+        return max(0, len(self.args) - _SHOWN_LINES)
 
 
 # The errors that are a user's.
 REPORTED: Final = (TrainingError, AlbertServeError, OSError)
 
 
-def report_errors(command: Callable[[], int]) -> int:
-    """Run a command and return its exit status; report a user's error on stderr, with status 1."""
+def report_errors(command: Callable[[], int], lines_file: Path | None = None) -> int:
+    """Run a command and return its exit status; report a user's error on stderr, with status 1.
+
+    Args:
+        lines_file: written with all lines of an error that has more than are shown; a file of an
+            earlier command is removed.
+    """
     try:
+        if lines_file is not None:
+            lines_file.unlink(missing_ok=True)
         return command()
     except REPORTED as error:
-        print(f"error: {error}", file=sys.stderr)
+        report(error, lines_file)
         return 1
+
+
+def report(error: Exception, lines_file: Path | None = None) -> None:
+    """Print an error on stderr; as `report_errors`."""
+    print(f"error: {error}", file=sys.stderr)
+    if lines_file is None or not isinstance(error, TrainingError) or not error.num_hidden:
+        return
+    try:
+        lines_file.parent.mkdir(parents=True, exist_ok=True)
+        lines_file.write_text("".join(f"{line}\n" for line in error.args))
+    except OSError as failure:
+        print(f"error: {lines_file} cannot be written: {failure.strerror}", file=sys.stderr)
+    else:
+        print(f"all {len(error.args):,} are listed in {lines_file}", file=sys.stderr)

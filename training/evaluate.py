@@ -85,6 +85,8 @@ _EXAMPLES: Final = r"""examples:
   python -m training.evaluate textattack/albert-base-v2-SST-2 --text-classification sst2/dev.tsv
 """
 
+# Suffix of the file of all errors of the data, where they are more than are printed.
+_ERRORS: Final = ".errors.txt"
 # The one split of the user's own files.
 _ONLY: Final = "data"
 
@@ -328,7 +330,13 @@ def _need(model: AlbertForTasks, *tasks: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
     options = parse_with_heads(_parser(), head_parser(), arguments)
-    return report_errors(lambda: _run(options))
+    return report_errors(lambda: _run(options), _figures_file(options).with_suffix(_ERRORS))
+
+
+def _figures_file(options: argparse.Namespace) -> Path:
+    """Return the file of the figures; of a model of the Hub, where it would be in this folder."""
+    folder = Path(options.checkpoint)
+    return options.output or (folder if folder.is_dir() else Path()) / "evaluation.json"
 
 
 def _run(options: argparse.Namespace) -> int:

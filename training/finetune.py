@@ -24,11 +24,11 @@ from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import REFERENCE_HELP, open_initial
 from training.data.choices import choice_feed
-from training.data.corpus import find_files
 from training.data.examples import MIN_LENGTH
 from training.data.feeds import Division, ExampleFeed, Feed, example_feed
-from training.data.labelled.texts import collecting, raise_listed
+from training.data.labelled.errors import collecting, raise_listed
 from training.errors import report_errors
+from training.evaluation.predictions import EvaluationError
 from training.evaluation.validation import Validation
 from training.finetuning.choices import build_choices
 from training.finetuning.classification import (
@@ -53,7 +53,7 @@ from training.finetuning.options import (
     parse,
     resolve,
 )
-from training.finetuning.pretraining import pretraining_feed
+from training.finetuning.pretraining import check_pretraining, pretraining_feed
 from training.finetuning.questions import (
     add_questions,
     choose_head,
@@ -102,6 +102,8 @@ _EXAMPLES: Final = r"""examples:
   torchrun --nproc-per-node 8 -m training.finetune --initialize-from runs/base/checkpoint \
       --output runs/mnli --task MNLI --recipe paper
 """
+# Of the run's folder: all errors of the data, where they are more than are printed.
+ERRORS_FILE: Final = "errors.txt"
 # The data of other tasks than classifiers', in the order of --weights and --batch-size.
 _DATA_OPTIONS: Final = ("multiple_choice", "question_answering", "pretraining")
 # Options that a run may be resumed with other values of. Among them the size of micro-batches
@@ -233,17 +235,18 @@ def _feeds(
             size = sizes["question-answering"]
             feeds.append(make("question-answering", questions, batch_size=size))
         if options.validation and not (placed or options.multiple_choice):
-            with collecting(errors):
+            with collecting(errors, EvaluationError):
                 held_out = build_held_out_questions(
                     options, tokenizer, max_positions=config.max_positions
                 )
                 datasets.append(held_out)
     if options.pretraining:
         with collecting(errors):
-            find_files(options.pretraining)
+            if errors:
+                check_pretraining(options)
+            else:
+                feeds.append(pretraining_feed(options, tokenizer, sizes["pretraining"], world))
     raise_listed(errors)
-    if options.pretraining:
-        feeds.append(pretraining_feed(options, tokenizer, sizes["pretraining"], world))
     if not feeds:
         raise RunError(
             "nothing to train: give --text-classification, --multiple-choice, --task, --head, "
@@ -299,7 +302,7 @@ def _steps_an_epoch(feeds: Sequence[Feed], option: str) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
     options = parse(_parser(), arguments)
-    return report_errors(lambda: _run(options))
+    return report_errors(lambda: _run(options), options.output / ERRORS_FILE)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -30,7 +30,7 @@ from training.data.feeds import (
     shuffled_batches,
 )
 from training.data.labelled.choices import ChoiceText
-from training.data.labelled.texts import raise_listed
+from training.data.labelled.errors import raise_listed
 from training.data.packing import best_row_length
 
 # Of the passes of a step: its questions can be too many for the memory of one.

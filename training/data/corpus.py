@@ -12,6 +12,7 @@ import json
 import lzma
 import re
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -39,7 +40,7 @@ _DAMAGE: Final = (
 _ZSTD_MAX_WINDOW_BYTES: Final = 1 << 31
 _CHUNK_BYTES: Final = 1 << 16
 # Otherwise a file without line ends, such as one of zeros, would be read into memory whole.
-_MAX_LINE_CHARACTERS: Final = 1 << 26
+MAX_LINE_CHARACTERS: Final = 1 << 26
 _MAX_DOCUMENT_CHARACTERS: Final = 1 << 22
 _ROWS_A_BATCH: Final = 256
 _WHITESPACE: Final = re.compile(r"\s+")
@@ -128,6 +129,18 @@ def read_from(files: Sequence[Path], start: Place) -> Iterator[Document]:
         num_bytes += _size(files[index])
 
 
+def find_errors(files: Sequence[Path]) -> Iterator[str]:
+    """Yield what is wrong in files of documents: each line of JSONL, elsewhere the first error."""
+    for file in files:
+        try:
+            if ".jsonl" in file.suffixes:
+                yield from _line_errors(file)
+            else:
+                deque(_read_file(file), maxlen=0)
+        except CorpusError as error:
+            yield str(error)
+
+
 def read_lines(file: Path) -> Iterator[str]:
     """Yield the lines of a text file, decompressed according to its suffix.
 
@@ -194,11 +207,11 @@ def _read_lines(file: Path) -> Iterator[tuple[str, int]]:
             file.open("rb") as raw,
             io.TextIOWrapper(open_content(raw), encoding=_ENCODING) as stream,
         ):
-            lines = iter(partial(stream.readline, _MAX_LINE_CHARACTERS), "")
+            lines = iter(partial(stream.readline, MAX_LINE_CHARACTERS), "")
             for number, line in enumerate(lines, start=1):
-                if len(line) == _MAX_LINE_CHARACTERS and not line.endswith("\n"):
+                if len(line) == MAX_LINE_CHARACTERS and not line.endswith("\n"):
                     raise CorpusError(
-                        f"{file}, line {number}: longer than {_MAX_LINE_CHARACTERS:,} characters; "
+                        f"{file}, line {number}: longer than {MAX_LINE_CHARACTERS:,} characters; "
                         "is the file text?"
                     )
                 yield line, raw.tell()
@@ -262,6 +275,15 @@ def _read_jsonl(file: Path) -> Iterator[tuple[str, int]]:
     for number, (line, position) in enumerate(_read_lines(file), start=1):
         if line.strip():
             yield _parse_record(line, f"{file}, line {number}"), position
+
+
+def _line_errors(file: Path) -> Iterator[str]:
+    for number, line in enumerate(read_lines(file), start=1):
+        try:
+            if line.strip():
+                _parse_record(line, f"{file}, line {number}")
+        except CorpusError as error:
+            yield str(error)
 
 
 def _parse_record(line: str, place: str) -> str:

@@ -18,7 +18,8 @@ from albert_serve.tasks.fitting import fit
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import LossName, MicroBatch, TokenisedExample
 from training.data.collate import Collate, Slicing, collate_examples, load_steps
-from training.data.labelled.texts import Label, LabelledText, raise_listed
+from training.data.labelled.errors import raise_listed
+from training.data.labelled.texts import Label, LabelledText
 from training.data.packing import Plan, Position, best_row_length
 from training.errors import TrainingError
 from training.model.heads import Task

@@ -11,10 +11,12 @@ from typing import Any, Final
 
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 from training.data.corpus import CorpusError, read_lines
+from training.data.labelled.errors import raise_listed
 
-_LISTED_ERRORS: Final = 20
 _WRONG_FORM: Final = (KeyError, TypeError, IndexError, AttributeError)
 _NUM_SPECIAL: Final = 3
+# A key `id` with its value.
+_ID: Final = re.compile(r'"id"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+)')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +27,7 @@ class Question:
         answers: the correct answers; empty if the context has none.
         start: character offset of the first answer in the context, as the file has it; None
             without an answer.
-        place: file and id, for messages.
+        place: file, line (in a file of several) and id, for messages.
     """
 
     id: str
@@ -42,11 +44,11 @@ def read_squad(files: Sequence[Path]) -> list[Question]:
     A question has no answer if it is marked `is_impossible`, or if its `answers` are empty.
 
     Raises:
-        CorpusError: files cannot be read or are not in that format; the message lists all such
-            files and questions, up to a limit.
+        CorpusError: files cannot be read or are not in that format; all such files and questions
+            are listed.
     """
     questions, errors = _read(files)
-    _raise_listed(errors)
+    raise_listed(errors)
     return questions
 
 
@@ -74,7 +76,8 @@ def _read(files: Sequence[Path]) -> tuple[list[Question], list[str]]:
 def _file_questions(file: Path) -> Iterator[Question | str]:
     """Yield the questions of a file, and each error."""
     try:
-        yield from _questions(json.loads("".join(read_lines(file))), file)
+        text = "".join(read_lines(file))
+        yield from _questions(json.loads(text), _lines_of_ids(text), file)
     except CorpusError as error:
         yield str(error)
     except json.JSONDecodeError as error:
@@ -83,12 +86,28 @@ def _file_questions(file: Path) -> Iterator[Question | str]:
         yield f"{file} is not in SQuAD's format: {error!r}"
 
 
-def _questions(content: dict[str, Any], file: Path) -> Iterator[Question | str]:
+def _lines_of_ids(text: str) -> Iterator[tuple[Any, int]]:
+    """Yield each id in a JSON text of several lines, in order, with the number of its line."""
+    if "\n" not in text.rstrip():  # as SQuAD's own files
+        return
+    line, end = 1, 0
+    for match in _ID.finditer(text):
+        line += text.count("\n", end, match.start())
+        end = match.start()
+        yield json.loads(match[1]), line
+
+
+def _questions(
+    content: dict[str, Any], lines: Iterator[tuple[Any, int]], file: Path
+) -> Iterator[Question | str]:
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
             for record in paragraph["qas"]:
-                place = f"{file}, question {record['id']}"
+                place = f"{file}, a question"
                 try:
+                    line = next((number for name, number in lines if name == record["id"]), None)
+                    where = "" if line is None else f", line {line}"
+                    place = f"{file}{where}, question {record['id']}"
                     yield _question(record, paragraph["context"], place)
                 except _WRONG_FORM as error:
                     yield f"{place}, is not in SQuAD's format: {error!r}"
@@ -124,11 +143,17 @@ def read_located(files: Sequence[Path]) -> tuple[list[Question], int]:
         The questions, and how many of them were repaired.
 
     Raises:
-        CorpusError: as `read_squad` and `locate_answers`; all of it is listed at once.
+        CorpusError: as `read_squad` and `locate_answers`, or a question or context is empty; all
+            of it is listed at once.
     """
     questions, errors = _read(files)
     located, misplaced = _locate(questions)
-    _raise_listed([*errors, *misplaced])
+    empty = [
+        f"{each.place}: the question or its context is empty"
+        for each in questions
+        if not (each.question and each.context.strip())
+    ]
+    raise_listed([*errors, *misplaced, *empty])
     return located, _num_repaired(questions, located)
 
 
@@ -142,11 +167,10 @@ def locate_answers(questions: Sequence[Question]) -> tuple[list[Question], int]:
         The questions, and how many of them were repaired.
 
     Raises:
-        CorpusError: other answers do not stand at their offsets; the message lists all such
-            questions, up to a limit.
+        CorpusError: other answers do not stand at their offsets; all such questions are listed.
     """
     located, errors = _locate(questions)
-    _raise_listed(errors)
+    raise_listed(errors)
     return located, _num_repaired(questions, located)
 
 
@@ -165,15 +189,6 @@ def _locate(questions: Sequence[Question]) -> tuple[list[Question], list[str]]:
 
 def _num_repaired(questions: Sequence[Question], located: Sequence[Question]) -> int:
     return sum(one is not other for one, other in zip(questions, located, strict=True))
-
-
-def _raise_listed(errors: Sequence[str]) -> None:
-    if not errors:
-        return
-    listed = list(errors[:_LISTED_ERRORS])
-    if len(errors) > len(listed):
-        listed.append(f"and {len(errors) - len(listed):,} more questions")
-    raise CorpusError("\n".join(listed))
 
 
 def _located(question: Question) -> Question | str:

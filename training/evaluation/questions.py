@@ -102,9 +102,9 @@ def lay_questions(
         max_answer_length: tokens of the longest answer.
 
     Raises:
-        EvaluationError: a question cannot be asked, or several have the same id.
+        EvaluationError: questions cannot be asked, or several have the same id; all are listed.
     """
-    _check_ids(questions)
+    errors = _repeated_ids(questions)
     task = QuestionAnswering(tokenizer=tokenizer, max_positions=max_positions, head=head)
     laid = question_items(
         task, questions, may_be_empty=True, max_answer_length=max_answer_length, read=_read
@@ -112,8 +112,12 @@ def lay_questions(
     items: list[Item] = []
     for question, item in zip(questions, laid, strict=True):
         if item is None:
-            raise EvaluationError(f"question {question.id} is empty, or too long for the model")
-        items.append(item)
+            place = question.place or f"question {question.id}"
+            errors.append(f"{place}: it is empty, or too long for the model")
+        else:
+            items.append(item)
+    if errors:
+        raise EvaluationError(*errors)
     return items
 
 
@@ -157,14 +161,14 @@ class HeldOutQuestions:
         }
 
 
-def _check_ids(questions: Sequence[Question]) -> None:
+def _repeated_ids(questions: Sequence[Question]) -> list[str]:
+    """Return an error for ids that several questions have, if there are some."""
     counts = Counter(question.id for question in questions)
     repeated = [name for name, count in counts.items() if count > 1]
-    if repeated:
-        shown = ", ".join(repeated[:_SHOWN_IDS])
-        raise EvaluationError(
-            f"{len(repeated):,} ids stand for several questions: {shown}; each needs its own"
-        )
+    if not repeated:
+        return []
+    shown = ", ".join(repeated[:_SHOWN_IDS])
+    return [f"{len(repeated):,} ids stand for several questions: {shown}; each needs its own"]
 
 
 def _read(

@@ -14,7 +14,7 @@ from training.data.choices import ChoiceBatches, ChoiceExample, choice_examples
 from training.data.labelled.choices import read_choice_splits
 from training.data.labelled.folders import CHOICES, labelled_files
 from training.evaluation.validation import Validation
-from training.finetuning.examples import tokenise
+from training.finetuning.examples import tokenise_splits
 from training.loop.progress import RunError
 from training.loop.selection import Selection
 from training.run.options import columns_of
@@ -69,13 +69,13 @@ def build_choices(options: argparse.Namespace, tokenizer: AlbertTokenizer) -> Ch
     files = {_TRAINING: labelled_files(options.multiple_choice, "train", suffixes=CHOICES)}
     if options.validation:
         files[_VALIDATION] = labelled_files(options.validation, "validation", suffixes=CHOICES)
-    texts = read_choice_splits(files, columns_of(options), options.choice_columns)
+    errors: list[str] = []
+    texts = read_choice_splits(files, columns_of(options), options.choice_columns, errors)
+    examples = tokenise_splits(options, tokenizer, texts, choice_examples, "questions", errors)
     return Choices(
-        examples=tokenise(options, tokenizer, texts[_TRAINING], choice_examples, "questions"),
+        examples=examples[_TRAINING],
         tokenizer=tokenizer,
-        held_out=tokenise(
-            options, tokenizer, texts.get(_VALIDATION, []), choice_examples, "questions"
-        ),
+        held_out=examples.get(_VALIDATION, ()),
     )
 
 

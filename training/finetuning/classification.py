@@ -28,7 +28,7 @@ from training.evaluation.metrics import (
     metric_figures,
 )
 from training.evaluation.validation import Validation
-from training.finetuning.examples import tokenise
+from training.finetuning.examples import tokenise_splits
 from training.glue.files import read_task
 from training.glue.tasks import TASKS, Metric
 from training.loop.distributed import World
@@ -155,7 +155,13 @@ def build_classification(
     logits = compile_logits(logits) if compiles else logits
     if options.teacher is not None:
         return _taught(task, options, tokenizer, precision, world, logits)
-    splits = _read(options)
+    errors: list[str] = []
+    splits = _read(options, errors)
+    tokenise_all = partial(
+        tokenise_splits, options, tokenizer, splits.texts, labelled_examples, "texts"
+    )
+    if errors:
+        tokenise_all(errors)  # raises them, with those of long texts
     if len(splits.names) < 2 and problem != "regression":
         shown = ", ".join(splits.names) or "none"
         raise CorpusError(f"all texts have the label {shown}; a classifier needs two or more")
@@ -173,14 +179,13 @@ def build_classification(
         "multi_label_classification": partial(multi_label_scores, logits=logits),
         "regression": partial(regression_scores, logits=logits),
     }
+    examples = tokenise_all()
     return Classification(
         task=task,
-        examples=tokenise(options, tokenizer, texts, labelled_examples, "texts"),
+        examples=examples[_TRAINING],
         labels=label_keys(splits.names, multi_label=problem == "multi_label_classification"),
         loss=losses[problem],
-        held_out=tokenise(
-            options, tokenizer, splits.texts.get(_VALIDATION, []), labelled_examples, "texts"
-        ),
+        held_out=examples.get(_VALIDATION, ()),
         metrics=metrics,
         num_official=len(official),
         problem=problem,
@@ -212,13 +217,16 @@ def _check_adaptive_depth(options: argparse.Namespace, problem: ProblemType) -> 
         raise RunError(f"--adaptive-depth goes with one label a text; this is {problem}")
 
 
-def _read(options: argparse.Namespace) -> LabelledSplits:
+def _read(options: argparse.Namespace, errors: list[str]) -> LabelledSplits:
+    """Read the files, and append their errors."""
     files = {_TRAINING: options.text_classification}
     if options.validation:
         files[_VALIDATION] = options.validation
     if options.task is not None:
-        return read_task(TASKS[options.task], files)
-    return read_splits(files, options.labels, columns_of(options), problem_of(options))
+        return read_task(TASKS[options.task], files, errors)
+    return read_splits(
+        files, options.labels, columns_of(options), problem_of(options), errors=errors
+    )
 
 
 def _metrics(

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.collate import collate_examples
-from training.data.labelled.texts import raise_listed
 from training.data.questions import Question, SpanExample, read_located, span_examples
 from training.evaluation.predictions import Item
 from training.evaluation.questions import HeldOutQuestions, lay_questions
@@ -82,13 +81,6 @@ def build_held_out_questions(
     if figure not in _METRICS:
         raise RunError(f"--metric {figure} is none of questions; take {', '.join(_METRICS)}")
     questions, _ = read_located(options.validation)
-    raise_listed(
-        [
-            f"{each.place}: the question or its context is empty"
-            for each in questions
-            if not (each.question and each.context.strip())
-        ]
-    )
     head = choose_head(options)
     asked = questions if figure != "loss" else []
     return Questions(

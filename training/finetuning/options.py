@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, get_args
 
 from albert_serve.bundle.manifest import ProblemType
+from training.data.labelled.errors import collecting, raise_listed
 from training.data.labelled.folders import CHOICES, files_of_split, labelled_files
 from training.data.labelled.race import RACE, race_files
 from training.finetuning.recipes import DEFAULTS, with_defaults
@@ -160,10 +161,18 @@ def resolve(options: argparse.Namespace) -> argparse.Namespace:
 
     Raises:
         RunError: options contradict each other.
-        CorpusError: files of the task are missing.
+        CorpusError: files of tasks are missing; all are listed.
     """
-    options = with_defaults(_with_files(with_task_data(options)))
-    heads = [_with_files(head) for head in each_head(options)]
+    errors: list[str] = []
+    options = with_task_data(options)
+    with collecting(errors):
+        options = _with_files(options)
+    options = with_defaults(options)
+    heads = []
+    for head in each_head(options):
+        with collecting(errors):
+            heads.append(_with_files(head))
+    raise_listed(errors)
     return argparse.Namespace(**{**vars(options), "heads": heads})
 
 
@@ -175,11 +184,23 @@ def _with_files(options: argparse.Namespace) -> argparse.Namespace:
 def _files_of_task(options: argparse.Namespace) -> dict[str, list[Path] | None]:
     """Return the files of the task by the options that they stand for."""
     if options.task == RACE:
-        validation = options.validation or race_files(options.data, "dev")
-        return {"multiple_choice": race_files(options.data, "train"), "validation": validation}
+        return _files_of_race(options)
     files = training_files(TASKS[options.task], options.data)
     validation = options.validation or files.validation
     return {"text_classification": files.train, "validation": validation}
+
+
+def _files_of_race(options: argparse.Namespace) -> dict[str, list[Path] | None]:
+    errors: list[str] = []
+    train: list[Path] = []
+    validation: list[Path] = options.validation or []
+    with collecting(errors):
+        train = race_files(options.data, "train")
+    if not validation:
+        with collecting(errors):
+            validation = race_files(options.data, "dev")
+    raise_listed(list(dict.fromkeys(errors)))  # both if the folder is none
+    return {"multiple_choice": train, "validation": validation}
 
 
 def _files_in_folders(options: argparse.Namespace) -> dict[str, list[Path] | None]:

@@ -6,8 +6,10 @@ import argparse
 
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.collate import Collator, Slicing
+from training.data.corpus import CorpusError, find_errors, find_files
 from training.data.examples import ExampleSettings
 from training.data.feeds import PlannedFeed
+from training.data.labelled.errors import raise_listed
 from training.data.masking import NgramMasking, word_starts
 from training.data.packing import Plan
 from training.loop.distributed import World, main_first
@@ -26,7 +28,7 @@ def pretraining_feed(
         num_rows: packed rows of a step, over all processes.
 
     Raises:
-        CorpusError, ShardError: the text cannot be read or prepared.
+        CorpusError, ShardError: the text cannot be read or prepared; all bad lines are listed.
         RunError: the rows cannot be divided among the processes.
     """
     if num_rows % world.size:
@@ -36,7 +38,11 @@ def pretraining_feed(
     rows_a_batch = largest_divisor(num_rows // world.size, options.micro_batch_size or num_rows)
     tokenizer_file = options.initialize_from / "tokenizer.json"
     with main_first(world):
-        shards = prepare(options.pretraining, tokenizer_file, options.output / "shards")
+        try:
+            shards = prepare(options.pretraining, tokenizer_file, options.output / "shards")
+        except CorpusError:
+            check_pretraining(options)
+            raise
     masking = NgramMasking(word_starts=word_starts(tokenizer))
     return PlannedFeed(
         plan=Plan(shards=shards, settings=_example_settings(options), seed=options.seed),
@@ -45,6 +51,15 @@ def pretraining_feed(
             num_rows=num_rows, rows_a_batch=rows_a_batch, rank=world.rank, world_size=world.size
         ),
     )
+
+
+def check_pretraining(options: argparse.Namespace) -> None:
+    """Check the text of `--pretraining`.
+
+    Raises:
+        CorpusError: it cannot be read; all of it is listed.
+    """
+    raise_listed(list(find_errors(find_files(options.pretraining))))
 
 
 def _example_settings(options: argparse.Namespace) -> ExampleSettings:

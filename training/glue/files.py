@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Final
 
 from training.data.corpus import CorpusError
-from training.data.labelled.columns import COMMON_COLUMNS, Columns
+from training.data.labelled.errors import raise_listed
 from training.data.labelled.texts import (
     ANY_SCORE,
     LabelledSplits,
     LabelledText,
-    raise_listed,
     read_splits,
     read_texts,
 )
@@ -81,14 +80,20 @@ def dev_files(task: GlueTask, folder: Path) -> dict[str, list[Path]]:
     return files
 
 
-def read_task(task: GlueTask, files: Mapping[str, Sequence[Path]]) -> LabelledSplits:
+def read_task(
+    task: GlueTask, files: Mapping[str, Sequence[Path]], errors: list[str] | None = None
+) -> LabelledSplits:
     """Read the files of each split, the training split first, and report rows left out.
+
+    Args:
+        errors: as of `read_splits`.
 
     Raises:
         CorpusError: as `read_splits`.
     """
-    columns = _columns(task, [file for its_files in files.values() for file in its_files])
-    splits = read_splits(files, task.labels or None, columns, task.problem, task.scale or ANY_SCORE)
+    splits = read_splits(
+        files, task.labels or None, task.columns, task.problem, task.scale or ANY_SCORE, errors
+    )
     for file, count in splits.num_left_out.items():
         print(f"{file}: {count:,} rows without a text or a label are left out")
     return splits
@@ -97,27 +102,22 @@ def read_task(task: GlueTask, files: Mapping[str, Sequence[Path]]) -> LabelledSp
 def read_test(task: GlueTask, folder: Path) -> dict[str, list[LabelledText]]:
     """Read the texts of each split without labels, which have label 0; none if files are missing.
 
+    Rows without a text, of which QQP has a few, are kept: GLUE's server takes an answer to each.
+
     Raises:
         CorpusError: as `read_texts`.
     """
+    columns = replace(task.columns, short_rows="keep")
     files = {split: _find(folder, patterns) for split, patterns in task.test.items()}
     if not all(files.values()):
         return {}
     return {
         split: [
             LabelledText(text=text, pair=pair, label=0, place=f"{split} {index}")
-            for index, (text, pair) in enumerate(read_texts(its, _columns(task, its)))
+            for index, (text, pair) in enumerate(read_texts(its, columns))
         ]
         for split, its in files.items()
     }
-
-
-def _columns(task: GlueTask, files: Sequence[Path]) -> Columns:
-    """Return the columns of official files, or of the Hub's."""
-    if not all(file.suffix == _PARQUET for file in files):
-        return task.columns
-    own = task.columns
-    return replace(COMMON_COLUMNS, pairs=own.pairs, short_rows=own.short_rows)
 
 
 def _find(folder: Path, patterns: Sequence[str]) -> list[Path]:

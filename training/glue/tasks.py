@@ -39,7 +39,7 @@ class GlueTask:
 
     Attributes:
         title: the name in tables of the literature.
-        columns: of its files.
+        columns: of its official files; others, such as the Hub's, have common ones.
         labels: names of the labels 0, 1, ...; the files have the names or the numbers. Empty for a
             regression.
         scale: of a regression's scores.
@@ -70,8 +70,8 @@ class GlueTask:
         return "single_label_classification" if self.scale is None else "regression"
 
 
-_single = partial(Columns, delimiter="\t")
-_pairs = partial(Columns, pairs="required", delimiter="\t")
+_single = partial(Columns, delimiter="\t", or_common=True)
+_pairs = partial(Columns, pairs="required", delimiter="\t", or_common=True)
 _SENTENCES: Final = _pairs(
     text="sentence1",
     pair="sentence2",
@@ -111,12 +111,10 @@ TASKS: Final[Mapping[str, GlueTask]] = MappingProxyType(
         ),
         "stsb": GlueTask(
             title="STS-B",
-            columns=Columns(
+            columns=_pairs(
                 text="sentence1",
                 pair="sentence2",
-                pairs="required",
                 label="score",
-                delimiter="\t",
                 # Some rows end with the two sources.
                 headerless=(
                     *("genre", "filename", "year", "old_index", "score"),

@@ -147,7 +147,7 @@ def test_lines_of_other_systems_are_read(tmp_path: Path, name: str) -> None:
 
 
 def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_LINE_CHARACTERS", 100)
+    monkeypatch.setattr(module, "MAX_LINE_CHARACTERS", 100)
     file = write(tmp_path / "a.txt", "é" * 99 + "\n" + "é" * 100)
     lines = read_lines(file)
     assert next(lines) == "é" * 99 + "\n"

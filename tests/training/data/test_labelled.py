@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from training.data.corpus import CorpusError
+from training.data.labelled import tables
 from training.data.labelled.columns import Columns
 from training.data.labelled.texts import Scale, read_labelled, read_splits, read_texts
 
@@ -172,7 +173,7 @@ def test_all_bad_rows_are_listed_at_once(tmp_path: Path) -> None:
     assert lines[2].endswith("line 5: label '7' (1 rows); allowed are no, yes")
     assert lines[3].endswith("line 6: label '9' (30 rows); allowed are no, yes")
     empty = write(tmp_path / "b.tsv", "\n".join(["text\tlabel", *["\t1"] * 31]))
-    with pytest.raises(CorpusError, match="line 21: no text\nand 11 more rows"):
+    with pytest.raises(CorpusError, match="line 21: no text\nand 11 more"):
         read_labelled([empty])
 
 
@@ -342,3 +343,96 @@ def test_other_suffixes_are_read_if_the_delimiter_is_a_tab(tmp_path: Path) -> No
     file = write(tmp_path / "a.txt", 'text\tlabel\n"a\t1\nb\t0\n')
     examples, _ = read_labelled([file], columns=Columns(delimiter="\t"))
     assert [e.text for e in examples] == ['"a', "b"]
+
+
+def errors_of(file: Path) -> list[str]:
+    with pytest.raises(CorpusError) as caught:
+        read_labelled([file])
+    return [line.removeprefix(f"{file}, ") for line in caught.value.args]
+
+
+def test_a_stray_quote_of_a_csv_file_is_named_and_reading_goes_on_after_it(tmp_path: Path) -> None:
+    content = 'label,text\n1,"foo\n0,mid\n0,"bar\n,none\n1,last\n'
+    stray = "',' expected after '\"'; a quoted field ends at its second quote, and quotes in it"
+    first, second, third = errors_of(write(tmp_path / "a.csv", content))
+    assert first.startswith(f"line 2: in line 4 {stray}")
+    assert second.startswith("line 4: in line 6 unexpected end of data; ")
+    assert third == "line 5: no value in column label"
+
+
+def test_a_quote_that_is_never_closed_is_named(tmp_path: Path) -> None:
+    (error,) = errors_of(write(tmp_path / "a.csv", 'label,text\n0,a\n1,"foo\n0,b\n1,c\n'))
+    assert error.startswith("line 3: in line 5 unexpected end of data; ")
+    (error,) = errors_of(write(tmp_path / "b.csv", 'label,"text\n0,a\n1,b\n'))
+    assert error.startswith("line 1: in line 3 unexpected end of data; ")
+
+
+def test_quoted_fields_may_have_line_ends_and_quotes(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.csv", 'label,text\n1,"one\n\n""two"""\n0,"a, b"\n0,it"s\n')
+    examples, _ = read_labelled([file])
+    assert [e.text for e in examples] == ['one\n\n"two"', "a, b", 'it"s']
+    assert [e.place.rpartition(" ")[2] for e in examples] == ["2", "5", "6"]
+
+
+def test_many_stray_quotes_are_all_named(tmp_path: Path) -> None:
+    """Lines that are read again are not read by ever deeper recursion."""
+    file = write(tmp_path / "a.csv", "label,text\n" + '0,"a\n0,b\n' * 20_000)
+    with pytest.raises(CorpusError) as caught:
+        read_labelled([file])
+    assert len(caught.value.args) == 20_000
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+def test_a_long_field_is_read(tmp_path: Path, kind: str) -> None:
+    delimiter = "," if kind == "csv" else "\t"
+    rows = [delimiter.join(row) for row in (("label", "text"), ("0", "a " * 100_000), ("1", "b"))]
+    examples, _ = read_labelled([write(tmp_path / f"a.{kind}", "\n".join(rows))])
+    assert [len(e.text) for e in examples] == [199_999, 1]
+
+
+def test_a_field_beyond_the_limit_is_named_and_later_rows_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "MAX_LINE_CHARACTERS", 1000)
+    lines = "line\n" * 300
+    first, *_, last = errors_of(write(tmp_path / "a.csv", f'label,text\n1,"{lines}"\n0\n'))
+    assert first.startswith("line 2: ")
+    assert "field larger than field limit (1000)" in first
+    assert last == "line 303: no text"
+
+
+@pytest.mark.parametrize("labels", ["0 1", "0", "0 1 2 3 4"])
+def test_names_that_are_numbers_are_never_taken_for_indices(tmp_path: Path, labels: str) -> None:
+    """As of a model that gives one to five stars."""
+    rows = "".join(f"text\t{label}\n" for label in labels.split())
+    file = write(tmp_path / "a.tsv", f"text\tlabel\n{rows}")
+    with pytest.raises(CorpusError) as caught:
+        read_labelled([file], ["1", "2", "3", "4", "5"])
+    assert str(caught.value) == (
+        f"{file}, line 2: label '0' (1 rows); allowed are 1, 2, 3, 4, 5 (the labels of the file "
+        "are read as these names, since some names are also the indices of other labels; "
+        "index 0 would be the label 1)"
+    )
+
+
+def test_numbers_that_are_among_the_names_are_names(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.tsv", "text\tlabel\na\t1\nb\t2\n")
+    for names in (["1", "2", "3"], ["2", "1"], ["0", "1", "2"], ["0", "1", "2", "more"]):
+        examples, _ = read_labelled([file], names)
+        assert [names[cast("int", e.label)] for e in examples] == ["1", "2"]
+    write(file, "text\tlabel\na\t0\nb\t3\n")
+    examples, _ = read_labelled([file], ["0", "1", "2", "more"])
+    assert [e.label for e in examples] == [0, 3]
+    examples, _ = read_labelled([file], ["10", "20", "30", "40"])
+    assert [e.label for e in examples] == [0, 3]
+
+
+def test_what_has_no_text_in_the_column_of_pairs_is_no_pair(tmp_path: Path) -> None:
+    rows = ('"text_pair": NaN', '"text_pair": null', '"text_pair": ""', '"text_pair": "  "')
+    lines = [f'{{"text": "a", "label": 1, {row}}}' for row in rows]
+    file = write(tmp_path / "a.jsonl", "\n".join(lines))
+    examples, _ = read_labelled([file])
+    assert [e.pair for e in examples] == [None] * 4
+    with pytest.raises(CorpusError) as caught:
+        read_labelled([file], columns=Columns(pairs="required"))
+    assert str(caught.value).splitlines() == [f"{file}, line {n}: no text" for n in range(1, 5)]

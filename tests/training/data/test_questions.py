@@ -112,7 +112,7 @@ def test_all_answers_without_a_place_are_listed_at_once(tmp_path: Path) -> None:
         locate_answers(read_squad([file]))
     *lines, last = str(error.value).splitlines()
     assert [line.split(":")[0] for line in lines] == [f"{file}, question x{n}" for n in range(20)]
-    assert last == "and 10 more questions"
+    assert last == "and 10 more"
 
 
 @given(st.text("ab ", max_size=12), st.text("ab", min_size=1, max_size=2), st.integers(-3, 14))
@@ -155,6 +155,26 @@ def test_a_located_answer_stands_in_its_context(context: str, answer: str, start
 def test_files_that_are_not_squad_s(tmp_path: Path, content: str, message: str) -> None:
     with pytest.raises(CorpusError, match=message):
         read_squad([write(tmp_path / "a.json", content)])
+
+
+def test_questions_of_a_file_of_several_lines_are_named_by_their_line(tmp_path: Path) -> None:
+    names = ('"id": "é', "b", "b", "c")
+    entries: list[dict[str, Any]] = [{"id": name, "question": "?", "answers": []} for name in names]
+    content = json.loads(squad({"question": "?"}, *entries))
+    content["data"][0]["paragraphs"][0]["context"] = '"id": "c"\n'
+    for is_ascii in (True, False):
+        text = json.dumps(content, indent=1, ensure_ascii=is_ascii)
+        file = write(tmp_path / "a.json", text)
+        with pytest.raises(CorpusError, match=r"a.json, a question, is not in SQuAD's"):
+            read_squad([file])
+        changed = {**content, "data": json.loads(squad(*entries))["data"]}
+        text = json.dumps(changed, indent=1, ensure_ascii=is_ascii)
+        file = write(tmp_path / "a.json", text)
+        lines = [n for n, line in enumerate(text.splitlines(), start=1) if '  "id": "' in line]
+        assert [question.place for question in read_squad([file])] == [
+            f"{file}, line {line}, question {entry['id']}"
+            for line, entry in zip(lines, entries, strict=True)
+        ]
 
 
 QUESTIONS = read_squad([SQUAD])

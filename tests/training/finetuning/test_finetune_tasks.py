@@ -176,15 +176,15 @@ def test_a_classifier_of_other_labels_is_new_and_said_to_be(
 def test_a_task_without_a_header_is_submitted_and_exported(
     start: list[str], cola: Path, tmp_path: Path
 ) -> None:
-    """Predictions are of the test file; the export's are of the held-out one."""
-    (cola / "test.tsv").write_text("index\tsentence\n0\tthe game was good\n1\tgood the\n")
+    """Predictions are of the test file, also of an empty text; the export's of the held-out one."""
+    (cola / "test.tsv").write_text("index\tsentence\n0\tthe game was good\n1\t\n2\tgood\n")
     folder, file, bundle = tmp_path / "run", tmp_path / "CoLA.tsv", tmp_path / "bundle"
     task = ["--task", "cola", "--data", str(cola)]
     assert run([*start, *task], folder) == 0
     assert evaluate.main([str(folder / "best"), *task, "--predictions", str(file)]) == 0
     header, *lines = file.read_text().splitlines()
     assert header == "index\tprediction"
-    assert [line.split("\t")[0] for line in lines] == ["0", "1"]
+    assert [line.split("\t")[0] for line in lines] == ["0", "1", "2"]
     assert {line.split("\t")[1] for line in lines} <= {"0", "1"}
     assert export([str(folder / "best"), str(bundle), *task]) == 0
     quality = read_manifest(bundle).quality["text-classification"]

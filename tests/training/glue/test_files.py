@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from training.data.corpus import CorpusError
-from training.glue.files import dev_files, read_task, training_files
+from training.glue.files import dev_files, read_task, read_test, training_files
 from training.glue.tasks import TASKS, task_name
 
 Capture = pytest.CaptureFixture[str]
@@ -130,6 +130,23 @@ def test_broken_rows_of_the_official_qqp_are_left_out(tmp_path: Path, capsys: Ca
     assert [text.text for text in texts] == ["Who?", "A?"]
     expected = f"{file}: 2 rows without a text or a label are left out\n"
     assert capsys.readouterr().out == expected
+
+
+def test_rows_of_a_test_file_without_a_text_are_kept(tmp_path: Path) -> None:
+    """As those of the official QQP: a submission has a line for each."""
+    rows = "0\tWho?\tWhom?\n1\tWhy?\t\n2\t\tWhen?\n3\n4\tA?\tB?\n"
+    write(tmp_path, **{"test.tsv": f"id\tquestion1\tquestion2\n{rows}"})
+    texts = read_test(TASKS["qqp"], tmp_path)["test"]
+    assert [(each.text, each.pair) for each in texts] == [
+        ("Who?", "Whom?"),
+        ("Why?", ""),
+        ("", "When?"),
+        ("", ""),
+        ("A?", "B?"),
+    ]
+    write(tmp_path, **{"test.tsv": "index\tsentence\n0\tfine\n1\t\n"})
+    texts = read_test(TASKS["sst2"], tmp_path)["test"]
+    assert [(each.text, each.pair) for each in texts] == [("fine", None), ("", None)]
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,11 @@ def is_gap(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
+def is_blank(value: Any) -> bool:
+    """Whether a cell has no value, or a text of spaces at most."""
+    return is_gap(value) or (isinstance(value, str) and not value.strip())
+
+
 def labels_in(
     values: Mapping[str, Any], names: Sequence[str], columns: Columns, problem: ProblemType
 ) -> tuple[str, ...]:

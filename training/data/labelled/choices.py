@@ -15,8 +15,8 @@ from training.data.corpus import CorpusError, find_files, read_lines
 from training.data.labelled.cells import cell_text
 from training.data.labelled.choice_columns import ChoiceColumns, read_choice_columns
 from training.data.labelled.columns import COMMON_COLUMNS, Columns
+from training.data.labelled.errors import raise_listed
 from training.data.labelled.tables import Record, RowError
-from training.data.labelled.texts import raise_listed
 
 # The one name of a file's only split.
 _ONLY: Final = "data"
@@ -63,8 +63,8 @@ def read_choices(
 
     Raises:
         CorpusError: a file cannot be read or lacks columns; a row has no text, fewer than two
-            choices, or an answer that is none of them; or there is no question. The message lists
-            all of it, up to a limit.
+            choices, or an answer that is none of them; or there is no question. All of it is
+            listed.
     """
     return read_choice_splits({_ONLY: files}, columns, choices)[_ONLY]
 
@@ -73,10 +73,16 @@ def read_choice_splits(
     files: Mapping[str, Sequence[Path]],
     columns: Columns = COMMON_COLUMNS,
     choices: Sequence[str] = (),
+    errors: list[str] | None = None,
 ) -> dict[str, list[ChoiceText]]:
-    """Read the questions of each split, as `read_choices`; errors of all splits are listed."""
+    """Read the questions of each split, as `read_choices`; errors of all splits are listed.
+
+    Args:
+        errors: to which errors are appended, instead of being raised.
+    """
     questions: dict[str, list[ChoiceText]] = {split: [] for split in files}
-    errors: list[str] = []
+    is_raised = errors is None
+    errors = [] if errors is None else errors
     for split, its_files in files.items():
         num_before = len(errors)
         every = (find_files([path]) if path.is_dir() else [path] for path in its_files)
@@ -89,7 +95,8 @@ def read_choice_splits(
                 errors.append(read.message)
         if not questions[split] and len(errors) == num_before:
             errors.append(f"no questions in {', '.join(map(str, its_files))}")
-    raise_listed(errors)
+    if is_raised:
+        raise_listed(errors)
     return questions
 
 

@@ -48,7 +48,9 @@ class Columns:
             such; `text` and `label` are then among them.
         indicators: columns of 0 and 1, one for each label, in place of `label`.
         separator: of several labels in the column `label`.
-        short_rows: rows without a text or a label are errors, or they are left out.
+        short_rows: rows without a text or a label are errors, they are left out or, where texts
+            are read without labels, kept with empty texts.
+        or_common: in files that lack some of the columns, take those that data sets commonly have.
     """
 
     text: str | None = None
@@ -57,9 +59,10 @@ class Columns:
     delimiter: str | None = None
     pairs: Literal["optional", "required"] = "optional"
     headerless: tuple[str, ...] = ()
-    short_rows: Literal["refuse", "leave out"] = "refuse"
+    short_rows: Literal["refuse", "leave out", "keep"] = "refuse"
     indicators: tuple[str, ...] = ()
     separator: str | None = None
+    or_common: bool = False
 
     @property
     def has_several_labels(self) -> bool:
@@ -146,10 +149,14 @@ def _find_columns(keys: Sequence[str], columns: Columns, *, needs_label: bool) -
     Raises:
         LackingColumnsError: some are missing.
     """
-    texts = _text_columns(keys, columns)
-    labels = _label_columns(keys, columns) if needs_label else ()
-    if texts is not None and labels is not None:
-        return ColumnNames(*texts, labels)
+    texts = labels = None
+    for named in (columns, COMMON_COLUMNS) if columns.or_common else (columns,):
+        texts = _text_columns(keys, named)
+        if texts is not None and texts[1] is None and columns.pairs == "required":
+            texts = None
+        labels = _label_columns(keys, named) if needs_label else ()
+        if texts is not None and labels is not None:
+            return ColumnNames(*texts, labels)
     lacks = []
     if texts is None:
         lacks.append(_missing(keys, _asked_texts(columns), _TEXTS, "text"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -13,9 +14,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from training.data.corpus import CorpusError, read_lines
+from training.data.corpus import MAX_LINE_CHARACTERS, CorpusError, read_lines
 
 _DELIMITERS: Final = ",;\t|"
+_QUOTING: Final = "a quoted field ends at its second quote, and quotes in it are doubled"
 
 
 class Record(NamedTuple):
@@ -78,8 +80,6 @@ def read_records(file: Path, form: TableFormat = TableFormat()) -> Iterator[Row]
             yield from _table_records(file, form)
         else:
             yield RowError(f"{file}: the format is unknown; name it .csv, .tsv, .jsonl or .parquet")
-    except csv.Error as error:
-        yield RowError(f"{file}: {error}")
     except (CorpusError, OSError) as error:
         yield RowError(str(error))
 
@@ -92,6 +92,7 @@ def likely_delimiter(header: str) -> str | None:
 
 
 def _split(line: str, delimiter: str) -> list[str]:
+    csv.field_size_limit(MAX_LINE_CHARACTERS)
     return next(csv.reader([line], delimiter=delimiter), [])
 
 
@@ -100,20 +101,20 @@ def _table_records(file: Path, form: TableFormat) -> Iterator[Row]:
     first = next(lines, "")
     is_csv = ".csv" in file.suffixes
     delimiter = form.delimiter or ((likely_delimiter(first) or ",") if is_csv else "\t")
-    # As in GLUE, quotes are ordinary characters of a TSV file.
-    reader = csv.reader(
-        chain([first], lines),
-        delimiter=delimiter,
-        quoting=csv.QUOTE_MINIMAL if is_csv else csv.QUOTE_NONE,
-    )
     names: Sequence[str] | None = None
-    header, end = "", 0
-    for fields in reader:
-        begin, end = end + 1, reader.line_num
+    header = ""
+    # As in GLUE, quotes are ordinary characters of a TSV file.
+    for number, fields in _rows(chain([first], lines), delimiter, has_quotes=is_csv):
+        place = f"{file}, line {number}"
+        if isinstance(fields, str):
+            yield RowError(f"{place}: {fields}")
+            if names is None:
+                return
+            continue
         if not fields:
             continue
         if names is None:
-            names, header = form.names_without_header(fields), f"{file}, line {begin}"
+            names, header = form.names_without_header(fields), place
             if names is None:
                 names = fields
                 repeated = sorted({name for name in names if name and names.count(name) > 1})
@@ -124,7 +125,6 @@ def _table_records(file: Path, form: TableFormat) -> Iterator[Row]:
                     )
                     return
                 continue
-        place = f"{file}, line {begin}"
         if len(fields) > len(names):
             yield RowError(
                 f"{place}: {len(fields)} fields, more than the header's {len(names)} "
@@ -133,6 +133,62 @@ def _table_records(file: Path, form: TableFormat) -> Iterator[Row]:
             continue
         missing = [None] * (len(names) - len(fields))
         yield Record(dict(zip(names, [*fields, *missing], strict=True)), place, header)
+
+
+class _Lines(Iterator[str]):
+    """Lines, of which those of the current row can be read again."""
+
+    def __init__(self, lines: Iterator[str]) -> None:
+        self._lines = lines
+        self._again: deque[str] = deque()
+        self._row: list[str] = []
+
+    def __next__(self) -> str:
+        line = self._again.popleft() if self._again else next(self._lines)
+        self._row.append(line)
+        return line
+
+    def end_row(self) -> int:
+        """Begin the next row; return how many lines the last one had."""
+        num_lines = len(self._row)
+        self._row.clear()
+        return num_lines
+
+    def read_again(self) -> int:
+        """Begin the next row at the second line of the last one; return how many that one had."""
+        self._again.extendleft(reversed(self._row[1:]))
+        return self.end_row()
+
+
+def _rows(
+    lines: Iterator[str], delimiter: str, *, has_quotes: bool
+) -> Iterator[tuple[int, list[str] | str]]:
+    """Yield the fields of each row, or why it has none, with the number of its first line.
+
+    Where a row is broken, the next one begins at the line after its first: a stray quote takes the
+    rows up to the next quote for its own.
+    """
+    csv.field_size_limit(MAX_LINE_CHARACTERS)  # of all readers of the process
+    source = _Lines(lines)
+    reader = csv.reader(
+        source,
+        delimiter=delimiter,
+        quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE,
+        strict=True,
+    )
+    number = 1
+    while True:
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            last = number + source.read_again() - 1
+            yield number, f"in line {last} {error}; {_QUOTING}"
+            number += 1
+        else:
+            yield number, fields
+            number += source.end_row()
 
 
 def _json_records(file: Path) -> Iterator[Row]:

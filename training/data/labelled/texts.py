@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -12,11 +11,17 @@ from typing import Final, NamedTuple, TypeAlias
 
 from albert_serve.bundle.manifest import ProblemType
 from training.data.corpus import CorpusError, read_lines
-from training.data.labelled.cells import LabelFormError, MissingLabelError, cell_text, labels_in
+from training.data.labelled.cells import (
+    LabelFormError,
+    MissingLabelError,
+    cell_text,
+    is_blank,
+    labels_in,
+)
 from training.data.labelled.columns import COMMON_COLUMNS, ColumnNames, Columns, read_columns
+from training.data.labelled.errors import raise_listed
 from training.data.labelled.tables import Record, RowError
 
-_LISTED_ERRORS: Final = 20
 # The one name of a file's only split.
 _ONLY: Final = "data"
 
@@ -116,6 +121,7 @@ def read_splits(
     columns: Columns = COMMON_COLUMNS,
     problem: ProblemType = "single_label_classification",
     scale: Scale = ANY_SCORE,
+    errors: list[str] | None = None,
 ) -> LabelledSplits:
     """Read the files of a data set's splits, and the names of the labels in order.
 
@@ -131,15 +137,17 @@ def read_splits(
             before 10), or the columns of 0 and 1.
         problem: of a regression, labels are numbers; of several labels, a text may have none.
         scale: of a regression.
+        errors: to which errors of files and rows are appended, instead of being raised.
 
     Raises:
         CorpusError: files cannot be read or lack columns, a split is empty, labels are not among
-            the names or the scale, or a label of another split is in no row of the first; the
-            message lists all of it, up to a limit.
+            the names or the scale, or a label of another split is in no row of the first; all of
+            it is listed.
     """
     _check_columns(columns, label_names, problem)
     rows: dict[str, list[_Row]] = {}
-    errors: list[str] = []
+    is_raised = errors is None
+    errors = [] if errors is None else errors
     left_out: dict[Path, int] = {}
     for split, its_files in files.items():
         rows[split] = []
@@ -157,7 +165,8 @@ def read_splits(
         texts, names = _scored(rows, scale, errors), list(label_names or [scale.name])
     else:
         texts, names = _classified(rows, label_names or columns.indicators, errors, problem)
-    raise_listed(errors)
+    if is_raised:
+        raise_listed(errors)
     return LabelledSplits(texts=texts, names=names, num_left_out=left_out)
 
 
@@ -205,7 +214,7 @@ def _classified(
     labels = _all_labels(rows[first])
     names = list(label_names or sorted(labels, key=_natural))
     by_label = _indices(names, labels)
-    errors += _unknown_labels(rows[first], by_label, f"allowed are {', '.join(names)}")
+    errors += _unknown_labels(rows[first], by_label, _allowed(names, labels - by_label.keys()))
     trained = {by_label[label] for label in labels & by_label.keys()}
     shown = ", ".join(names[index] for index in sorted(trained))
     numbers = None if problem == "single_label_classification" else len(names)
@@ -248,11 +257,31 @@ def _with_labels(
 
 
 def _indices(names: Sequence[str], labels: set[str]) -> dict[str, int]:
-    """Return the index of each label: of its name, or of its number."""
+    """Return the index of each label: of its name, or of its number where no name is another's."""
     by_name = {name: index for index, name in enumerate(names)}
+    if _has_others_numbers(names):
+        return by_name
     by_number = {str(index): index for index in range(len(names))}
     # Whichever knows more of the labels, so that one that is wrong is listed alone.
     return max(by_name, by_number, key=lambda known: len(known.keys() & labels))
+
+
+def _has_others_numbers(names: Sequence[str]) -> bool:
+    """Whether a name is the index of another label, as of labels from 1 to 5."""
+    numbers = list(map(str, range(len(names))))
+    return any(name in numbers and numbers[index] != name for index, name in enumerate(names))
+
+
+def _allowed(names: Sequence[str], unknown: set[str]) -> str:
+    """Return the labels that are allowed, and why unknown ones are not read as their indices."""
+    allowed = f"allowed are {', '.join(names)}"
+    indices = [index for index in range(len(names)) if str(index) in unknown]
+    if not indices or not _has_others_numbers(names):
+        return allowed
+    return (
+        f"{allowed} (the labels of the file are read as these names, since some names are also the "
+        f"indices of other labels; index {indices[0]} would be the label {names[indices[0]]})"
+    )
 
 
 def _unknown_labels(
@@ -285,51 +314,28 @@ def read_texts(
     Raises:
         CorpusError: a file cannot be read or has no column of texts, or there is no text.
     """
-    texts = [text for file in files for text in _read_texts(file, columns)]
+    reads = [read for file in files for read in _read_texts(file, columns)]
+    raise_listed([read.message for read in reads if isinstance(read, RowError)])
+    texts = [read for read in reads if not isinstance(read, RowError)]
     if not texts:
         raise CorpusError(f"no texts in {', '.join(map(str, files))}")
     return texts
 
 
-@contextmanager
-def collecting(errors: list[str]) -> Iterator[None]:
-    """Append the error of data that is read, for `raise_listed` later; for `with`."""
-    try:
-        yield
-    except CorpusError as error:
-        errors.append(str(error))
-
-
-def raise_listed(errors: Sequence[str]) -> None:
-    """Raise the errors as one, the first ones listed line by line.
-
-    Raises:
-        CorpusError: there are errors.
-    """
-    if not errors:
-        return
-    listed = list(errors[:_LISTED_ERRORS])
-    if len(errors) > len(listed):
-        listed.append(f"and {len(errors) - len(listed):,} more rows")
-    raise CorpusError("\n".join(listed))
-
-
-def _read_texts(file: Path, columns: Columns) -> Iterator[tuple[str, str | None]]:
+def _read_texts(file: Path, columns: Columns) -> Iterator[tuple[str, str | None] | RowError]:
     if ".txt" in file.suffixes and columns.delimiter is None:
         yield from ((line.strip(), None) for line in read_lines(file) if line.strip())
         return
-    errors = []
     for read in read_columns(file, columns, needs_label=False):
         if isinstance(read, RowError):
-            errors.append(read.message)
+            yield read
             continue
         row, names = read
         texts = _texts(row, names, columns)
-        if texts is None:
-            errors.append(f"{row.place}: no text")
-        else:
-            yield texts
-    raise_listed(errors)
+        if texts is None and columns.short_rows == "keep":
+            pair = None if names.pair is None else cell_text(row.values[names.pair]) or ""
+            texts = cell_text(row.values[names.text]) or "", pair
+        yield RowError(f"{row.place}: no text") if texts is None else texts
 
 
 def _read_rows(file: Path, columns: Columns, problem: ProblemType) -> Iterator[_Read]:
@@ -360,7 +366,7 @@ def _texts(row: Record, names: ColumnNames, columns: Columns) -> tuple[str, str 
     """Return the text and the pair of a record; None without a text, or a pair that it needs."""
     text, pair = cell_text(row.values[names.text]), None
     if names.pair is not None and (
-        columns.pairs == "required" or row.values[names.pair] not in (None, "")
+        columns.pairs == "required" or not is_blank(row.values[names.pair])
     ):
         pair = cell_text(row.values[names.pair])
         text = None if pair is None else text

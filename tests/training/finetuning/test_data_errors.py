@@ -1,0 +1,162 @@
+"""All that is wrong in the data of a run is found before it starts, and listed at once."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.support import SQUAD, run_command
+from training.finetune import main
+
+Capture = pytest.CaptureFixture[str]
+run = partial(run_command, main)
+
+
+@pytest.fixture
+def start(pretrained: Path) -> list[str]:
+    """A run whose data is left to be named."""
+    return [
+        *("--initialize-from", str(pretrained / "checkpoint"), "--length", "32"),
+        *("--batch-size", "4", "--steps", "1", "--lr", "1e-2", "--device", "cpu"),
+    ]
+
+
+def write(file: Path, *lines: str) -> Path:
+    file.write_text("\n".join([*lines, ""]))
+    return file
+
+
+def errors_of(capsys: Capture, folder: Path) -> list[str]:
+    """The lines of the error, without the folder of the files."""
+    lines = capsys.readouterr().err.removeprefix("error: ").splitlines()
+    return [line.replace(f"{folder}/", "") for line in lines]
+
+
+def questions(count: int) -> dict[str, Any]:
+    """The first questions of the SQuAD excerpt on its first paragraph."""
+    paragraph = json.loads(SQUAD.read_text())["data"][0]["paragraphs"][0]
+    kept = {**paragraph, "qas": paragraph["qas"][:count]}
+    return {"data": [{"paragraphs": [kept]}]}
+
+
+def test_long_texts_of_all_splits_are_listed_with_broken_rows(
+    start: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    long = "a long text " * 20
+    train = write(tmp_path / "a.tsv", "text\tlabel", "a\t0", f"{long}\t1", "b\t", "c\t1")
+    held_out = write(tmp_path / "b.tsv", "text\tlabel", "d\t2", f"{long}\t0")
+    options = [*start, "--text-classification", str(train), "--validation", str(held_out)]
+    assert run([*options, "--no-truncation"], tmp_path / "run") == 1
+    over = "over 32 tokens; --truncation cuts such texts"
+    assert errors_of(capsys, tmp_path) == [
+        "a.tsv, line 4: no value in column label",
+        "b.tsv, line 2: label '2' (1 rows); the training split has 0, 1",
+        f"a.tsv, line 3: {over}",
+        f"b.tsv, line 3: {over}",
+    ]
+    train = write(
+        tmp_path / "a.jsonl",
+        json.dumps({"context": long, "choices": ["a", "b"], "answer": 0}),
+        json.dumps({"context": "a", "choices": ["a"], "answer": 0}),
+    )
+    held_out = write(
+        tmp_path / "b.jsonl", json.dumps({"context": long, "choices": ["a", "b"], "answer": 0})
+    )
+    options = [*start, "--multiple-choice", str(train), "--validation", str(held_out)]
+    assert run([*options, "--no-truncation"], tmp_path / "run") == 1
+    assert errors_of(capsys, tmp_path) == [
+        "a.jsonl, line 2: one choice; a question needs two or more",
+        f"a.jsonl, line 1: {over}",
+        f"b.jsonl, line 1: {over}",
+    ]
+
+
+def test_errors_of_held_out_questions_do_not_hide_others(
+    start: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    train, held_out = questions(2), questions(2)
+    train["data"][0]["paragraphs"][0]["qas"][1]["question"] = " "
+    held_out["data"] *= 2
+    files = [tmp_path / "train.json", tmp_path / "held-out.json"]
+    for file, content in zip(files, (train, held_out), strict=True):
+        file.write_text(json.dumps(content, indent=1))
+    number = next(
+        number
+        for number, line in enumerate(files[0].read_text().splitlines(), start=1)
+        if f'"id": "{train["data"][0]["paragraphs"][0]["qas"][1]["id"]}"' in line
+    )
+    options = [*start, "--question-answering", str(files[0]), "--validation", str(files[1])]
+    assert run(options, tmp_path / "run") == 1
+    first, second = errors_of(capsys, tmp_path)
+    assert first.startswith(f"train.json, line {number}, question ")
+    assert first.endswith(": the question or its context is empty")
+    assert second.startswith("2 ids stand for several questions: ")
+
+
+def test_all_broken_lines_of_pretraining_are_listed(
+    start: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    """With those of other data, and alone."""
+    document = '{"text": "The school is in the city. Many people came."}'
+    text = write(tmp_path / "a.jsonl", document, "{", document, '{"words": 1}')
+    damaged = tmp_path / "b.txt"
+    damaged.write_bytes(b"\xff\xff")
+    options = [*start, "--pretraining", str(text), str(damaged)]
+    broken = [
+        "a.jsonl, line 2: not JSON: ",
+        'a.jsonl, line 4: no "text" field that is a string',
+        "b.txt: ",
+    ]
+    assert run(options, tmp_path / "run") == 1
+    errors = errors_of(capsys, tmp_path)
+    assert [line[: len(each)] for line, each in zip(errors, broken, strict=True)] == broken
+    rows = write(tmp_path / "a.tsv", "text\tlabel", "a\t0", "b\t1", "\t1")
+    assert run([*options, "--text-classification", str(rows)], tmp_path / "run") == 1
+    first, *others = errors_of(capsys, tmp_path)
+    assert first == "a.tsv, line 4: no text"
+    assert others == errors
+
+
+def test_missing_files_of_all_tasks_are_listed(
+    start: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    for name in ("cola", "rte", "race"):
+        (tmp_path / name).mkdir()
+    write(tmp_path / "rte" / "train.tsv", "index\tsentence1\tsentence2\tlabel")
+    tasks = ["--task", "cola", "--data", str(tmp_path / "cola")]
+    tasks += ["--head", "more", "--task", "rte", "--data", str(tmp_path / "rte")]
+    assert run([*start, *tasks], tmp_path / "run") == 1
+    assert [line.partition(" file ")[0] for line in errors_of(capsys, tmp_path)] == [
+        "cola has no training",
+        "cola has no held-out",
+        "rte has no held-out",
+    ]
+    assert run([*start, "--task", "RACE", "--data", str(tmp_path / "race")], tmp_path / "run") == 1
+    assert errors_of(capsys, tmp_path) == [
+        "race has no training files train/ or train*.jsonl",
+        "race has no held-out files dev/ or dev*.jsonl",
+    ]
+
+
+def test_more_errors_than_are_printed_stand_in_a_file(
+    start: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    rows = write(tmp_path / "a.tsv", "text\tlabel", "a\t0", "b\t1", *["\t1"] * 30)
+    options = [*start, "--text-classification", str(rows)]
+    folder = tmp_path / "run"
+    assert run(options, folder) == 1
+    errors = [f"a.tsv, line {number}: no text" for number in range(4, 34)]
+    assert errors_of(capsys, tmp_path) == [
+        *errors[:20],
+        "and 10 more",
+        "all 30 are listed in run/errors.txt",
+    ]
+    listed = (folder / "errors.txt").read_text().replace(f"{tmp_path}/", "")
+    assert listed.splitlines() == errors
+    write(rows, "text\tlabel", "a\t0", "b\t1")
+    assert run(options, folder) == 0
+    assert not (folder / "errors.txt").exists()
