@@ -322,7 +322,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _run_one(options: argparse.Namespace, world: World) -> Trained:
-    options = with_question_length(options)
+    with setting_up(world):
+        options = with_question_length(options)
     settings = {
         name: str(value) for name, value in vars(options).items() if name not in _NOT_RECORDED
     } | {"heads": record_of(options)}

@@ -62,7 +62,8 @@ def with_question_length(options: argparse.Namespace) -> argparse.Namespace:
 
 def window_length(options: argparse.Namespace, max_positions: int) -> int:
     """Return the maximum tokens of a question with a window of its context."""
-    return min(options.question_length, max_positions)
+    length: int = min(options.question_length, max_positions)
+    return length
 
 
 def question_examples(
