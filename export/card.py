@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from albert_serve.bundle.manifest import Manifest
 from albert_serve.bundle.weights import CLASSIFICATION
+from training.evaluation.questions import BEST_F1_THRESHOLD
 from training.evaluation.reports.tables import table
 
 CARD_FILE: Final = "README.md"
@@ -53,6 +54,7 @@ def model_card(manifest: Manifest, name: str) -> str:
     ]
     lines += ["## Tasks", "", *table(["task", "problem type", "labels"], rows)]
     lines += ["## Figures on held-out data", "", *table(["figure", "value"], figures.items())]
+    lines += _question_requests(manifest.evaluation)
     if manifest.head_quality:
         costs = [
             (task, each.metric, each.torch, each.bundle, each.count)
@@ -61,6 +63,21 @@ def model_card(manifest: Manifest, name: str) -> str:
         header = ["task", "metric", "the checkpoint, in percent", "this bundle", "answers"]
         lines += ["## What precision and depth cost", "", *table(header, costs)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _question_requests(evaluation: Mapping[str, Any]) -> list[str]:
+    """Return the lines that say by which requests questions have the figures."""
+    parameters = evaluation.get("question_answering_parameters")
+    if not isinstance(parameters, dict):
+        return []
+    line = (
+        "The figures of question answering are those of requests with "
+        f'`"parameters": {json.dumps(parameters)}`'
+    )
+    threshold = evaluation.get(BEST_F1_THRESHOLD)
+    if _is_number(threshold):
+        line += f', the best F1 with `"null_score_diff_threshold": {threshold}`'
+    return [f"{line}; the service's defaults are others.", ""]
 
 
 def _results(

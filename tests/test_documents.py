@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
+import shlex
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from albert_serve import cli
+from training.run.options import check_end
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -28,17 +31,27 @@ COMMAND = re.compile(
     r"|(?<!\S)make (?P<target>[a-z-]+))"
     r"(?P<rest>[^`\n#;&|]*)"
 )
+# Of training, in a shell or under torchrun.
+TRAINING = re.compile(r"-m (?P<module>training\.\w+)(?P<rest>[^`\n#;&|]*)")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 OPTION = re.compile(r"(?<!\S)--[a-z][\w-]*")
 
 
 def code_in(text: str) -> Iterator[str]:
     """Blocks and inline spans of code, each command in one line."""
-    text = text.replace("\\\n", " ")
+    yield from blocks_in(text)
+    yield from INLINE.findall(FENCED.sub("", in_one_line(text)))
+
+
+def blocks_in(text: str) -> Iterator[str]:
+    """Blocks of code, each command in one line."""
+    text = in_one_line(text)
     yield from FENCED.findall(text)
-    rest = FENCED.sub("", text)
-    yield from INDENTED.findall(rest)
-    yield from INLINE.findall(rest)
+    yield from INDENTED.findall(FENCED.sub("", text))
+
+
+def in_one_line(text: str) -> str:
+    return text.replace("\\\n", " ")
 
 
 def commands_of(document: Path) -> list[re.Match[str]]:
@@ -49,6 +62,20 @@ def commands_of(document: Path) -> list[re.Match[str]]:
 FOUND = [match for document in DOCUMENTS for match in commands_of(document)]
 MODULES = sorted({match["module"] for match in FOUND if match["module"]})
 SERVE_COMMANDS = sorted({match["command"] for match in FOUND if match["command"]})
+
+
+def training_commands() -> list[str]:
+    """Complete commands of training, in blocks of the documents and in the help of the modules."""
+    modules = [file.read_text(encoding="utf-8") for file in (ROOT / "training").glob("*.py")]
+    texts = list(map(in_one_line, modules))
+    for document in DOCUMENTS:
+        texts += blocks_in(document.read_text(encoding="utf-8"))
+    commands = {
+        f"{match['module']} {' '.join(match['rest'].split())}"
+        for text in texts
+        for match in TRAINING.finditer(text)
+    }
+    return sorted(command for command in commands if "..." not in command)
 
 
 def run_help(capsys: pytest.CaptureFixture[str], module: str, *arguments: str) -> str:
@@ -76,6 +103,26 @@ def test_a_module_has_the_options_that_are_printed(
     assert_options(options, [match["rest"] for match in printed if match["module"] == module])
 
 
+@pytest.mark.parametrize("command", training_commands())
+def test_a_printed_command_of_training_is_complete(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has all that the command asks for, and a run has an end."""
+    name, *words = shlex.split(command)
+    parsed: list[Namespace] = []
+
+    def run(options: Namespace) -> int:
+        parsed.append(options)
+        return 0
+
+    for module in {name, "training.finetune"}:  # to which training.distil may go on
+        monkeypatch.setattr(importlib.import_module(module), "_run", run)
+    assert importlib.import_module(name).main(words) == 0
+    [options] = parsed
+    if "budget" in options:
+        check_end(options)
+
+
 @pytest.mark.parametrize("command", SERVE_COMMANDS)
 def test_a_command_has_the_options_that_are_printed(
     command: str, capsys: pytest.CaptureFixture[str]
@@ -95,6 +142,7 @@ def test_the_targets_of_make_exist() -> None:
 
 def test_the_documents_have_commands_of_all_kinds() -> None:
     assert {"export", "training.finetune", "training.evaluate"} <= set(MODULES)
+    assert len(training_commands()) > 40
     assert {"serve", "reload", "score", "info", "doctor", "import"} == set(SERVE_COMMANDS)
 
 

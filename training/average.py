@@ -32,10 +32,10 @@ from training.run.options import parse_positive
 from training.system.command_line import make_parser
 from training.system.partial_folder import new_folder
 
-_EXAMPLES: Final = """examples:
+_EXAMPLES: Final = r"""examples:
   python -m training.average runs/first/checkpoint runs/second/checkpoint --output runs/mean
   python -m training.average runs/seed-*/best --output runs/soup
-  python -m training.average runs/tasks/checkpoint runs/pretrained/checkpoint --weights 3 1 \\
+  python -m training.average runs/tasks/checkpoint runs/pretrained/checkpoint --weights 3 1 \
       --output runs/mean
 """
 

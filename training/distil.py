@@ -30,7 +30,13 @@ from training.errors import report_errors
 from training.loop.distributed import join_world
 from training.loop.progress import is_known_run
 from training.loop.reproducibility import run_precision
-from training.run.options import add_end, add_reports, parse_count, parse_weight
+from training.run.options import (
+    add_end,
+    add_reports,
+    check_end,
+    parse_count,
+    parse_weight,
+)
 from training.run.pretraining import corpus_record, make_job, train_job
 from training.run.pretraining_options import (
     add_data,
@@ -69,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    check_end(options)
     with open_start(options) as local:
         return _train(local)
 

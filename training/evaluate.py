@@ -18,6 +18,7 @@ from typing import Any, Final, get_args
 from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.files import write_atomically
 from albert_serve.progress import progress
+from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
 from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import REFERENCE_HELP, open_checkpoint
 from training.data.examples import MIN_LENGTH, ExampleSettings, SentenceTask
@@ -38,10 +39,12 @@ from training.evaluation.questions import (
     AnsweredQuestion,
     answer_questions,
     describe_threshold,
+    may_be_empty,
     question_figures,
+    request_parameters,
 )
 from training.evaluation.reports.report import write_report
-from training.evaluation.reports.submissions import write_glue, write_squad
+from training.evaluation.reports.submissions import write_choices, write_glue, write_squad
 from training.evaluation.results import Results
 from training.evaluation.sentence_order import order_figures
 from training.evaluation.task import classify_task, task_figures
@@ -149,9 +152,11 @@ def evaluate(options: argparse.Namespace) -> Results:
             "nothing to measure: give --pretraining, --text-classification, --multiple-choice, "
             "--task, --head or --question-answering"
         )
-    if options.predictions is not None and num_texts + bool(options.question_answering) != 1:
+    kinds = [num_texts > 0, has_choices, bool(options.question_answering)]
+    if options.predictions is not None and sum(kinds) != 1:
         raise EvaluationError(
-            "--predictions writes those of texts or of questions; give the data of one of them"
+            "--predictions writes those of texts, of multiple choice or of questions; give the "
+            "data of one of them"
         )
     with (
         open_checkpoint(options.checkpoint) as checkpoint,
@@ -191,6 +196,13 @@ def _evaluate(options: argparse.Namespace, folder: Path) -> Results:
         _need(model, "question-answering")
         answered = _answer(options, model, tokenizer)
         figures |= question_figures(answered, options.null_score_diff_threshold)
+        figures["question_answering_parameters"] = request_parameters(
+            answered,
+            options.null_score_diff_threshold,
+            max_positions=model.config.max_positions,
+            max_answer_length=options.max_answer_length,
+            length=options.max_seq_length,
+        )
         _warn_of_threshold(answered, figures)
     return Results(
         figures={
@@ -208,13 +220,17 @@ def _evaluate(options: argparse.Namespace, folder: Path) -> Results:
 def _answer(
     options: argparse.Namespace, model: AlbertForTasks, tokenizer: AlbertTokenizer
 ) -> list[AnsweredQuestion]:
-    questions = read_squad(options.question_answering)
+    if options.max_seq_length is not None:
+        _check_length("--max-seq-length", options.max_seq_length, model)
     answered = answer_questions(
-        model, tokenizer, questions, max_answer_length=options.max_answer_length
+        model,
+        tokenizer,
+        read_squad(options.question_answering),
+        max_answer_length=options.max_answer_length,
+        length=options.max_seq_length,
     )
     if options.predictions is not None:
-        may_be_empty = any(not question.answers for question in questions)
-        threshold = options.null_score_diff_threshold if may_be_empty else None
+        threshold = options.null_score_diff_threshold if may_be_empty(answered) else None
         files = write_squad(answered, options.predictions, threshold)
         print(f"{len(answered):,} answers in {', '.join(map(str, files))}")
     return answered
@@ -228,7 +244,10 @@ def _choose(
     files = labelled_files(paths, "test", "validation", suffixes=CHOICES)
     questions = read_choices(files, columns_of(options), options.choice_columns)
     # RACE's passages are cut in all published figures.
-    return choose(model, tokenizer, questions, truncation=options.truncation or is_race)
+    chosen = choose(model, tokenizer, questions, truncation=options.truncation or is_race)
+    if options.predictions is not None:
+        write_choices(chosen, options.predictions)
+    return chosen
 
 
 def _warn_of_threshold(answered: Sequence[AnsweredQuestion], figures: Mapping[str, float]) -> None:
@@ -291,18 +310,20 @@ def _classify(
             submitted = classify_task(
                 model, tokenizer, task, names, tests, truncation=options.truncation, head=head
             )
-        write_glue(submitted, options.predictions, task)
+        write_glue(submitted, _of_head(options.predictions, head), task)
     return classified
+
+
+def _of_head(file: Path, head: Task) -> Path:
+    """Return the file of a classifier's predictions, of a further one with its name at the end."""
+    _, _, name = head.partition("/")
+    return file.with_name(f"{file.stem}-{name}{file.suffix}") if name else file
 
 
 def _held_out_figures(
     options: argparse.Namespace, folder: Path, model: AlbertForTasks, tokenizer: AlbertTokenizer
 ) -> dict[str, float]:
-    if not MIN_LENGTH <= options.length <= model.config.max_positions:
-        raise EvaluationError(
-            f"--length {options.length}: a sequence has from {MIN_LENGTH} tokens to the model's "
-            f"{model.config.max_positions} positions"
-        )
+    _check_length("--length", options.length, model)
     masking = NgramMasking(word_starts=word_starts(tokenizer))
     with tempfile.TemporaryDirectory() as scratch:
         shards = prepare(options.pretraining, folder / "tokenizer.json", Path(scratch) / "shards")
@@ -310,6 +331,14 @@ def _held_out_figures(
             length=options.length, sentence_task=_sentence_task(folder, model)
         )
         return evaluate_pretraining(model, shards, masking, settings, options.precision)
+
+
+def _check_length(option: str, length: int, model: AlbertForTasks) -> None:
+    if not MIN_LENGTH <= length <= model.config.max_positions:
+        raise EvaluationError(
+            f"{option} {length}: a sequence has from {MIN_LENGTH} tokens to the model's "
+            f"{model.config.max_positions} positions"
+        )
 
 
 def _sentence_task(folder: Path, model: AlbertForTasks) -> SentenceTask:
@@ -404,6 +433,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--question-answering", nargs="+", type=Path, help="SQuAD files")
     add(
+        "--max-seq-length",
+        type=parse_count,
+        help="maximum tokens of a question with a window of its context "
+        f"({DEFAULT_MAX_SEQ_LEN}, or the model's positions)",
+    )
+    add(
         "--max-answer-length",
         type=parse_count,
         default=MAX_ANSWER_LENGTH,
@@ -423,7 +458,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="write the predictions in the official form: of --task a TSV file, for the test file "
         "if the folder has one; of questions a JSON file, and others beside it with the best "
-        "answers and the null scores",
+        "answers and the null scores; of multiple choice a JSON file with a letter for each "
+        "question",
     )
     add(
         "--report",

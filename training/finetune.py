@@ -59,7 +59,9 @@ from training.finetuning.questions import (
     choose_head,
     conditioned_loss,
     question_examples,
+    with_question_length,
 )
+from training.finetuning.recipes import has_questions_alone
 from training.finetuning.seeds import Trained, check_folder, seeds_of, train_seeds
 from training.finetuning.start import changed_config, describe_attention, load_start
 from training.loop.distributed import World, join_world, setting_up, share
@@ -127,7 +129,7 @@ def _build(
         dropout=options.dropout,
         classifier_dropout=options.classifier_dropout,
     )
-    _check_length(options.length, config.max_positions)
+    _check_length(options, config.max_positions)
     question_head = choose_head(options)
     if notice := describe_attention(config, world.device):
         print(notice)
@@ -182,10 +184,13 @@ def _build(
     return run, {**task, **label_config(hf, model.tasks, placed, labels)}, validation
 
 
-def _check_length(length: int, max_positions: int) -> None:
-    if not MIN_LENGTH <= length <= max_positions:
+def _check_length(options: argparse.Namespace, max_positions: int) -> None:
+    # Windows of questions have as many positions as there are, but where a length is given.
+    if has_questions_alone(options) and options.question_length != options.length:
+        return
+    if not MIN_LENGTH <= options.length <= max_positions:
         raise RunError(
-            f"--length {length}: a sequence has from {MIN_LENGTH} tokens to the model's "
+            f"--length {options.length}: a sequence has from {MIN_LENGTH} tokens to the model's "
             f"{max_positions} positions"
         )
 
@@ -231,7 +236,7 @@ def _feeds(
             )
     if options.question_answering:
         with collecting(errors):
-            questions = question_examples(options, tokenizer)
+            questions = question_examples(options, tokenizer, max_positions=config.max_positions)
             size = sizes["question-answering"]
             feeds.append(make("question-answering", questions, batch_size=size))
         if options.validation and not (placed or options.multiple_choice):
@@ -320,6 +325,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _run_one(options: argparse.Namespace, world: World) -> Trained:
+    with setting_up(world):
+        options = with_question_length(options)
     settings = {
         name: str(value) for name, value in vars(options).items() if name not in _NOT_RECORDED
     } | {"heads": record_of(options)}

@@ -18,7 +18,7 @@ from training.errors import report_errors
 from training.loop.distributed import join_world
 from training.loop.progress import is_known_run
 from training.loop.reproducibility import run_precision
-from training.run.options import add_end, add_reports
+from training.run.options import add_end, add_reports, check_end
 from training.run.pretraining import corpus_record, make_job, train_job
 from training.run.pretraining_options import (
     add_data,
@@ -53,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    check_end(options)
     with open_start(options) as local:
         return _train(local)
 

@@ -40,7 +40,7 @@ _EXAMPLES: Final = r"""examples:
   python -m training.spans wiki/*.jsonl.xz spans.json.xz
   python -m training.spans wiki/ spans.json --max-questions 100000 --passage-words 150
   python -m training.finetune --initialize-from runs/base/checkpoint \
-      --question-answering spans.json.xz --length 384 --output runs/spans
+      --question-answering spans.json.xz --length 384 --budget 2h --output runs/spans
 """
 
 

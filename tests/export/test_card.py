@@ -52,6 +52,20 @@ def test_the_hub_reads_the_figures(tmp_path: Path) -> None:
     ]
 
 
+def test_requests_of_questions_have_the_figures() -> None:
+    parameters = {"handle_impossible_answer": True, "max_answer_len": 30}
+    evaluation = {
+        "question_answering_parameters": parameters,
+        "question_answering_best_f1_threshold": -1.25,
+    }
+    asked = manifest().model_copy(update={"evaluation": evaluation})
+    lines = model_card(asked, "squad").splitlines()
+    [line] = [line for line in lines if "The figures of question answering" in line]
+    assert '`"parameters": {"handle_impossible_answer": true, "max_answer_len": 30}`' in line
+    assert '`"null_score_diff_threshold": -1.25`' in line
+    assert "The figures of question answering" not in model_card(manifest(), "rte")
+
+
 def test_people_read_the_tables() -> None:
     _, metadata, text = model_card(manifest(), "rte").split("---\n", 2)
     assert yaml.safe_load(metadata)["tags"] == ["albert", "text-classification"]

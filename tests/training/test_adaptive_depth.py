@@ -19,7 +19,9 @@ from torch.nn import functional as F
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import ConfigError
 from albert_serve.tokenizer import AlbertTokenizer
+from tests.training.processes import run_killed
 from tests.training.support import (
+    best_step,
     hf_load,
     ragged,
     randomize,
@@ -250,6 +252,15 @@ def test_a_stopped_run_goes_on_to_the_same_classifiers(start: list[str], tmp_pat
         assert run(start, tmp_path / "stopped") != 0
     assert run(start, tmp_path / "stopped") == 0
     assert same_weights(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_a_killed_run_goes_on_to_the_same_classifiers(start: list[str], tmp_path: Path) -> None:
+    options = [*start, "--steps", "8", "--validate-every", "4", "--dropout", "0.1", "--keep", "1"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert run(options, whole) == 0
+    run_killed(options, killed, (7, "10h"), program="training.finetune")
+    assert same_weights(killed, whole)
+    assert best_step(killed) == best_step(whole)
 
 
 @pytest.mark.parametrize("first", [True, False])

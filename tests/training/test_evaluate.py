@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from albert_serve.api.schemas import Answer, QuestionAnsweringParameters, QuestionContext
 from albert_serve.tasks.base import EncoderInput
 from albert_serve.tasks.question_answering.spans import align
 from albert_serve.tasks.question_answering.task import QuestionAnswering
@@ -54,6 +55,7 @@ def test_every_task_is_measured_by_its_own_figures(
     classes = figures.pop("text_classification_classes")
     confusion = figures.pop("text_classification_confusion")
     bins = figures.pop("text_classification_calibration")
+    assert figures.pop("question_answering_parameters")["max_answer_len"] == 30
     assert sum(sum(row.values()) for row in confusion.values()) == 40
     assert sum(each["num_predictions"] for each in bins) == 40
     assert [line.split()[0] for line in table] == list(figures)
@@ -290,7 +292,39 @@ def test_answers_are_always_given_where_every_question_has_one(
         "question_answering_exact_match",
         "question_answering_f1",
         "question_answering_questions",
+        "question_answering_parameters",
     }
+
+
+@pytest.mark.parametrize("file", [SQUAD, SQUAD_V2])
+def test_requests_with_the_recorded_parameters_have_the_figures(
+    checkpoint: Path, tokenizer: AlbertTokenizer, tmp_path: Path, file: Path
+) -> None:
+    """Those of the service, whose defaults are others, here in windows of 32 tokens."""
+    output = tmp_path / "figures.json"
+    options = ["--max-seq-length", "32", "--null-score-diff-threshold", "-0.1"]
+    data = ["--question-answering", str(file), "--output", str(output), "--device", "cpu"]
+    assert main([str(checkpoint), *data, *options]) == 0
+    figures = json.loads(output.read_text())
+    recorded = figures["question_answering_parameters"]
+    expected = {"max_answer_len": 30, "max_question_len": 16, "max_seq_len": 32}
+    if file == SQUAD_V2:
+        expected |= {"handle_impossible_answer": True, "null_score_diff_threshold": -0.1}
+    assert recorded == expected
+    parameters = QuestionAnsweringParameters(**recorded)
+    task = QuestionAnswering(tokenizer=tokenizer, max_positions=64, null_score_diff_threshold=9.0)
+    engine = TorchEngine(load_checkpoint(checkpoint))
+    answers = {}
+    for question in read_squad([file]):
+        item = QuestionContext(question=question.question, context=question.context)
+        prepared = task.prepare(item, parameters)
+        assert max(len(encoded.ids) for encoded in prepared.inputs) <= 32
+        answer = prepared.finish(engine.run(prepared.inputs))
+        assert isinstance(answer, Answer)
+        answers[question.id] = answer.answer
+    score = evaluate_answers(read_squad([file]), answers)
+    assert score.f1 == pytest.approx(figures["question_answering_f1"])
+    assert score.exact == pytest.approx(figures["question_answering_exact_match"])
 
 
 def test_answers_have_at_most_30_tokens(tokenizer: AlbertTokenizer) -> None:
@@ -351,6 +385,7 @@ def test_the_engine_keeps_the_order_of_ragged_inputs() -> None:
         (["--text-classification", str(SQUAD)], "the format is unknown"),
         (["--question-answering", str(SQUAD), str(SQUAD)], "33 ids stand for several questions"),
         (["--question-answering", str(SQUAD), "--max-answer-length", "513"], "max_answer_len"),
+        (["--question-answering", str(SQUAD), "--max-seq-length", "65"], "--max-seq-length 65: a"),
         (["--pretraining", "a.txt", "--predictions", "a.tsv"], "--predictions writes those of tex"),
     ],
 )

@@ -288,7 +288,8 @@ def test_an_empty_corpus(
 def test_a_run_without_an_end(pretrain_options: list[str], tmp_path: Path, capsys: Capture) -> None:
     at = pretrain_options.index("--steps")
     assert run(pretrain_options[:at] + pretrain_options[at + 2 :], tmp_path / "run") == 1
-    assert capsys.readouterr().err == "error: a run needs an end: give --steps or --budget\n"
+    message = "a run needs an end: give --steps, --budget or --recipe paper"
+    assert capsys.readouterr().err == f"error: {message}\n"
 
 
 def test_an_output_that_is_a_file(

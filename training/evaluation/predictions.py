@@ -109,32 +109,59 @@ def read_answer(decoder: SpanDecoder, logits: list[Logits]) -> list[PredictedAns
     return [PredictedAnswer(answer.start, answer.end, answer.answer)]
 
 
+def question_parameters(
+    max_positions: int,
+    *,
+    may_be_empty: bool,
+    max_answer_length: int = MAX_ANSWER_LENGTH,
+    length: int | None = None,
+) -> QuestionAnsweringParameters:
+    """Return the parameters of the requests by which questions are asked.
+
+    Args:
+        max_positions: of the model.
+        may_be_empty: whether no answer is one.
+        max_answer_length: tokens of the longest answer.
+        length: maximum tokens of a question with a window of its context; None for the service's.
+
+    Raises:
+        EvaluationError: a length is over that of a request.
+    """
+    try:
+        return QuestionAnsweringParameters(
+            handle_impossible_answer=may_be_empty,
+            max_answer_len=max_answer_length,
+            max_question_len=min(_MAX_QUESTION_LENGTH, (length or max_positions) // 2),
+            max_seq_len=length,
+        )
+    except ValidationError as error:
+        raise EvaluationError(describe(error)) from error
+
+
 def question_items(
     task: QuestionAnswering,
     questions: Iterable[Question],
     *,
     may_be_empty: bool,
     max_answer_length: int = MAX_ANSWER_LENGTH,
+    length: int | None = None,
     read: Callable[[SpanDecoder, list[Logits]], list[Any]] = read_answer,
 ) -> Iterator[Item | None]:
     """Yield the item of each question; None where it cannot be asked.
 
     Args:
-        may_be_empty: whether no answer is one.
-        max_answer_length: tokens of the longest answer.
+        may_be_empty, max_answer_length, length: as in `question_parameters`.
         read: the prediction from the logits of a question's windows.
 
     Raises:
-        EvaluationError: the length is over that of a request.
+        EvaluationError: as `question_parameters`.
     """
-    try:
-        parameters = QuestionAnsweringParameters(
-            handle_impossible_answer=may_be_empty,
-            max_answer_len=max_answer_length,
-            max_question_len=min(_MAX_QUESTION_LENGTH, task.max_positions // 2),
-        )
-    except ValidationError as error:
-        raise EvaluationError(describe(error)) from error
+    parameters = question_parameters(
+        task.max_positions,
+        may_be_empty=may_be_empty,
+        max_answer_length=max_answer_length,
+        length=length,
+    )
     for question in questions:
         try:
             item = QuestionContext(question=question.question, context=question.context)

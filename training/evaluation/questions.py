@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from albert_serve.bundle.weights import QuestionHead, question_head_of
 from albert_serve.tasks.base import Logits
@@ -20,6 +20,7 @@ from training.evaluation.predictions import (
     Item,
     predict_in_torch,
     question_items,
+    question_parameters,
 )
 from training.evaluation.squad import (
     Outcome,
@@ -66,11 +67,12 @@ def answer_questions(
     questions: Sequence[Question],
     *,
     max_answer_length: int = MAX_ANSWER_LENGTH,
+    length: int | None = None,
 ) -> list[AnsweredQuestion]:
     """Answer questions as the service does.
 
     Args:
-        max_answer_length: tokens of the longest answer.
+        max_answer_length, length: as in `question_parameters`.
 
     Raises:
         EvaluationError: as `lay_questions`.
@@ -82,6 +84,7 @@ def answer_questions(
         head=question_head_of("question-answering", model.tasks["question-answering"])
         or "independent",
         max_answer_length=max_answer_length,
+        length=length,
     )
     return _answer_items(model, items)
 
@@ -93,13 +96,14 @@ def lay_questions(
     max_positions: int,
     head: QuestionHead,
     max_answer_length: int = MAX_ANSWER_LENGTH,
+    length: int | None = None,
 ) -> list[Item]:
     """Return the inputs of each question, as the service lays them.
 
     Args:
         max_positions: of the model.
         head: of the model.
-        max_answer_length: tokens of the longest answer.
+        max_answer_length, length: as in `question_parameters`.
 
     Raises:
         EvaluationError: questions cannot be asked, or several have the same id; all are listed.
@@ -107,7 +111,12 @@ def lay_questions(
     errors = _repeated_ids(questions)
     task = QuestionAnswering(tokenizer=tokenizer, max_positions=max_positions, head=head)
     laid = question_items(
-        task, questions, may_be_empty=True, max_answer_length=max_answer_length, read=_read
+        task,
+        questions,
+        may_be_empty=True,
+        max_answer_length=max_answer_length,
+        length=length,
+        read=_read,
     )
     items: list[Item] = []
     for question, item in zip(questions, laid, strict=True):
@@ -206,6 +215,36 @@ def question_figures(answered: Sequence[AnsweredQuestion], threshold: float) -> 
         ]
         figures |= _named(name, some) if some else {}
     return figures | _best_figures(answered)
+
+
+def may_be_empty(answered: Sequence[AnsweredQuestion]) -> bool:
+    """Whether some of the questions have no answer."""
+    return version_of([each.question for each in answered]) == "2.0"
+
+
+def request_parameters(
+    answered: Sequence[AnsweredQuestion],
+    threshold: float,
+    *,
+    max_positions: int,
+    max_answer_length: int = MAX_ANSWER_LENGTH,
+    length: int | None = None,
+) -> dict[str, Any]:
+    """Return the parameters of requests whose answers have the figures of `question_figures`.
+
+    Args:
+        threshold: as in `question_figures`.
+        max_positions, max_answer_length, length: as in `question_parameters`.
+    """
+    parameters = question_parameters(
+        max_positions,
+        may_be_empty=may_be_empty(answered),
+        max_answer_length=max_answer_length,
+        length=length,
+    )
+    if parameters.handle_impossible_answer:
+        parameters = parameters.model_copy(update={"null_score_diff_threshold": threshold})
+    return parameters.model_dump(exclude_defaults=True)
 
 
 def _named(part: str, scores: Sequence[Score]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from training.data.questions import Question, SpanExample, read_located, span_ex
 from training.evaluation.predictions import Item
 from training.evaluation.questions import HeldOutQuestions, lay_questions
 from training.evaluation.validation import Validation
-from training.finetuning.questions import choose_head
+from training.finetuning.questions import choose_head, window_length
 from training.loop.progress import RunError
 from training.loop.selection import Selection
 
@@ -46,7 +46,7 @@ class Questions:
             collate_examples(
                 "question-answering",
                 windows[begin : begin + _VALIDATED_TOGETHER],
-                row_length=row_length,
+                row_length=max(row_length, len(windows[-1].ids)),
             )
             for begin in range(0, len(windows), _VALIDATED_TOGETHER)
         ]
@@ -83,6 +83,7 @@ def build_held_out_questions(
     questions, _ = read_located(options.validation)
     head = choose_head(options)
     asked = questions if figure != "loss" else []
+    length = window_length(options, max_positions)
     return Questions(
         held_out=questions,
         items=lay_questions(asked, tokenizer, max_positions=max_positions, head=head),
@@ -90,6 +91,6 @@ def build_held_out_questions(
         windows=[
             window
             for question in questions
-            for window in span_examples(question, tokenizer, length=options.length)
+            for window in span_examples(question, tokenizer, length=length)
         ],
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, get_args
 
 from albert_serve.bundle.manifest import ProblemType
+from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
 from training.data.labelled.errors import collecting, raise_listed
 from training.data.labelled.folders import CHOICES, files_of_split, labelled_files
 from training.data.labelled.race import RACE, race_files
@@ -25,6 +26,7 @@ from training.run.options import (
     add_columns,
     add_optimization,
     add_task,
+    check_end,
     parse_count,
     parse_part,
     parse_positive,
@@ -125,7 +127,12 @@ def add_hyperparameters(group: argparse._ArgumentGroup) -> None:
         choices=("paper",),
         help="the paper's hyperparameters (table 14) of --task, or of --question-answering alone",
     )
-    add("--length", type=parse_count, help="maximum tokens of a sequence")
+    add(
+        "--length",
+        type=parse_count,
+        help="maximum tokens of a sequence; by default of a question with its context "
+        f"{DEFAULT_MAX_SEQ_LEN}, or the model's positions, and of others",
+    )
     add(
         "--batch-size",
         nargs="+",
@@ -160,9 +167,10 @@ def resolve(options: argparse.Namespace) -> argparse.Namespace:
     """Return the options, and those of `heads`, with the files of the task and the recipe's values.
 
     Raises:
-        RunError: options contradict each other.
+        RunError: options contradict each other, or the run has no end.
         CorpusError: files of tasks are missing; all are listed.
     """
+    check_end(options)
     errors: list[str] = []
     options = with_task_data(options)
     with collecting(errors):

@@ -17,10 +17,11 @@ from torch.nn import functional as F
 
 from albert_serve.bundle.weights import QuestionHead, question_head_of
 from albert_serve.progress import progress
+from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import ExampleBatch, LossName
 from training.data.questions import SpanExample, read_located, span_examples
-from training.loop.progress import RunError
+from training.loop.progress import RunError, read_record
 from training.losses import (
     LogitsFunction,
     LossFunction,
@@ -46,8 +47,32 @@ def add_questions(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def question_examples(options: argparse.Namespace, tokenizer: AlbertTokenizer) -> list[SpanExample]:
+def with_question_length(options: argparse.Namespace) -> argparse.Namespace:
+    """Return the options with the length of windows, where neither they nor the recipe give one.
+
+    It is that of the run if it is known (of versions that recorded none, its --length), or else the
+    service's.
+    """
+    if not options.question_answering or options.question_length is not None:
+        return options
+    known = read_record(options.output)
+    length = int(known.get("question_length", known.get("length", DEFAULT_MAX_SEQ_LEN)))
+    return argparse.Namespace(**{**vars(options), "question_length": length})
+
+
+def window_length(options: argparse.Namespace, max_positions: int) -> int:
+    """Return the maximum tokens of a question with a window of its context."""
+    length: int = min(options.question_length, max_positions)
+    return length
+
+
+def question_examples(
+    options: argparse.Namespace, tokenizer: AlbertTokenizer, *, max_positions: int
+) -> list[SpanExample]:
     """Read the questions, repair their answers' places, and return their windows.
+
+    Args:
+        max_positions: of the model.
 
     Raises:
         CorpusError: files cannot be read, or answers have no place; all of it is listed.
@@ -58,10 +83,11 @@ def question_examples(options: argparse.Namespace, tokenizer: AlbertTokenizer) -
             f"{num_repaired:,} of {len(questions):,} answers did not stand at their answer_start; "
             "the only place that fits was taken"
         )
+    length = window_length(options, max_positions)
     return [
         example
         for question in progress(questions, title="tokenising questions", unit="questions")
-        for example in span_examples(question, tokenizer, length=options.length)
+        for example in span_examples(question, tokenizer, length=length)
     ]
 
 

@@ -96,29 +96,38 @@ assert PAPER.keys() == TASKS.keys() | {RACE, SQUAD_1, SQUAD_2}
 def with_defaults(options: Namespace) -> Namespace:
     """Return the options with the values of the recipe in place of those that are None.
 
-    The recipe's number of steps counts only if no end of the run is given.
+    The recipe's number of steps counts only if no end of the run is given. With questions,
+    `question_length` is the length that is given or the recipe's; None if there is neither.
 
     Raises:
         RunError: a recipe is given for other data than a task's, or questions alone.
     """
     values = dict(DEFAULTS)
+    length = options.length
     if options.recipe is not None:
         values |= PAPER[_recipe_name(options)].options
+        length = length or values["length"]
         if any(getattr(options, end) is not None for end in _ENDS):
             del values["steps"]
     missing = {name: value for name, value in values.items() if getattr(options, name) is None}
-    return Namespace(**{**vars(options), **missing})
+    windows = {"question_length": length} if options.question_answering else {}
+    return Namespace(**{**vars(options), **missing, **windows})
 
 
-def _recipe_name(options: Namespace) -> str:
+def has_questions_alone(options: Namespace) -> bool:
+    """Whether a run's only data are questions."""
     others = (
         *(options.text_classification, options.multiple_choice, options.pretraining),
         options.heads,
     )
+    return bool(options.question_answering) and not any(others)
+
+
+def _recipe_name(options: Namespace) -> str:
     if options.task is not None:
         task: str = options.task
         return task
-    if options.question_answering and not any(others):
+    if has_questions_alone(options):
         return SQUAD_2 if some_unanswerable(options.question_answering) else SQUAD_1
     raise RunError(
         f"--recipe {options.recipe} differs from task to task; give --task, or "

@@ -47,6 +47,22 @@ def add_end(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     return end
 
 
+def check_end(options: argparse.Namespace) -> None:
+    """Check that a run has an end, by `add_end` or by the recipe of the paper.
+
+    Raises:
+        RunError: it has none.
+    """
+    names = [name for name in ("steps", "epochs", "budget") if name in options]
+    ends = [f"--{name}" for name in names]
+    has_end = any(getattr(options, name) is not None for name in names)
+    if "recipe" in options:
+        ends.append("--recipe paper")
+        has_end |= options.recipe == "paper"
+    if not has_end:
+        raise RunError(f"a run needs an end: give {', '.join(ends[:-1])} or {ends[-1]}")
+
+
 def add_task(group: argparse._ActionsContainer) -> None:
     """Add the options of a task of GLUE, or RACE; `with_task_data` checks and completes them."""
     titles = ", ".join(task.title for task in TASKS.values())

@@ -27,7 +27,8 @@ from albert_serve.tasks.question_answering.decoder import SpanDecoder
 from albert_serve.tasks.question_answering.windows import Windows, lay_windows, num_windows
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 
-_DEFAULT_MAX_SEQ_LEN: Final = 384
+# Tokens of a window, or as many as the model has positions.
+DEFAULT_MAX_SEQ_LEN: Final = 384
 _DEFAULT_DOC_STRIDE: Final = 128
 _NUM_SPECIAL: Final = 3
 # The limit of how often windows read the same token, which bounds the work of a request.
@@ -167,7 +168,7 @@ class QuestionAnswering:
     def _max_seq_len(self, parameters: QuestionAnsweringParameters) -> int:
         value = parameters.max_seq_len
         if value is None:
-            return min(self.max_positions, _DEFAULT_MAX_SEQ_LEN)
+            return min(self.max_positions, DEFAULT_MAX_SEQ_LEN)
         if value > self.max_positions:
             raise InvalidInputError(
                 f"max_seq_len is {value}; the model reads at most {self.max_positions} tokens"

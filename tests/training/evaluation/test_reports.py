@@ -20,7 +20,7 @@ from training.evaluation.choices import Chosen
 from training.evaluation.classification import Classified
 from training.evaluation.questions import AnsweredQuestion, describe_threshold, question_figures
 from training.evaluation.reports.report import worst_questions, write_report
-from training.evaluation.reports.submissions import write_glue, write_squad
+from training.evaluation.reports.submissions import write_choices, write_glue, write_squad
 from training.evaluation.reports.tables import cell
 from training.evaluation.results import Results
 from training.glue.tasks import TASKS
@@ -218,6 +218,20 @@ def test_answers_are_written_as_json(tmp_path: Path) -> None:
     assert [each["text"] for each in n_best["a"]] == ["Ann", ""]
     assert odds["a"] == -1 < odds["b"] == 2 < odds["c"]
     assert len(write_squad(answered(0, 0, 0), file, None)) == 2
+
+
+def test_predictions_of_choices_are_letters(tmp_path: Path) -> None:
+    """By the ids of the questions, or by indices where not all have one of their own."""
+    logits = [np.eye(30, dtype=np.float32)[index] for index in (0, 25, 26)]
+    for ids in (("x", "y", "z"), ("x", "y", ""), ("x", "y", "y")):
+        questions = [
+            ChoiceText(context="a", question=None, choices=("b",) * 30, label=0, id=each)
+            for each in ids
+        ]
+        write_choices(Chosen(questions=questions, logits=logits), tmp_path / "a.json")
+        names = ids if ids[2] == "z" else ("0", "1", "2")
+        expected = dict(zip(names, ("A", "Z", "26"), strict=True))
+        assert json.loads((tmp_path / "a.json").read_text()) == expected
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,16 @@ def test_a_run_that_has_ended_is_extended_by_more_steps(
     assert json.loads((tmp_path / "run.json").read_text())["steps"] == "5"
 
 
+@pytest.mark.parametrize("data", [["--question-answering", "none.json"], ["--task", "RTE"]])
+def test_a_run_without_an_end_is_refused_before_its_data_is_read(
+    pretrained: Path, tmp_path: Path, data: list[str], capsys: Capture
+) -> None:
+    options = ["--initialize-from", str(pretrained / "checkpoint"), *data]
+    assert run(options, tmp_path / "run") == 1
+    message = "a run needs an end: give --steps, --epochs, --budget or --recipe paper"
+    assert refusal(capsys, tmp_path / "run") == f"error: {message}\n"
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

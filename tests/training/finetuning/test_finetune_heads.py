@@ -116,7 +116,7 @@ def weights(folder: Path, name: str) -> torch.Tensor:
 
 
 def test_both_are_learnt_each_with_labels_of_its_own(
-    trained: Path, moods: Path, things: Path
+    trained: Path, moods: Path, things: Path, tmp_path: Path
 ) -> None:
     checkpoint = trained / "best"
     hf = read_config(checkpoint)
@@ -131,9 +131,15 @@ def test_both_are_learnt_each_with_labels_of_its_own(
         checkpoint,
         *("--text-classification", str(moods), "--head", "thing", "--text-classification"),
         *(str(things), "--text-column", "words", "--label-column", "about"),
+        *("--predictions", str(tmp_path / "predicted.tsv")),
     )
-    assert figures["text_classification_accuracy"] > 0.9
-    assert figures["text_classification/thing_accuracy"] > 0.9
+    for end, name, right in (("", "", rows(False)), ("-thing", "/thing", rows(True))):
+        lines = (tmp_path / f"predicted{end}.tsv").read_text().splitlines()[1:]
+        pairs = zip(lines, right, strict=True)
+        num_right = sum(one.split("\t")[1] == other.split(",")[1] for one, other in pairs)
+        accuracy = figures[f"text_classification{name}_accuracy"]
+        assert accuracy == pytest.approx(num_right / len(right))
+        assert accuracy > 0.9
     assert list(figures["text_classification/thing_classes"]) == ["city", "game", "music"]  # type: ignore[call-overload]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import signal
 from functools import partial
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.processes import before_step, get_signals, run_in_process
+from albert_serve.tokenizer import AlbertTokenizer
+from tests.training.processes import before_step, get_signals, run_in_process, run_killed
 from tests.training.support import (
     SQUAD,
     SQUAD_V2,
@@ -22,6 +24,7 @@ from tests.training.support import (
 )
 from training import evaluate
 from training.finetune import main
+from training.finetuning.questions import question_examples, with_question_length
 
 Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)
@@ -69,6 +72,66 @@ def test_a_run_that_is_stopped_before_a_validation_makes_up_for_it(
     assert f1(stopped) == f1(whole)
     assert same_weights(stopped, whole)
     assert checkpoint_state(whole)["selection"]["figure"] == "exact_match"
+
+
+def test_a_run_that_is_killed_goes_on_to_the_same_best_weights(
+    start: list[str], tmp_path: Path
+) -> None:
+    options = [*start, "--validation", str(SQUAD), "--dropout", "0.1", "--keep", "1"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert run(options, whole) == 0
+    run_killed(options, killed, (6, "0.0001s"), (11, "10h"), program="training.finetune")
+    assert same_weights(killed, whole)
+    assert f1(killed) == f1(whole)
+    assert best_step(killed) == best_step(whole)
+
+
+@pytest.mark.parametrize(("positions", "longest"), [(512, 384), (256, 256)])
+def test_windows_are_by_default_as_long_as_the_services(
+    tokenizer: AlbertTokenizer, tmp_path: Path, positions: int, longest: int
+) -> None:
+    content = json.loads(SQUAD.read_text())
+    paragraph = content["data"][0]["paragraphs"][0]
+    paragraph["context"] += " " + paragraph["context"]
+    file = tmp_path / "long.json"
+    file.write_text(json.dumps(content))
+    options = argparse.Namespace(
+        output=tmp_path, length=128, question_answering=[file], question_length=None
+    )
+    options = with_question_length(options)
+    windows = question_examples(options, tokenizer, max_positions=positions)
+    assert max(len(window.ids) for window in windows) == longest
+    assert max(window.end for window in windows) > 127
+
+
+@pytest.mark.parametrize(
+    ("record", "given", "expected"),
+    [
+        ({"length": "128"}, None, 128),  # of a version that recorded no other
+        ({"length": "128", "question_length": "384"}, None, 384),
+        ({"length": "128", "question_length": "384"}, 64, 64),
+    ],
+)
+def test_a_known_run_keeps_the_length_of_its_windows(
+    tmp_path: Path, record: dict[str, str], given: int | None, expected: int
+) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    options = argparse.Namespace(output=tmp_path, question_answering=[SQUAD], question_length=given)
+    assert with_question_length(options).question_length == expected
+
+
+def test_a_run_without_a_length_is_resumed(
+    start: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    """Of a model of 64 positions; with another length it is refused."""
+    at = start.index("--length")
+    options = [*start[:at], *start[at + 2 :], "--validation", str(SQUAD)]
+    assert run(options, tmp_path / "run", "--steps", "1") == 0
+    assert run(options, tmp_path / "run", "--steps", "2") == 0
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (record["length"], record["question_length"]) == ("128", "384")
+    assert run(start, tmp_path / "run") == 1
+    assert "question_length '384', not '64'" in capsys.readouterr().err
 
 
 def test_the_loss_can_decide(start: list[str], tmp_path: Path) -> None:

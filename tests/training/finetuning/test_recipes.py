@@ -18,6 +18,23 @@ DATA = {"text_classification", "multiple_choice", "question_answering", "pretrai
 NAMES = {*DEFAULTS, *PAPER["rte"].options, *DATA, "epochs", "budget", "task", "recipe", "heads"}
 
 
+# Of arXiv 1909.11942: LR, BSZ, ALBERT DR, Classifier DR, TS, WS, MSL.
+TABLE_14 = """
+cola    1e-5   16  0    0.1   5336   320  512
+stsb    2e-5   16  0    0.1   3598   214  512
+sst2    1e-5   32  0    0.1  20935  1256  512
+mnli    3e-5  128  0    0.1  10000  1000  512
+qnli    1e-5   32  0    0.1  33112  1986  512
+qqp     5e-5  128  0.1  0.1  14000  1000  512
+rte     3e-5   32  0.1  0.1    800   200  512
+mrpc    2e-5   32  0    0.1    800   200  512
+wnli    2e-5   16  0.1  0.1   2000   250  512
+squad1  5e-5   48  0    0.1   3649   365  384
+squad2  3e-5   48  0    0.1   8144   814  512
+race    2e-5   32  0.1  0.1  12000  1000  512
+"""
+
+
 def options(**values: Any) -> Namespace:
     return Namespace(**{**dict.fromkeys(NAMES), **values})
 
@@ -28,15 +45,18 @@ def test_the_defaults_without_a_recipe() -> None:
     assert resolved["steps"] is resolved["dropout"] is None
 
 
-def test_the_papers_values() -> None:
-    """Two rows of table 14."""
-    rte = with_defaults(options(task="rte", recipe="paper"))
-    assert (rte.lr, rte.batch_size, rte.dropout, rte.classifier_dropout) == (3e-5, [32], 0.1, 0.1)
-    assert (rte.steps, rte.warmup * rte.steps, rte.length) == (800, 200, 512)
-    assert (rte.optimizer, rte.schedule) == ("adamw", "linear")
-    sst2 = with_defaults(options(task="sst2", recipe="paper"))
-    assert (sst2.lr, sst2.batch_size, sst2.dropout) == (1e-5, [32], 0.0)
-    assert (sst2.steps, round(sst2.warmup * sst2.steps), sst2.length) == (20935, 1256, 512)
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_values(name: str) -> None:
+    """All rows of table 14."""
+    rows = {row.split()[0]: row.split()[1:] for row in TABLE_14.strip().splitlines()}
+    assert rows.keys() == PAPER.keys()
+    data = {"squad1": [SQUAD], "squad2": [SQUAD_V2]}.get(name)
+    task = None if data else name
+    got = with_defaults(options(task=task, question_answering=data, recipe="paper"))
+    warmup = got.warmup * got.steps
+    values = [got.lr, *got.batch_size, got.dropout, got.classifier_dropout]
+    assert [*values, got.steps, warmup, got.length] == pytest.approx([*map(float, rows[name])])
+    assert (got.optimizer, got.schedule) == ("adamw", "linear")
 
 
 def test_each_value_can_be_given() -> None:
@@ -60,10 +80,17 @@ def test_a_recipe_needs_a_task() -> None:
 
 
 def test_questions_have_the_recipe_of_their_version() -> None:
-    one = with_defaults(options(question_answering=[SQUAD], recipe="paper"))
-    assert (one.lr, one.batch_size, one.steps, one.length) == (5e-5, [48], 3649, 384)
+    """Of v2.0 if some have no answer."""
     two = with_defaults(options(question_answering=[SQUAD, SQUAD_V2], recipe="paper"))
-    assert (two.lr, two.batch_size, two.steps, two.length) == (3e-5, [48], 8144, 512)
+    assert (two.steps, two.length) == (8144, 512)
+
+
+def test_the_length_of_windows_is_the_one_that_is_given_or_the_recipes() -> None:
+    lengths = [
+        with_defaults(options(question_answering=[SQUAD], **given)).question_length
+        for given in ({}, {"length": 64}, {"recipe": "paper"}, {"recipe": "paper", "length": 64})
+    ]
+    assert lengths == [None, 64, 384, 64]
 
 
 def test_attention_dropout_is_reported_on_a_gpu() -> None:

@@ -33,6 +33,7 @@ class ChoiceText:
     Attributes:
         question: precedes each choice, or has a blank for it; None without one.
         label: index of the right choice.
+        id: of the file; "" where it has none.
         group: of questions that are measured by themselves; "" for none.
         place: file and line, for messages.
     """
@@ -41,6 +42,7 @@ class ChoiceText:
     question: str | None
     choices: tuple[str, ...]
     label: int
+    id: str = ""
     group: str = ""
     place: str = ""
 
@@ -152,6 +154,7 @@ def _race_questions(passage: Mapping[str, Any], place: str, group: str) -> Itera
         yield RowError(f"{place}: {counts}; there must be as many of each")
     else:
         lists = [field or [] for field in fields]
+        name = cell_text(passage.get("id"))
         for number, (question, options, answer) in enumerate(zip(*lists, strict=True), start=1):
             # Blanks stand by themselves, as in most of RACE's questions.
             text = re.sub(r"\s*_+\s*", " _ ", cell_text(question) or "").strip()
@@ -160,6 +163,7 @@ def _race_questions(passage: Mapping[str, Any], place: str, group: str) -> Itera
                 question=text or None,
                 choices=options if isinstance(options, list) else [],
                 answer=answer,
+                id_=f"{name}, question {number}" if name else "",
                 group=group,
                 place=f"{place}, question {number}",
             )
@@ -185,6 +189,7 @@ def _question(row: Record, names: ChoiceColumns) -> _Read:
         choices=choices if isinstance(choices, Sequence) and not isinstance(choices, str) else [],
         answer=row.values[names.label],
         labels=labels,
+        id_=cell_text(row.values.get("id")) or "",
         place=row.place,
     )
 
@@ -203,6 +208,7 @@ def _checked(
     answer: Any,
     place: str,
     labels: Sequence[Any] = (),
+    id_: str = "",
     group: str = "",
 ) -> _Read:
     """Return a question, or why it is none."""
@@ -226,7 +232,13 @@ def _checked(
             f"{len(present) - 1}, its letter, A to {last}, or its text"
         )
     return ChoiceText(
-        context=context, question=question, choices=present, label=label, group=group, place=place
+        context=context,
+        question=question,
+        choices=present,
+        label=label,
+        id=id_,
+        group=group,
+        place=place,
     )
 
 

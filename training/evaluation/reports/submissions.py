@@ -1,4 +1,4 @@
-"""Predictions in the official formats: GLUE's TSV files, and SQuAD's JSON."""
+"""Predictions in the official formats: GLUE's TSV files, SQuAD's JSON; and of multiple choice."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from string import ascii_uppercase
 from types import MappingProxyType
 from typing import Any, Final
 
 from albert_serve.files import write_atomically
+from training.evaluation.choices import Chosen
 from training.evaluation.classification import Classified
 from training.evaluation.questions import AnsweredQuestion, predicted
 from training.glue.tasks import GlueTask
@@ -55,6 +57,25 @@ def _prediction(answers: Classified, value: Any, task: GlueTask | None) -> str:
     return answers.describe(value)
 
 
+def write_choices(chosen: Chosen, file: Path) -> None:
+    """Write a JSON object of the letter of each question's choice.
+
+    Questions are named by their ids, as RACE's, or by their indices where not all have one.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    names = [question.id for question in chosen.questions]
+    if not all(names) or len(set(names)) < len(names):
+        names = [str(index) for index in range(len(names))]
+    letters = [
+        ascii_uppercase[index] if index < len(ascii_uppercase) else str(index)
+        for index in chosen.predictions_Q.tolist()
+    ]
+    _write_json(dict(zip(names, letters, strict=True)), file)
+    print(f"{len(names):,} predictions in {file}")
+
+
 def write_squad(
     answered: Sequence[AnsweredQuestion], file: Path, threshold: float | None
 ) -> list[Path]:
@@ -83,12 +104,16 @@ def write_squad(
     }
     if threshold is not None:
         contents["_null_odds"] = {each.question.id: _bounded(each.null_score) for each in answered}
-    file.parent.mkdir(parents=True, exist_ok=True)
     files = [file.with_name(f"{file.stem}{end}{file.suffix}") for end in contents]
     for target, content in zip(files, contents.values(), strict=True):
-        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        write_atomically(target, text.encode())
+        _write_json(content, target)
     return files
+
+
+def _write_json(content: Mapping[str, Any], file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_atomically(file, text.encode())
 
 
 def _ranked(answered: AnsweredQuestion) -> list[tuple[str, float]]:
