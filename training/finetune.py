@@ -65,7 +65,7 @@ from training.finetuning.recipes import has_questions_alone
 from training.finetuning.seeds import Trained, check_folder, seeds_of, train_seeds
 from training.finetuning.start import changed_config, describe_attention, load_start
 from training.loop.distributed import World, join_world, setting_up, share
-from training.loop.progress import Progress, RunError, is_known_run
+from training.loop.progress import DivergedError, Progress, RunError, is_known_run
 from training.loop.provenance import file_names
 from training.loop.reproducibility import run_precision
 from training.loop.step import Run
@@ -319,9 +319,12 @@ def _run(options: argparse.Namespace) -> int:
             if options.seeds is not None:
                 seeds_of(options)  # checked before a run begins
         train = partial(_run_one, world=world)
-        if options.seeds is None:
-            return train(options).status
-        return train_seeds(options, train, is_main=world.is_main)
+        if options.seeds is not None:
+            return train_seeds(options, train, is_main=world.is_main)
+        trained = train(options)
+        if trained.divergence is not None:
+            raise trained.divergence
+        return trained.status
 
 
 def _run_one(options: argparse.Namespace, world: World) -> Trained:
@@ -358,7 +361,10 @@ def _train(
         tokenizer_from=options.initialize_from,
         extra_config=extra_config,
     )
-    status = train_run(options, run, settings, origin, validation=validation)
+    try:
+        status = train_run(options, run, settings, origin, validation=validation)
+    except DivergedError as error:
+        return Trained(1, run.selection, precision, error)
     batches = ", ".join(f"{count:,} of {name}" for name, count in run.num_steps.items())
     print(f"{options.output / 'checkpoint'}: {run.progress.step:,} steps ({batches})")
     return Trained(status, run.selection, precision)

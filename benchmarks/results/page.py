@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from benchmarks.harness.tables import bullets, table
-from benchmarks.results.runs import SeedResult
+from benchmarks.results.runs import SeedResult, TaskResults
 from benchmarks.results.tasks import TASKS, Figure, Measure
 
-Results: TypeAlias = Mapping[str, Mapping[int, SeedResult]]
+Results: TypeAlias = Mapping[str, TaskResults]
 
 _FIGURES: Final = ("task", "metric", "median", "lowest to highest", "runs", "chance", "ALBERT")
 _BUDGETS: Final = ("task", "steps", "examples a step", "tokens", "minutes", "learning rate")
@@ -24,14 +24,14 @@ def render(results: Results, initial: str, machine: Sequence[str]) -> str:
         initial: the name of the checkpoint that the runs started from.
         machine: its description.
     """
-    finished = {name: runs for name, runs in results.items() if runs}
+    finished = {name: runs for name, runs in results.items() if runs.by_seed}
     notes = [f"{_title(name)}: {TASKS[name].note}" for name in finished if TASKS[name].note]
     parts = [
         f"Initial checkpoint: `{initial}`. All figures are in percent.",
         table(_FIGURES, figure_rows(finished)),
         bullets(notes),
         "The training of each run (the median of the runs; minutes of training alone):",
-        table(_BUDGETS, [_budget_row(name, runs) for name, runs in finished.items()]),
+        table(_BUDGETS, [_budget_row(name, task.by_seed) for name, task in finished.items()]),
         bullets(machine),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -39,24 +39,32 @@ def render(results: Results, initial: str, machine: Sequence[str]) -> str:
 
 def figure_rows(results: Results) -> Iterator[list[str]]:
     """Yield a row of each figure of each task."""
-    for name, runs in results.items():
+    for name, task in results.items():
         for measure in TASKS[name].measures:
             for number, figure in enumerate(measure.figures):
                 title = measure.title if number == 0 else ""
-                yield [title, figure.title, *_cells(measure, figure, list(runs.values()))]
+                yield [title, figure.title, *_cells(measure, figure, task)]
 
 
-def _cells(measure: Measure, figure: Figure, runs: Sequence[SeedResult]) -> list[str]:
-    figures = [run.figures[measure.title] for run in runs]
+def _cells(measure: Measure, figure: Figure, task: TaskResults) -> list[str]:
+    figures = [run.figures[measure.title] for run in task.by_seed.values()]
     # A correlation with answers that are all the same is undefined, and left out by evaluation.
     points = [100 * each.get(figure.key, 0.0) / (100 * figure.unit) for each in figures]
     return [
         f"{statistics.median(points):.1f}",
         f"{min(points):.1f} to {max(points):.1f}",
-        str(len(points)),
+        _num_runs(task),
         f"{100 * chance(figure, figures[0]):.1f}",
         figure.paper,
     ]
+
+
+def _num_runs(task: TaskResults) -> str:
+    """Return the number of runs whose figures are shown, and how many others collapsed."""
+    if task.all_collapsed:
+        return f"all {task.num_collapsed} collapsed"
+    collapsed = f" ({task.num_collapsed} collapsed)" if task.num_collapsed else ""
+    return f"{len(task.by_seed)}{collapsed}"
 
 
 def chance(figure: Figure, figures: Mapping[str, Any]) -> float:

@@ -15,7 +15,7 @@ from albert_serve.files import write_atomically
 from benchmarks.harness.errors import BenchmarkError
 from benchmarks.results.tasks import ResultTask
 from training import evaluate, finetune
-from training.finetuning.seeds import folder_of
+from training.finetuning.seeds import SeedRun, folder_of
 from training.loop.provenance import read_stages
 
 _FIGURES: Final = "figures.json"
@@ -63,16 +63,35 @@ class SeedResult:
     stage: Mapping[str, Any]
 
 
-def read_results(setup: Setup, name: str, task: ResultTask) -> dict[int, SeedResult]:
-    """Return the results of the finished runs of a task by seed, without those that were replaced.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskResults:
+    """The figures of the finished runs of a task.
+
+    Attributes:
+        by_seed: of the runs that did not collapse; if all did, of those that were not replaced.
+        num_collapsed: runs that collapsed, with those that were replaced.
+        all_collapsed: whether no other run has ended.
+    """
+
+    by_seed: Mapping[int, SeedResult]
+    num_collapsed: int = 0
+    all_collapsed: bool = False
+
+
+def read_results(setup: Setup, name: str, task: ResultTask) -> TaskResults:
+    """Return the results of the finished runs of a task.
 
     Raises:
         BenchmarkError: a file is damaged, or was made with other options.
     """
     folder = setup.output / name
-    seeds = _counted_seeds(folder, setup.num_seeds)
-    results = {seed: _read_result(folder_of(folder, seed), setup, task) for seed in seeds}
-    return {seed: result for seed, result in results.items() if result is not None}
+    runs = _read_runs(folder, setup, task)
+    results = {seed: _read_result(folder_of(folder, seed), setup, task) for seed in _shown(runs)}
+    return TaskResults(
+        by_seed={seed: result for seed, result in results.items() if result is not None},
+        num_collapsed=sum(run.has_collapsed for run in runs),
+        all_collapsed=_all_collapsed(runs),
+    )
 
 
 def run_task(setup: Setup, name: str, task: ResultTask) -> int:
@@ -84,16 +103,20 @@ def run_task(setup: Setup, name: str, task: ResultTask) -> int:
         BenchmarkError: as `read_results`.
     """
     folder = setup.output / name
-    if len(read_results(setup, name, task)) >= setup.num_seeds:
+    runs = _read_runs(folder, setup, task)
+    results = read_results(setup, name, task).by_seed
+    if _have_ended(runs, setup.num_seeds) and set(_shown(runs)) <= results.keys():
         return 0
     options = setup.training(task)
     if task.is_validated:
         status = finetune.main(
             [*options, "--seeds", str(setup.num_seeds), "--output", str(folder)],
         )
-        if status:
+        runs = _read_runs(folder, setup, task)
+        # That all have collapsed is an error, and a result.
+        if status and not (_have_ended(runs, setup.num_seeds) and _all_collapsed(runs)):
             return status
-    for seed in _counted_seeds(folder, setup.num_seeds):
+    for seed in _shown(runs):
         run = folder_of(folder, seed)
         if _read_result(run, setup, task) is not None:
             continue
@@ -106,16 +129,38 @@ def run_task(setup: Setup, name: str, task: ResultTask) -> int:
     return 0
 
 
-def _counted_seeds(folder: Path, num_seeds: int) -> Sequence[int]:
-    """Return the seeds that count: those that are asked for, with others for collapsed ones."""
+def _read_runs(folder: Path, setup: Setup, task: ResultTask) -> list[SeedRun]:
+    """Return the runs of a task that have ended; without validation, those that are asked for."""
+    if not task.is_validated:
+        return [
+            SeedRun(seed=seed, value=None, step=None, has_collapsed=False)
+            for seed in range(setup.num_seeds)
+        ]
     try:
-        runs = json.loads((folder / _SEEDS).read_bytes())["runs"]
+        return [SeedRun(**run) for run in json.loads((folder / _SEEDS).read_bytes())["runs"]]
     except FileNotFoundError:
-        return range(num_seeds)
-    except (OSError, ValueError, KeyError) as error:
+        return []
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise BenchmarkError(f"{folder / _SEEDS}: {error!r}; delete {folder}") from error
-    replaced = {run["in_place_of"] for run in runs}
-    return [run["seed"] for run in runs if run["seed"] not in replaced]
+
+
+def _all_collapsed(runs: Sequence[SeedRun]) -> bool:
+    return bool(runs) and all(run.has_collapsed for run in runs)
+
+
+def _have_ended(runs: Sequence[SeedRun], num_seeds: int) -> bool:
+    """Whether so many seeds have ended, with a run in place of each that collapsed."""
+    replaced = {run.in_place_of for run in runs}
+    ended = [run for run in runs if not run.has_collapsed or run.seed in replaced]
+    return sum(run.in_place_of is None for run in ended) >= num_seeds and bool(_shown(runs))
+
+
+def _shown(runs: Sequence[SeedRun]) -> list[int]:
+    """Return the seeds that are measured: those that count, or else all that were not replaced."""
+    if not _all_collapsed(runs):
+        return [run.seed for run in runs if not run.has_collapsed]
+    replaced = {run.in_place_of for run in runs}
+    return [run.seed for run in runs if run.seed not in replaced and not run.has_diverged]
 
 
 def _measure(run: Path, setup: Setup, task: ResultTask) -> int:

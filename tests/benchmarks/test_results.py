@@ -18,7 +18,8 @@ from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.results import depth
 from benchmarks.results.__main__ import main
 from benchmarks.results.depth import draw, measure, open_bundle
-from benchmarks.results.page import chance
+from benchmarks.results.page import chance, figure_rows
+from benchmarks.results.runs import Setup, read_results
 from benchmarks.results.tasks import TASKS, Figure
 from export.write import export_bundle
 from tests.training.conftest import one_thread  # noqa: F401 - a fixture
@@ -71,13 +72,16 @@ def test_tasks_are_trained_measured_and_not_repeated(
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert [title for title in TITLES if f"| {title} |" in text] == ["Banking77"]
-    files = sorted((tmp_path / "runs/banking77").glob("seed-*/figures.json"))
-    records = [json.loads(file.read_bytes()) for file in files][-2:]
+    records = [
+        json.loads(file.read_bytes())
+        for file in (tmp_path / "runs/banking77").glob("seed-*/figures.json")
+    ]
     points = [
         100 * record["figures"]["Banking77"]["text_classification_accuracy"] for record in records
     ]
     median = statistics.median(points)
-    assert f"| Banking77 | accuracy | {median:.1f} | {min(points):.1f} to {max(points):.1f}" in text
+    row = f"| Banking77 | accuracy | {median:.1f} | {min(points):.1f} to {max(points):.1f}"
+    assert f"{row} | all 4 collapsed |" in text
     assert all(record["stage"]["steps"] == 2 for record in records)
 
     monkeypatch.setattr(finetune, "main", lambda _: pytest.fail("a finished run is repeated"))
@@ -87,6 +91,53 @@ def test_tasks_are_trained_measured_and_not_repeated(
     error = capsys.readouterr().err
     assert "was trained with" in error
     assert "give another --output" in error
+
+
+@pytest.mark.parametrize(
+    ("collapsed", "seeds", "shown"),
+    [
+        ({}, [0, 1], "2"),
+        ({0: 2}, [1, 2], "2 (1 collapsed)"),
+        ({0: 2, 2: None}, [1], "1 (2 collapsed)"),
+        ({0: 2, 1: 3, 2: None, 3: None}, [2, 3], "all 4 collapsed"),
+    ],
+)
+def test_collapsed_runs_are_shown_as_such(
+    data: Path, tmp_path: Path, collapsed: dict[int, int | None], seeds: list[int], shown: str
+) -> None:
+    """By the seed that takes the place of each; a file has what earlier versions wrote."""
+    task = TASKS["banking77"]
+    setup = Setup(
+        initialize_from="", data=data, output=tmp_path, num_seeds=2, num_steps=2, device="cpu"
+    )
+    replaced = {fresh: seed for seed, fresh in collapsed.items() if fresh is not None}
+    runs = [
+        {
+            "seed": seed,
+            "value": seed / 10,
+            "step": 2,
+            "has_collapsed": seed in collapsed,
+            "in_place_of": replaced.get(seed),
+        }
+        for seed in sorted({0, 1, *replaced})
+    ]
+    for seed in range(4):
+        classes = {name: {"texts": 1} for name in ("a", "b")}
+        figures = {f"text_classification_{name}": seed / 10 for name in ("accuracy", "macro_f1")}
+        record = {
+            "options": setup.training(task),
+            "figures": {"Banking77": {**figures, "text_classification_classes": classes}},
+            "stage": {},
+        }
+        folder = tmp_path / "banking77" / f"seed-{seed}"
+        folder.mkdir(parents=True)
+        (folder / "figures.json").write_text(json.dumps(record))
+    (tmp_path / "banking77" / "seeds.json").write_text(json.dumps({"runs": runs}))
+    results = read_results(setup, "banking77", task)
+    assert list(results.by_seed) == seeds
+    accuracy, _ = figure_rows({"banking77": results})
+    low, high = min(seeds) * 10, max(seeds) * 10
+    assert accuracy[2:5] == [f"{(low + high) / 2:.1f}", f"{low:.1f} to {high:.1f}", shown]
 
 
 def test_questions_are_measured_by_both_versions(

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from albert_serve.config import AlbertConfig
 from training.data.masking import NUM_SPECIAL
 from training.data.shards import Part, Shards
-from training.loop.checkpointing import step_of
+from training.loop.checkpointing import load_state, step_of
 from training.loop.step import Run, Step
 from training.model.albert import Batch, Packing
 from training.model.checkpoint import parameters
@@ -298,16 +298,19 @@ def limited_file_size(num_bytes: int) -> Iterator[None]:
 
 def checkpoint_state(folder: Path) -> dict[str, Any]:
     """The training state in the newest checkpoint of a run."""
-    state: dict[str, Any] = torch.load(folder / "checkpoint" / "state.pt", weights_only=True)
-    return state
+    return load_state(folder / "checkpoint")
 
 
 def same_weights(one: Path, other: Path) -> bool:
-    """Whether two runs have the same checkpoint to the bit, and all that training goes on from."""
+    """Whether two runs have the same checkpoint to the bit, and all that training goes on from.
+
+    One may have been validated, and the other not; or on the same texts by another name.
+    """
     states = [checkpoint_state(folder) for folder in (one, other)]
     files = [(folder / "checkpoint" / "model.safetensors").read_bytes() for folder in (one, other)]
     for state in states:
-        del state["elapsed_s"]
+        del state["elapsed_s"], state["validated_step"]
+        state.get("selection", {}).pop("measured", None)
     return files[0] == files[1] and equal(states[0], states[1])
 
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import statistics
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from albert_serve.bundle.manifest import DEFAULT_HEAD
 from albert_serve.bundle.weights import CLASSIFICATION, further_head
+from albert_serve.files import sha256_of
+from training.data.corpus import find_files
+from training.data.labelled.folders import CHOICES, files_of_split
 from training.evaluation.metrics import LOWEST
 from training.evaluation.validation import HEADS_MEAN, Validation
 from training.finetuning.choices import Choices
 from training.finetuning.classification import Classification
 from training.finetuning.held_out import Questions
 from training.loop.progress import RunError
+from training.loop.provenance import file_names
 from training.loop.selection import Selection
 from training.model.heads import Task, is_classifier
 from training.model.labels import default_name, head_record, labels_config
@@ -157,12 +163,31 @@ def selection_of(datasets: Sequence[Measured], options: argparse.Namespace) -> S
         RunError: of a figure of several the lowest is the best.
     """
     if len(datasets) == 1:
-        return datasets[0].selection(options)
-    classifiers = [one for one in datasets if isinstance(one, Classification)]
-    if lowest := [one.figure for one in classifiers if one.figure in LOWEST]:
-        raise RunError(
-            f"--metric {lowest[0]}: with several classifiers validated, the mean of their metrics "
-            "decides, of which the highest is the best; take another"
-        )
-    chance = statistics.fmean(one.chance for one in classifiers)
-    return Selection(figure=HEADS_MEAN, chance=chance, patience=options.patience)
+        selection = datasets[0].selection(options)
+        figures = [selection.figure]
+    else:
+        classifiers = [one for one in datasets if isinstance(one, Classification)]
+        figures = [one.figure for one in classifiers]
+        if lowest := [figure for figure in figures if figure in LOWEST]:
+            raise RunError(
+                f"--metric {lowest[0]}: with several classifiers validated, the mean of their "
+                "metrics decides, of which the highest is the best; take another"
+            )
+        chance = statistics.fmean(one.chance for one in classifiers)
+        selection = Selection(figure=HEADS_MEAN, chance=chance, patience=options.patience)
+    files = [each.validation for each in (options, *options.heads) if each.validation]
+    selection.measured = "; ".join(map(describe_held_out, figures, files))
+    return selection
+
+
+def describe_held_out(figure: str, held_out: Sequence[Path]) -> str:
+    """Describe a figure of held-out files by their names and their content."""
+    hashes = "".join(sha256_of(file) for path in held_out for file in _files_at(path))
+    content = hashlib.sha256(hashes.encode()).hexdigest()[:12]
+    return f"{figure} of {', '.join(file_names(held_out))} (content {content})"
+
+
+def _files_at(path: Path) -> list[Path]:
+    """Return a file, or those of a folder: the held-out ones if its names tell splits."""
+    of_split = files_of_split(path, "validation", suffixes=CHOICES) if path.is_dir() else []
+    return of_split or find_files([path])

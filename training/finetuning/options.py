@@ -96,7 +96,11 @@ def add_validation(group: argparse._ArgumentGroup) -> None:
     """Add the options of validation during training."""
     add = group.add_argument
     _add_held_out(group)
-    add("--validate-every", type=parse_count, help="steps between validations (an epoch)")
+    add(
+        "--validate-every",
+        type=parse_count,
+        help="steps between validations (an epoch); the end of the run is validated in any case",
+    )
     add("--patience", type=parse_count, help="stop after so many validations without a new best")
 
 
@@ -154,7 +158,7 @@ def add_hyperparameters(group: argparse._ArgumentGroup) -> None:
         type=parse_seed,
         metavar="SEED",
         help="train a run of each of these seeds in a folder of its own; one number N: N runs, "
-        "from --seed on",
+        "from --seed on; one that collapses or diverges is replaced once",
     )
     for action in group._group_actions:
         if action.dest in DEFAULTS:

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from albert_serve.files import partial_path, write_atomically
 from training.evaluation.metrics import LOWEST
-from training.loop.progress import RunError
+from training.loop.progress import DivergedError, RunError
 from training.loop.selection import Selection
 from training.system.precision import PrecisionName
 
@@ -29,14 +29,16 @@ class Trained(NamedTuple):
     """A run that has ended.
 
     Attributes:
-        status: exit status; not 0 if a signal stopped the run.
+        status: exit status; not 0 if a signal stopped the run, or it has diverged.
         selection: its best validation; None without validation.
         precision: of matrix products.
+        divergence: the error of a run that has diverged.
     """
 
     status: int
     selection: Selection | None
     precision: PrecisionName
+    divergence: DivergedError | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,10 +46,12 @@ class SeedRun:
     """The result of one seed.
 
     Attributes:
-        value: the best figure; None if no validation had one.
+        value: the best figure; None if no validation had one, or the run has diverged.
         step: of the best validation.
-        has_collapsed: whether the figure is not better than that of one answer for all texts.
+        has_collapsed: whether the figure is not better than that of one answer for all texts, or
+            there is none.
         in_place_of: the seed of the collapsed run that it replaces.
+        has_diverged: whether the gradient stayed not finite.
     """
 
     seed: int
@@ -55,6 +59,7 @@ class SeedRun:
     step: int | None
     has_collapsed: bool
     in_place_of: int | None = None
+    has_diverged: bool = False
 
 
 def seeds_of(options: argparse.Namespace) -> list[int]:
@@ -100,7 +105,7 @@ def train_seeds(
 ) -> int:
     """Train a run of each seed, and report them; return the exit status.
 
-    A run that has collapsed is replaced by one of another seed, once.
+    A run that has collapsed or diverged is replaced by one of another seed, once.
 
     Args:
         options: with `seeds`, `seed` and `output`.
@@ -108,7 +113,7 @@ def train_seeds(
         is_main: whether this process writes the figures; several train the same runs.
 
     Raises:
-        RunError: as `seeds_of`, and as `train`.
+        RunError: as `seeds_of`, and as `train`; in the main process, all runs have collapsed.
     """
     seeds = seeds_of(options)
     fresh = max(seeds) + 1
@@ -119,21 +124,24 @@ def train_seeds(
         seed, in_place_of = waiting.pop(0)
         own = {"seed": seed, "output": folder_of(options.output, seed), "precision": precision}
         trained = train(argparse.Namespace(**{**vars(options), **own}))
-        if trained.status:
+        if trained.status and trained.divergence is None:
             return trained.status
         precision = trained.precision  # the same for all, also where it was measured
         selection = trained.selection
         assert selection is not None
-        runs.append(_result(seed, in_place_of, selection))
-        if selection.has_collapsed and in_place_of is None:
-            print(f"seed {seed} has collapsed; seed {fresh} replaces it")
+        run = _result(seed, in_place_of, trained, selection)
+        runs.append(run)
+        if trained.divergence is not None:
+            print(f"seed {seed} has diverged: {trained.divergence}")
+        if run.has_collapsed and in_place_of is None:
+            print(f"seed {seed} has {_fate(run)}; seed {fresh} replaces it")
             waiting.insert(0, (fresh, seed))
             fresh += 1
         if is_main:
             _write(options.output, runs, selection)
     if is_main:
         _report(options.output, runs)
-    return 0
+    return 0 if any(not run.has_collapsed for run in runs) else 1
 
 
 def folder_of(output: Path, seed: int) -> Path:
@@ -141,23 +149,25 @@ def folder_of(output: Path, seed: int) -> Path:
     return output / f"seed-{seed}"
 
 
-def _result(seed: int, in_place_of: int | None, selection: Selection) -> SeedRun:
+def _result(seed: int, in_place_of: int | None, trained: Trained, selection: Selection) -> SeedRun:
+    has_diverged = trained.divergence is not None
     return SeedRun(
         seed=seed,
-        value=selection.best,
-        step=selection.best_step,
-        has_collapsed=selection.has_collapsed,
+        value=None if has_diverged else selection.best,
+        step=None if has_diverged else selection.best_step,
+        has_collapsed=has_diverged or selection.has_collapsed,
         in_place_of=in_place_of,
+        has_diverged=has_diverged,
     )
 
 
-def summarize(runs: Sequence[SeedRun], figure: str) -> dict[str, Any]:
-    """Return median, mean and spread of the runs that count, and the best of them.
+def _fate(run: SeedRun) -> str:
+    return "diverged" if run.has_diverged else "collapsed"
 
-    A run that was replaced does not count.
-    """
-    replaced = {run.in_place_of for run in runs}
-    counted = [run for run in runs if run.seed not in replaced and run.value is not None]
+
+def summarize(runs: Sequence[SeedRun], figure: str) -> dict[str, Any]:
+    """Return median, mean and spread of the runs that did not collapse, and the best of them."""
+    counted = [run for run in runs if not run.has_collapsed]
     values = [run.value for run in counted if run.value is not None]
     summary: dict[str, Any] = {"figure": figure, "count": len(values)}
     if not values:
@@ -190,16 +200,25 @@ def _write(output: Path, runs: Sequence[SeedRun], selection: Selection) -> None:
 
 
 def _report(output: Path, runs: Sequence[SeedRun]) -> None:
+    """Print the figures of all runs.
+
+    Raises:
+        RunError: all of them have collapsed.
+    """
     summary = json.loads((output / _RESULTS).read_bytes())
     figure = summary["figure"]
     for run in runs:
         value = "none" if run.value is None else f"{run.value:.4f} at step {run.step:,}"
         notes = [f"in place of seed {run.in_place_of}"] if run.in_place_of is not None else []
-        notes += ["collapsed"] if run.has_collapsed else []
+        notes += [_fate(run)] if run.has_collapsed else []
         print(f"seed {run.seed}: {figure} {value}{''.join(f', {note}' for note in notes)}")
-    if "median" in summary:
-        print(
-            f"median {summary['median']:.4f} of {summary['count']} runs, from {summary['min']:.4f} "
-            f"to {summary['max']:.4f}, standard deviation {summary['standard_deviation']:.4f}; "
-            f"the best, in {output / _BEST}: seed {summary['best_seed']}"
+    if "median" not in summary:
+        raise RunError(
+            f"all {len(runs)} runs have collapsed or diverged ({output / _RESULTS}), so that there "
+            "is no best one; try lower rates or more steps, with another --output"
         )
+    print(
+        f"median {summary['median']:.4f} of {summary['count']} runs, from {summary['min']:.4f} "
+        f"to {summary['max']:.4f}, standard deviation {summary['standard_deviation']:.4f}; "
+        f"the best, in {output / _BEST}: seed {summary['best_seed']}"
+    )

@@ -1,9 +1,9 @@
 """Checkpoints of a run: written atomically, hashed, and rotated.
 
-`checkpoints/step-00001000/` holds a Hugging Face directory, the training state `state.pt`, and
-`hashes.json`; `checkpoint` links to the newest, and `best` to that of the best validation, which is
-kept however old it is. A damaged checkpoint is renamed to
-`step-00001000.damaged` and removed at the next rotation.
+`checkpoints/step-00001000/` holds a Hugging Face directory, the training state `state.pt`,
+`hashes.json`, and `validation.json` if its weights were validated afterwards; `checkpoint` links to
+the newest, and `best` to that of the best validation, which is kept however old it is. A damaged
+checkpoint is renamed to `step-00001000.damaged` and removed at the next rotation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,12 +22,15 @@ import safetensors
 import torch
 from filelock import FileLock, Timeout
 
-from albert_serve.files import partial_path, sha256_of, sync
+from albert_serve.files import partial_path, sha256_of, sync, write_atomically
 from training.loop.progress import RunError
 
 _STEP: Final = re.compile(r"step-(\d{8,})")
 _HASHES: Final = "hashes.json"
 _STATE: Final = "state.pt"
+_VALIDATION: Final = "validation.json"
+# The state that a validation changes, which may follow the checkpoint of its step.
+_VALIDATED: Final = ("validated_step", "selection")
 _PARTIAL: Final = ".partial"
 _DAMAGED: Final = ".damaged"
 _NEWEST_LINK: Final = "checkpoint"
@@ -61,6 +64,8 @@ class Checkpoints:
     def save(self, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> None:
         """Write the checkpoint of a step, and remove the oldest ones over `num_kept`.
 
+        Of a step that has one, only what a validation has changed in the state is written.
+
         Args:
             write: writes the model, its config and the tokenizer into a folder.
             state: the training state, which `load_state` returns.
@@ -68,7 +73,9 @@ class Checkpoints:
         Raises:
             RunError: it cannot be written; earlier checkpoints are unchanged.
         """
-        if not self.at(step).is_dir():
+        if self.at(step).is_dir():
+            _update(self.at(step), state)
+        else:
             self._save(step, write, state)
         self._remove_old()
 
@@ -121,11 +128,15 @@ class Checkpoints:
         return None
 
     def link_best(self, step: int | None) -> None:
-        """Link `best` to a step's checkpoint; remove the link if the step is None, or lost."""
+        """Link `best` to a step's checkpoint; remove the link if that is lost.
+
+        Without a step, as after training without validation, an earlier best one stays linked.
+        """
+        link = self.folder / _BEST_LINK
         if step is not None and self.at(step).is_dir():
             self._link(_BEST_LINK, self.at(step))
-        else:
-            (self.folder / _BEST_LINK).unlink(missing_ok=True)
+        elif step is not None or not link.exists():
+            link.unlink(missing_ok=True)
 
     def at(self, step: int) -> Path:
         """Return the folder of a step's checkpoint."""
@@ -223,9 +234,23 @@ def load_state(checkpoint: Path) -> dict[str, Any]:
     file = checkpoint / _STATE
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        later = checkpoint / _VALIDATION
+        if later.is_file():
+            state |= json.loads(later.read_bytes())
     except Exception as error:  # torch.load raises several unrelated types
         raise RunError(f"{file} cannot be read: {error}") from error
     return state
+
+
+def _update(checkpoint: Path, state: Mapping[str, Any]) -> None:
+    """Write the state that a validation has changed since the checkpoint was written.
+
+    The other files stay: two of them cannot be replaced at once.
+    """
+    known = load_state(checkpoint)
+    validated = {name: state[name] for name in _VALIDATED if name in state}
+    if any(known.get(name) != value for name, value in validated.items()):
+        write_atomically(checkpoint / _VALIDATION, json.dumps(validated).encode())
 
 
 def find_damage(checkpoint: Path) -> str | None:

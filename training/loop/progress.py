@@ -20,6 +20,10 @@ class RunError(TrainingError):
     """A run that cannot be started or resumed."""
 
 
+class DivergedError(RunError):
+    """A run whose gradient stays not finite, also at lower rates."""
+
+
 @dataclass(kw_only=True)
 class Progress:
     """Progress of a run by steps or by wall clock, whichever ends it first.
@@ -105,12 +109,12 @@ class Stability:
         """Count one rollback to the last checkpoint.
 
         Raises:
-            RunError: there were more than `max_rollbacks`.
+            DivergedError: there were more than `max_rollbacks`.
         """
         self.num_in_a_row = 0
         self.num_rollbacks += 1
         if self.num_rollbacks > self.max_rollbacks:
-            raise RunError(
+            raise DivergedError(
                 f"the gradient is not finite, and was not after {self.max_rollbacks} returns to "
                 "the last checkpoint, each at half the rate; start again with lower rates"
             )

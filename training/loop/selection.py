@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from training.evaluation.metrics import LOWEST
+from training.loop.progress import RunError
 
-_STATE: Final = ("figure", "best_step", "best", "num_since", "validated_step")
+_STATE: Final = ("best_step", "best", "num_since")
 
 
 @dataclass(kw_only=True)
@@ -20,20 +22,20 @@ class Selection:
         figure: name of the figure that decides, such as `accuracy`; the highest is the best, of
             `loss` and `mse` the lowest.
         chance: the figure of one answer for all texts, where it is known.
+        measured: the figure and the held-out data in words, by which a run is resumed.
         patience: validations in a row without a new best after which the run stops; None to go on.
         best: the best figure so far; None before the first.
         best_step: its step.
         num_since: validations since then.
-        validated_step: step of the last validation.
     """
 
     figure: str
     chance: float | None = None
+    measured: str = ""
     patience: int | None = None
     best: float | None = None
     best_step: int | None = None
     num_since: int = 0
-    validated_step: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -42,23 +44,27 @@ class Selection:
 
     @property
     def has_collapsed(self) -> bool:
-        """Whether the best figure is not over that of one answer for all texts."""
-        if self.best is None or self.chance is None:
-            return self.best is None and self.validated_step > 0
-        return not _is_better(self.figure, self.best, self.chance)
+        """Whether the best figure, if any, is not over that of one answer for all texts."""
+        if self.best is None:
+            return True
+        return self.chance is not None and not _is_better(self.figure, self.best, self.chance)
 
     def take(self, step: int, figures: Mapping[str, float]) -> bool:
         """Take the figures of a validation; return whether it is the best so far.
 
         Of equal ones the first is the best. A figure that is nan is never the best.
         """
+        is_best = self.improve(step, figures)
+        self.num_since += not is_best
+        return is_best
+
+    def improve(self, step: int, figures: Mapping[str, float]) -> bool:
+        """Take the figures if they are the best, as `take`; patience does not count them if not."""
         value = figures[self.figure]
-        self.validated_step = step
-        if self._is_better(value):
-            self.best, self.best_step, self.num_since = value, step, 0
-            return True
-        self.num_since += 1
-        return False
+        if not self._is_better(value):
+            return False
+        self.best, self.best_step, self.num_since = value, step, 0
+        return True
 
     def _is_better(self, value: float) -> bool:
         if self.best is None or math.isnan(value):
@@ -67,16 +73,47 @@ class Selection:
 
     def state(self) -> dict[str, Any]:
         """Return the state for `restore`."""
-        return {name: getattr(self, name) for name in _STATE}
+        by = {"figure": self.figure, "measured": self.measured}
+        return {**by, **{name: getattr(self, name) for name in _STATE}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state; none of one that another figure decided."""
-        if state.get("figure") == self.figure:
-            for name in _STATE:
-                setattr(self, name, state[name])
+        """Restore a saved state; none of a run that had no validation.
 
-    def describe(self) -> str:
-        """Describe the best validation."""
+        Raises:
+            RunError: another figure decided it, or the same of other held-out data.
+        """
+        if not state:
+            return
+        # Earlier versions kept the figure alone.
+        known, now = state.get("measured"), self.measured
+        if not known:
+            known, now = state["figure"], self.figure
+        if known != now:
+            raise RunError(
+                f"the run selects its best checkpoint by {known}, not {now}; resume it with the "
+                "same --metric and --validation, or give another --output"
+            )
+        for name in _STATE:
+            setattr(self, name, state[name])
+
+    def report(self, done: float, best: Path) -> Iterator[str]:
+        """Yield lines on the end of a run: early stopping, the best validation, a collapse.
+
+        Args:
+            done: the fraction of the run that is done.
+            best: the folder of the best checkpoint.
+        """
+        if done < 1:
+            yield f"stopped early at {done:.1%}: no better validation in {self.num_since}"
+        yield f"the best validation, in {best}: {self._describe()}"
+        if self.has_collapsed and self.chance is not None:
+            yield (
+                f"warning: the run has collapsed: its {self.figure} is not better than "
+                f"{self.chance:.4f}, which one answer for all texts has; try another --seed, "
+                "or lower rates"
+            )
+
+    def _describe(self) -> str:
         if self.best is None:
             return f"none has a {self.figure}"
         return f"{self.figure} {self.best:.4f} at step {self.best_step:,}"

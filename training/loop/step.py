@@ -61,6 +61,7 @@ class Run:
         precision: of matrix products, in training and validation.
         num_steps: steps so far, by the task stream's name.
         num_tokens: real tokens trained on so far.
+        validated_step: step of the last validation.
         selection: the best validation so far; None if none is to be kept.
         mask_rates: of masked rows; None for that of their collation.
     """
@@ -80,6 +81,7 @@ class Run:
     stability: Stability = field(default_factory=Stability)
     num_steps: Counter[str] = field(default_factory=Counter)
     num_tokens: int = 0
+    validated_step: int = 0
     selection: Selection | None = None
     mask_rates: MaskRates | None = None
 
@@ -171,6 +173,7 @@ class Run:
             "num_steps": dict(self.num_steps),
             "feeds": {feed.name: feed.state() for feed in self.feeds},
             "stability": asdict(self.stability),
+            "validated_step": self.validated_step,
             **({} if self.selection is None else {"selection": self.selection.state()}),
         }
 
@@ -199,7 +202,10 @@ class Run:
         self.num_tokens = state["tokens"]
         self.num_steps = Counter(state["num_steps"])
         self.stability = Stability(**state["stability"])
+        selected = state.get("selection", {})
         if self.selection is not None:
-            self.selection.restore(state.get("selection", {}))
+            self.selection.restore(selected)
+        # Earlier versions kept the step in the selection.
+        self.validated_step = state.get("validated_step", selected.get("validated_step", 0))
         for feed in self.feeds:
             feed.restore(state["feeds"][feed.name])

@@ -180,8 +180,8 @@ class Trainer:
         was stopped.
 
         Raises:
-            RunError: a checkpoint cannot be written, the gradient stays not finite, or a data
-                loader worker has ended.
+            RunError: a checkpoint cannot be written, or a data loader worker has ended.
+            DivergedError: the gradient stays not finite.
         """
         run = self.run
         if run.world.device.type == "cpu":
@@ -246,12 +246,13 @@ class Trainer:
                 bar.set_postfix_str(describe(meter.figures(run.world)), refresh=False)
                 shown_at = time.monotonic()
         bar.update(decision.done - bar.n)
+        stopped_by = self._validate_last(stop, bar) if decision.done >= 1 else decision.stop
         self.saver.save(run)
-        if decision.stop is None or decision.done >= 1:
+        if stopped_by is None:
             self._report_selection(bar, decision.done)
             return 0
         self._tell(bar, f"stopped at {decision.done:.1%}; the same command resumes it")
-        return 128 + decision.stop
+        return 128 + stopped_by
 
     def _decide(self, stop: StopFlag) -> Decision:
         """Decide by the main process' clock and any process' signal."""
@@ -312,20 +313,41 @@ class Trainer:
 
     def _make_up_for_validation(self, stop: StopFlag, bar: tqdm[Any]) -> None:
         """Validate the step of a checkpoint that a signal interrupted in its validation."""
-        run = self.run
-        is_missing = run.selection is not None and (
-            run.selection.validated_step != run.progress.step
-        )
-        if is_missing and self._is_validation_due:
+        if self._is_validation_due and self.run.validated_step != self.run.progress.step:
             self._validate(stop, bar)
 
+    def _validate_last(self, stop: StopFlag, bar: tqdm[Any]) -> int | None:
+        """Validate the weights that the run ends with, if that is missing.
+
+        Returns the number of a signal that interrupted it. Patience does not count it: a run that
+        is extended would stop earlier for it.
+        """
+        run = self.run
+        if self.validation is None or run.progress.step in (0, run.validated_step):
+            return None
+        figures = self._measure(stop, bar)
+        if figures is None:
+            return stop.signal
+        if run.selection is not None and run.selection.improve(run.progress.step, figures):
+            self.saver.save_best(run)
+        return None
+
     def _validate(self, stop: StopFlag, bar: tqdm[Any]) -> None:
-        """Validate on held-out text."""
+        """Validate, and keep the weights if they are the best so far."""
+        run = self.run
+        figures = self._measure(stop, bar)
+        # Weights between skipped steps are not saved; see `_loop`.
+        selection = None if run.stability.num_in_a_row else run.selection
+        if figures and selection and selection.take(run.progress.step, figures):
+            self.saver.save_best(run)
+
+    def _measure(self, stop: StopFlag, bar: tqdm[Any]) -> Mapping[str, float] | None:
+        """Report the figures on held-out data; return those that decide, None if interrupted."""
         run, validation = self.run, self.validation
         assert validation is not None
         by_task = validate(run, validation, should_stop=lambda: stop.signal is not None)
         if by_task is None:
-            return
+            return None
         figures: dict[str, float] = {}
         for task, of_task in by_task.items():
             figures |= {f"validation/{task}/{name}": value for name, value in of_task.items()}
@@ -339,10 +361,8 @@ class Trainer:
         reshard(run.objective)
         if self.metrics is not None:
             self.metrics.write_layers(step=run.progress.step, layers=layers)
-        # Weights between skipped steps are not saved; see `_loop`.
-        selection = None if run.stability.num_in_a_row else run.selection
-        if selection and selection.take(run.progress.step, validation.decisive(by_task)):
-            self.saver.save_best(run)
+        run.validated_step = run.progress.step
+        return validation.decisive(by_task)
 
     @property
     def _is_over(self) -> bool:
@@ -351,23 +371,9 @@ class Trainer:
 
     def _report_selection(self, bar: tqdm[Any], done: float) -> None:
         """Report the best validation at the end of a run, and whether the run stopped early."""
-        selection = self.run.selection
-        if selection is None:
-            return
-        if done < 1:
-            self._tell(
-                bar,
-                f"stopped early at {done:.1%}: no better validation in {selection.num_since}",
-            )
-        folder = self.saver.folder / "best"
-        self._tell(bar, f"the best validation, in {folder}: {selection.describe()}")
-        if selection.has_collapsed and selection.chance is not None:
-            self._tell(
-                bar,
-                f"warning: the run has collapsed: its {selection.figure} is not better than "
-                f"{selection.chance:.4f}, which one answer for all texts has; try another --seed, "
-                "or lower rates",
-            )
+        if self.run.selection is not None and self.run.progress.step:
+            for line in self.run.selection.report(done, self.saver.folder / "best"):
+                self._tell(bar, line)
 
     def _write(self, figures: Mapping[str, float]) -> None:
         if self.metrics is not None:

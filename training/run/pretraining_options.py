@@ -34,7 +34,12 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     )
     add("--output", type=Path, required=True, help="the run's folder")
     add("--validation", nargs="+", type=Path, help="held-out text, or a folder of its shards")
-    add("--validate-every", type=parse_count, default=500, help="steps (500)")
+    add(
+        "--validate-every",
+        type=parse_count,
+        default=500,
+        help="steps between validations (500); the end of the run is validated in any case",
+    )
 
 
 def add_sizes(parser: argparse.ArgumentParser) -> None:

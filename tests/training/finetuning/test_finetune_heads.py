@@ -284,15 +284,15 @@ def test_seeds_of_two_heads(
     start: list[str], moods: Path, of_things: list[str], tmp_path: Path
 ) -> None:
     data = ["--text-classification", str(moods), *of_things, "--validate-every", "2"]
-    assert run([*start, *data, "--steps", "2", "--seeds", "2"], tmp_path / "seeds") == 0
+    run([*start, *data, "--steps", "2", "--seeds", "2"], tmp_path / "seeds")
     seeds = json.loads((tmp_path / "seeds/seeds.json").read_text())
     assert seeds["figure"] == "macro_f1"  # only one of them is validated
-    assert seeds["count"] >= 1
+    assert len(seeds["runs"]) >= 2
 
 
 def test_of_several_the_mean_is_the_figure(options: list[str], tmp_path: Path) -> None:
     more = ["--steps", "2", "--validate-every", "2", "--seeds", "2"]
-    assert run([*options, *more], tmp_path / "seeds") == 0
+    run([*options, *more], tmp_path / "seeds")
     assert json.loads((tmp_path / "seeds/seeds.json").read_text())["figure"] == HEADS_MEAN
 
 

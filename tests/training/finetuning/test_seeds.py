@@ -6,18 +6,18 @@ import argparse
 import json
 import signal
 import statistics
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.training.processes import before_step, die, run_in_process
+from tests.training.processes import before_step, die, run_in_process, spoil
 from tests.training.support import refusal, run_command, same_weights, stop_at
 from training.finetune import main
 from training.finetuning.seeds import Trained, train_seeds
-from training.loop.progress import RunError
+from training.loop.progress import DivergedError, RunError
 from training.loop.selection import Selection
 
 Capture = pytest.CaptureFixture[str]
@@ -93,13 +93,17 @@ def test_a_killed_run_is_resumed_as_a_whole(start: list[str], tmp_path: Path) ->
     assert all(same_weights(whole / name, killed / name) for name in ("seed-0", "seed-1"))
 
 
-def trained(values: Mapping[int, float], stops: int | None = None) -> Any:
+def trained(
+    values: Mapping[int, float], stops: int | None = None, diverges: Container[int] = ()
+) -> Any:
     """A trainer of runs whose best accuracies are these, by seed; it notes what it trained."""
 
     def train(options: argparse.Namespace) -> Trained:
         train.seeds.append(options.seed)  # type: ignore[attr-defined]
         selection = Selection(figure="accuracy", chance=0.5)
         selection.take(1, {"accuracy": values[options.seed]})
+        if options.seed in diverges:
+            return Trained(1, selection, "fp32", DivergedError("its gradient is not finite"))
         return Trained(143 if options.seed == stops else 0, selection, "fp32")
 
     train.seeds = []  # type: ignore[attr-defined]
@@ -113,6 +117,7 @@ def options_of(folder: Path, *seeds: int) -> argparse.Namespace:
 
 
 def test_collapsed_runs_are_replaced_once(tmp_path: Path, capsys: Capture) -> None:
+    """And one that collapses in place of another does not count either."""
     train = trained({0: 0.5, 1: 0.8, 2: 0.4, 3: 0.9, 4: 0.45})
     assert train_seeds(options_of(tmp_path, 3), train) == 0
     assert train.seeds == [0, 3, 1, 2, 4]
@@ -121,11 +126,58 @@ def test_collapsed_runs_are_replaced_once(tmp_path: Path, capsys: Capture) -> No
         *((0, None), (3, 0), (1, None), (2, None), (4, 2)),
     ]
     assert [each["has_collapsed"] for each in content["runs"]] == [True, False, False, True, True]
-    assert (content["median"], content["min"], content["max"]) == (0.8, 0.45, 0.9)
-    assert (content["count"], content["best_seed"], content["chance"]) == (3, 3, 0.5)
+    assert (content["min"], content["max"]) == (0.8, 0.9)
+    assert content["median"] == pytest.approx(0.85)
+    assert (content["count"], content["best_seed"], content["chance"]) == (2, 3, 0.5)
     out = capsys.readouterr().out
     assert "seed 0 has collapsed; seed 3 replaces it\n" in out
     assert "seed 4: accuracy 0.4500 at step 1, in place of seed 2, collapsed\n" in out
+
+
+def test_a_run_that_diverges_counts_as_collapsed(tmp_path: Path, capsys: Capture) -> None:
+    train = trained({0: 0.9, 1: 0.8, 2: 0.7}, diverges={0})
+    assert train_seeds(options_of(tmp_path, 2), train) == 0
+    assert train.seeds == [0, 2, 1]
+    content = results(tmp_path)
+    first, second, _ = content["runs"]
+    assert first == {
+        "seed": 0,
+        "value": None,
+        "step": None,
+        "has_collapsed": True,
+        "in_place_of": None,
+        "has_diverged": True,
+    }
+    assert (second["in_place_of"], second["has_diverged"]) == (0, False)
+    assert (content["count"], content["max"]) == (2, 0.8)
+    out = capsys.readouterr().out
+    assert "seed 0 has diverged: its gradient is not finite\n" in out
+    assert "seed 0 has diverged; seed 2 replaces it\n" in out
+    assert "seed 0: accuracy none, diverged\n" in out
+
+
+def test_a_gradient_that_stays_not_finite_ends_one_seed_alone(
+    start: list[str], tmp_path: Path
+) -> None:
+    """The steps of five returns to the first checkpoint; without --seeds they end the command."""
+    apart = partial(run_in_process, program="training.finetune", fate=partial(spoil, range(1, 26)))
+    assert apart([*start, "--seeds", "1"], tmp_path / "seeds").status == 0
+    runs = results(tmp_path / "seeds")["runs"]
+    assert [(each["seed"], each["has_diverged"]) for each in runs] == [(0, True), (1, False)]
+    assert (tmp_path / "seeds/best").resolve().is_relative_to(tmp_path / "seeds/seed-1")
+    alone = apart(start, tmp_path / "alone")
+    assert alone.status == 1
+    assert alone.err.startswith("error: the gradient is not finite, and was not after 4 returns")
+
+
+@pytest.mark.parametrize("diverges", [(), (0, 1, 2, 3)])
+def test_runs_that_all_collapse_are_an_error(tmp_path: Path, diverges: tuple[int, ...]) -> None:
+    train = trained({0: 0.5, 1: 0.5, 2: 0.4, 3: 0.4}, diverges=diverges)
+    with pytest.raises(RunError, match=r"all 4 runs have collapsed or diverged \(.*seeds\.json\)"):
+        train_seeds(options_of(tmp_path, 2), train)
+    assert (results(tmp_path)["count"], len(results(tmp_path)["runs"])) == (0, 4)
+    assert not (tmp_path / "best").exists()
+    assert train_seeds(options_of(tmp_path, 2), train, is_main=False) == 1
 
 
 def test_no_further_seed_is_trained_after_a_signal(tmp_path: Path) -> None:
@@ -142,9 +194,10 @@ def test_runs_at_the_level_of_chance_are_said_to_have_collapsed(
     rows = labelled.read_text().splitlines()
     glad.write_text("\n".join(row for row in rows if not row.endswith("\t0")))
     options = [*start[:-2], "--validation", str(glad), "--metric", "accuracy"]
-    assert run(options, tmp_path / "run", "--seeds", "1") == 0
+    assert run(options, tmp_path / "run", "--seeds", "1") == 1
     assert [each["seed"] for each in results(tmp_path / "run")["runs"]] == [0, 1]
     said = capsys.readouterr()
+    assert "error: all 2 runs have collapsed or diverged" in said.err
     assert "the run has collapsed: its accuracy is not better than 1.0000" in said.out + said.err
 
 
@@ -177,6 +230,6 @@ def test_a_folder_is_of_one_run_or_of_several(
     assert run(start, one, "--steps", "1") == 0
     assert run(start, one, "--seeds", "2") == 1
     assert f"{one} holds a run without --seeds; give another --output" in capsys.readouterr().err
-    assert run(start, several, "--seeds", "1", "--steps", "1") == 0
+    run(start, several, "--seeds", "1", "--steps", "1")
     assert run(start, several) == 1
     assert f"{several} holds runs of several seeds; give --seeds" in capsys.readouterr().err

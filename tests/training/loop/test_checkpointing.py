@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.training.loop.damages import DAMAGES, Damage, flip_a_byte, linked_step, names
+from tests.training.support import equal
 from training.loop.checkpointing import Checkpoints, claim, load_state, step_of
 from training.loop.progress import RunError
 
@@ -55,12 +56,35 @@ def test_the_best_stays_however_old_it_is(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-00000015", "step-00000020"]
 
 
-@pytest.mark.parametrize("step", [None, 7])
-def test_a_best_that_is_lost_has_no_link(tmp_path: Path, step: int | None) -> None:
+def test_a_best_that_is_lost_has_no_link(tmp_path: Path) -> None:
     checkpoints = save(tmp_path, 5)
     checkpoints.link_best(5)
-    checkpoints.link_best(step)
+    checkpoints.link_best(7)
     assert not (tmp_path / "best").is_symlink()
+
+
+def test_a_best_of_earlier_validations_stays_until_it_is_lost(tmp_path: Path) -> None:
+    checkpoints = save(tmp_path, 5)
+    checkpoints.link_best(None)
+    assert not (tmp_path / "best").is_symlink()
+    checkpoints.link_best(5)
+    checkpoints.link_best(None)
+    assert step_of((tmp_path / "best").resolve()) == 5
+    shutil.rmtree(checkpoints.at(5))
+    checkpoints.link_best(None)
+    assert not (tmp_path / "best").is_symlink()
+
+
+def test_what_a_later_validation_changes_is_written_beside_the_state(tmp_path: Path) -> None:
+    checkpoints = save(tmp_path, 3)
+    state = load_state(checkpoints.at(3))
+    for validated in ({"validated_step": 3}, {"validated_step": 3, "selection": {"best": 0.5}}):
+        checkpoints.save(3, write_model, {**state, "step": 4, **validated})
+        assert equal(load_state(checkpoints.at(3)), {**state, **validated})
+    assert checkpoints.newest() == checkpoints.at(3)
+    (checkpoints.at(3) / "validation.json").write_text("{")
+    with pytest.raises(RunError, match="cannot be read"):
+        load_state(checkpoints.at(3))
 
 
 def test_a_copy_that_followed_the_link_to_the_best(tmp_path: Path) -> None:

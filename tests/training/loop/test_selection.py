@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from training.loop.progress import RunError
 from training.loop.selection import Selection
 
 
@@ -25,7 +26,6 @@ def test_the_first_of_the_best(
         is_best = selection.take(step, {figure: value, "other": 9.0})
         assert selection.best_step == best_step
         assert is_best == (best_step == step)
-        assert selection.validated_step == step
 
 
 def test_patience_counts_validations_without_a_better_one() -> None:
@@ -39,11 +39,56 @@ def test_patience_counts_validations_without_a_better_one() -> None:
 
 
 def test_a_saved_state_goes_on() -> None:
-    one, other = (Selection(figure="loss", patience=2) for _ in range(2))
+    one, other = (Selection(figure="loss", measured="loss of a.tsv", patience=2) for _ in range(2))
     one.take(3, {"loss": 0.5})
     one.take(6, {"loss": 0.6})
     other.restore(one.state())
     assert other == one
-    by_accuracy = Selection(figure="accuracy")
-    by_accuracy.restore(one.state())
-    assert by_accuracy == Selection(figure="accuracy")
+    other.restore({})  # of training without validation
+    assert other == one
+
+
+@pytest.mark.parametrize(
+    ("figure", "measured", "message"),
+    [
+        ("loss", "loss of b.tsv", "by loss of a.tsv, not loss of b.tsv; resume it with the same"),
+        ("accuracy", "accuracy of a.tsv", "by loss of a.tsv, not accuracy of a.tsv; resume it"),
+    ],
+)
+def test_a_state_of_other_figures_is_refused(figure: str, measured: str, message: str) -> None:
+    one = Selection(figure="loss", measured="loss of a.tsv")
+    with pytest.raises(RunError, match=f"the run selects its best checkpoint {message}"):
+        Selection(figure=figure, measured=measured).restore(one.state())
+
+
+def test_a_state_of_an_earlier_version_has_the_figure_alone() -> None:
+    state = {"figure": "loss", "best_step": 3, "best": 0.5, "num_since": 1, "validated_step": 6}
+    selection = Selection(figure="loss", measured="loss of a.tsv")
+    selection.restore(state)
+    assert (selection.best, selection.best_step, selection.num_since) == (0.5, 3, 1)
+    with pytest.raises(RunError, match="its best checkpoint by loss, not accuracy; resume it"):
+        Selection(figure="accuracy").restore(state)
+
+
+def test_the_end_of_a_run_counts_for_the_best_and_not_for_patience() -> None:
+    selection = Selection(figure="accuracy", patience=1)
+    assert selection.improve(1, {"accuracy": 0.5})
+    assert not selection.improve(2, {"accuracy": 0.4})
+    assert not selection.is_over
+    assert selection.improve(3, {"accuracy": 0.6})
+    assert selection.best_step == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "chance", "has_collapsed"),
+    [(0.6, 0.5, False), (0.5, 0.5, True), (0.4, 0.5, True), (0.4, None, False)],
+)
+def test_a_run_that_is_no_better_than_one_answer_has_collapsed(
+    value: float, chance: float | None, has_collapsed: bool
+) -> None:
+    selection = Selection(figure="accuracy", chance=chance)
+    assert selection.has_collapsed
+    selection.take(1, {"accuracy": math.nan})
+    assert selection.has_collapsed
+    selection.take(2, {"accuracy": value})
+    assert selection.has_collapsed == has_collapsed

@@ -30,7 +30,14 @@ from tests.training.processes import (
     signal_group,
     spoil,
 )
-from tests.training.support import checkpoint_state, equal, hf_load, read_metrics, same_weights
+from tests.training.support import (
+    checkpoint_state,
+    equal,
+    hf_load,
+    read_metrics,
+    same_weights,
+    validations,
+)
 from training.optim.optimizers import Schedule
 
 OFTEN = ("--save-every", "0.0001s")
@@ -153,25 +160,41 @@ def test_measuring_on_held_out_text_leaves_the_run_as_it_is(
     assert run_in_process(measured, tmp_path / "run").status == 0
     check_same(tmp_path / "run", tiny)
     lines = [line for line in read_metrics(tmp_path / "run") if "lr_factor" not in line]
-    assert [line["step"] for line in lines] == [3, 6]
+    assert [line["step"] for line in lines] == [3, 6, 8]
     for line in lines:
         assert 0 < line["validation/fill-mask/loss"] < 10
         assert 0 <= line["validation/sentence-order/accuracy"] <= 1
     layers = (tmp_path / "run" / "layers.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in layers] == [3, 6]
+    assert [json.loads(line)["step"] for line in layers] == [3, 6, 8]
     assert all(len(json.loads(line)["distance"]) == 3 for line in layers)
 
 
 def test_a_signal_does_not_wait_for_the_end_of_a_measurement(
     tiny: Path, measured: list[str], tmp_path: Path
 ) -> None:
-    """What is not measured to its end is not recorded."""
+    """What is not measured to its end is not recorded, and made up for."""
+    folder = tmp_path / "run"
     fate = partial(in_validation, partial(get_signals, signal.SIGTERM))
-    assert run_in_process(measured, tmp_path / "run", fate=fate).status == 128 + signal.SIGTERM
-    assert checkpoint_state(tmp_path / "run")["step"] == 3
-    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1, 2, 3]
-    assert run_in_process(measured, tmp_path / "run").status == 0
+    assert run_in_process(measured, folder, fate=fate).status == 128 + signal.SIGTERM
+    assert checkpoint_state(folder)["step"] == 3
+    assert [line["step"] for line in read_metrics(folder)] == [1, 2, 3]
+    assert run_in_process(measured, folder).status == 0
+    check_same(folder, tiny)
+    assert list(validations(folder, "fill-mask", "loss")) == [3, 6, 8]
+
+
+@pytest.mark.parametrize("happens", [die, partial(get_signals, signal.SIGTERM)])
+def test_the_last_weights_are_measured_also_by_a_run_that_ended_amidst_it(
+    tiny: Path, measured: list[str], tmp_path: Path, happens: Fate
+) -> None:
+    options = [*measured, "--validate-every", "500", *OFTEN]
+    fate = partial(in_validation, happens)
+    assert run_in_process(options, tmp_path / "run", fate=fate).status != 0
+    assert validations(tmp_path / "run", "fill-mask", "loss") == {}
+    assert run_in_process(options, tmp_path / "run").status == 0
     check_same(tmp_path / "run", tiny)
+    assert list(validations(tmp_path / "run", "fill-mask", "loss")) == [8]
+    assert run_in_process(options, tmp_path / "run", fate=partial(in_validation, die)).status == 0
 
 
 def weights_and_moments(folder: Path, step: int) -> tuple[bytes, object]:
