@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -307,7 +308,7 @@ def test_requests_with_the_recorded_parameters_have_the_figures(
     assert main([str(checkpoint), *data, *options]) == 0
     figures = json.loads(output.read_text())
     recorded = figures["question_answering_parameters"]
-    expected = {"max_answer_len": 30, "max_question_len": 16, "max_seq_len": 32}
+    expected: dict[str, Any] = {"max_answer_len": 30, "max_question_len": 16, "max_seq_len": 32}
     if file == SQUAD_V2:
         expected |= {"handle_impossible_answer": True, "null_score_diff_threshold": -0.1}
     assert recorded == expected
