@@ -142,7 +142,8 @@ def _build(
     validation, selection = None, None
     if validated := [each for each in datasets if each.held_out]:
         every = options.validate_every or _steps_an_epoch(feeds, "--validate-every")
-        validation = validation_of(validated, every=every, row_length=options.length)
+        row_length = min(options.length, config.max_positions)
+        validation = validation_of(validated, every=every, row_length=row_length)
         selection = selection_of(validated, options)
     torch.manual_seed(options.seed)
     tasks = tuple(task for feed in feeds for task in feed.tasks)
