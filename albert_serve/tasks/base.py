@@ -94,13 +94,16 @@ class Prepared(Round[AnswerT_co]):
         warnings: warnings for the caller.
         num_round_tokens: an upper bound of the tokens of its largest round.
         num_wide_rows: an upper bound of the vocabulary-wide rows of logits that are held at once.
-        num_held_bytes: the approximate memory of its answer and intermediate results.
+        num_held_bytes: the approximate memory of its answer and intermediate results, but for the
+            scores of labels.
+        num_label_scores: the scores of labels in its answer.
     """
 
     num_truncated: int = 0
     num_round_tokens: int = 0
     num_wide_rows: int = 0
     num_held_bytes: int = 0
+    num_label_scores: int = 0
     warnings: list[str] = field(default_factory=list)
     cuts: dict[str, int] = field(default_factory=dict)
 

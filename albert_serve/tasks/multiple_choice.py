@@ -99,13 +99,18 @@ class MultipleChoice:
             raise TextTooLongError(f"{name}: {error}") from error
 
 
+def num_blanks(question: str) -> int:
+    """Return how often each choice stands in a question."""
+    return len(_BLANK.findall(question))
+
+
 def _check_blanks(item: ChoiceQuestion) -> None:
     """Refuse a question that is far longer with its blanks filled than without, before that."""
-    num_blanks = len(_BLANK.findall(item.question or ""))
-    num_chars = num_blanks * sum(map(len, item.choices))
-    if num_blanks > 1 and num_chars > _MAX_CHARS_IN_BLANKS:
+    count = num_blanks(item.question or "")
+    num_chars = count * sum(map(len, item.choices))
+    if count > 1 and num_chars > _MAX_CHARS_IN_BLANKS:
         raise TextTooLongError(
-            f"the choices have {num_chars} characters in the {num_blanks} blanks of the question; "
+            f"the choices have {num_chars} characters in the {count} blanks of the question; "
             f"at most {_MAX_CHARS_IN_BLANKS} are read"
         )
 

@@ -87,6 +87,7 @@ class TextClassification:
             num_truncated=fitted.num_truncated,
             cuts=fitted.cuts("" if isinstance(item, str) else ".text", ".text_pair"),
             warnings=[ALL_LAYERS] if depth and _limits(parameters) and not self.stops_early else [],
+            num_label_scores=min(parameters.top_k or len(self.labels), len(self.labels)),
         )
 
     def _other(self, name: str, parameters: TextClassificationParameters) -> TextClassification:

@@ -8,20 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Final, TypeVar
-
-from pydantic import BaseModel
+from typing import Any, TypeVar
 
 from albert_serve import __version__
 from albert_serve.api.model_card import ModelCard, ModelSizes, TrainingStage
 from albert_serve.api.schemas import (
-    ChoiceQuestion,
     DepthInfo,
     HeadInfo,
     InfoReply,
     InputExample,
-    SentenceOrderRequest,
-    Sentences,
     TaskInfo,
     TaskQuality,
     TaskRequest,
@@ -34,7 +29,8 @@ from albert_serve.bundle.figures import read_figure
 from albert_serve.bundle.manifest import WEIGHTS_FILE, Bundle, Manifest, TaskEntry
 from albert_serve.bundle.weights import CLASSIFICATION, further_head
 from albert_serve.errors import TooMuchAtOnceError
-from albert_serve.server.process.threads import Effort, RequestThreads
+from albert_serve.server.models.effort import effort_of, effort_of_answer
+from albert_serve.server.process.threads import RequestThreads
 from albert_serve.settings import Settings
 from albert_serve.tasks import (
     AnyTask,
@@ -45,19 +41,8 @@ from albert_serve.tasks import (
     prepare_request,
     shape_reply,
 )
-from albert_serve.tokenizer import count_normalised
 
 _ResultT = TypeVar("_ResultT")
-
-# Some 1 and 10 ms of `_work`, and of answers' `num_held_bytes`.
-_SMALL_WORK: Final = 1 << 10
-_LARGE_WORK: Final = 1 << 14
-_SMALL_ANSWER_BYTES: Final = 1 << 16
-_LARGE_ANSWER_BYTES: Final = 1 << 19
-# The bytes of an answer that take as long as the best tokens of a row of logits.
-_BYTES_PER_WIDE_ROW: Final = 1 << 15
-# What a text takes beside its characters.
-_CHARS_PER_TEXT: Final = 100
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -107,7 +92,8 @@ class HostedModel:
 
         Args:
             ends_s: the deadline, on `time.monotonic`'s clock.
-            encode: is called with the prepared inputs and the reply's value, off the event loop.
+            encode: is called with the prepared inputs and the reply's value, where the answer's
+                effort belongs.
 
         Raises:
             InvalidInputError: an item cannot be answered; for a list the message has its index.
@@ -118,7 +104,7 @@ class HostedModel:
         run = partial(self.threads.run, ends_s=ends_s)
         prepared = await run(self._prepare, task, request, effort=effort)
         work, is_begun = Work(prepared), False
-        effort = max(effort, _effort_of_answer(prepared))
+        effort = max(effort, effort_of_answer(prepared))
 
         def take(logits: list[Logits]) -> _ResultT | None:
             """Return the reply if this was the last round, else None."""
@@ -243,52 +229,3 @@ def _describe_heads(entry: TaskEntry, manifest: Manifest) -> list[HeadInfo]:
 def _quality(manifest: Manifest, head: str) -> TaskQuality | None:
     figure = read_figure(manifest, head)
     return None if figure is None else TaskQuality(**asdict(figure))
-
-
-def effort_of(request: TaskRequest) -> Effort:
-    """Return the effort of reading a request; it is read until it is large only."""
-    is_reordered = isinstance(request, SentenceOrderRequest) and request.parameters.reorder
-    work = 0
-    for part in _work([request.inputs, request.parameters], is_reordered):
-        work += part
-        if work > _LARGE_WORK:
-            break
-    return _effort(work, _SMALL_WORK, _LARGE_WORK)
-
-
-def _effort_of_answer(prepared: Sequence[Prepared[Any]]) -> Effort:
-    num_bytes = sum(
-        item.num_held_bytes + item.num_wide_rows * _BYTES_PER_WIDE_ROW for item in prepared
-    )
-    return _effort(num_bytes, _SMALL_ANSWER_BYTES, _LARGE_ANSWER_BYTES)
-
-
-def _effort(amount: int, small: int, large: int) -> Effort:
-    if amount <= small:
-        return Effort.SMALL
-    return Effort.LARGE if amount > large else Effort.MEDIUM
-
-
-def _work(value: object, is_reordered: bool) -> Iterator[int]:
-    """Yield the work of reading each part of a value of a request, in normalised characters.
-
-    Args:
-        is_reordered: whether each sentence of a list is read with every other.
-    """
-    if isinstance(value, str):
-        yield _CHARS_PER_TEXT + len(value)
-        yield count_normalised(value) - len(value)  # not reached, if the text alone is large
-    elif isinstance(value, Sentences) and is_reordered:
-        yield _CHARS_PER_TEXT * len(value.sentences) ** 2
-        yield from _work(value.sentences, is_reordered)
-    elif isinstance(value, ChoiceQuestion):  # each choice is read with the question
-        question = value.question or ""
-        yield len(question) * len(value.choices)
-        yield (count_normalised(question) - len(question)) * len(value.choices)
-        yield from _work([value.context, *value.choices], is_reordered)
-    elif isinstance(value, BaseModel):
-        for part in vars(value).values():
-            yield from _work(part, is_reordered)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _work(part, is_reordered)

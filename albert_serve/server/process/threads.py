@@ -64,20 +64,21 @@ class RequestThreads:
         ends_s: float,
         effort: Effort,
     ) -> _ResultT:
-        """Run a function where its effort belongs; one that exceeds the deadline is not awaited.
+        """Run a function where its effort belongs: a small one at once, others in a thread.
 
-        One that has not begun when the request is cancelled never begins.
+        One in a thread that exceeds the deadline is not awaited, and one that has not begun when
+        the request is cancelled never begins.
 
         Args:
             ends_s: the deadline, on `time.monotonic`'s clock.
 
         Raises:
-            DeadlineExceededError: the deadline has passed.
+            DeadlineExceededError: the deadline has passed, before one in a thread has ended.
         """
+        if effort is Effort.SMALL:
+            return function(*args)
         try:
             async with asyncio.timeout(ends_s - time.monotonic()):
-                if effort is Effort.SMALL:
-                    return function(*args)
                 run = partial(copy_context().run, function, *args)
                 return await asyncio.get_running_loop().run_in_executor(self._pools[effort], run)
         except TimeoutError:

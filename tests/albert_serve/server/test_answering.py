@@ -14,18 +14,10 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from albert_serve.api.schemas import (
-    FillMaskParameters,
-    FillMaskRequest,
-    MultipleChoiceRequest,
-    QuestionAnsweringRequest,
-    SentenceOrderRequest,
-    TaskRequest,
-)
 from albert_serve.errors import InvalidInputError, TooMuchAtOnceError
 from albert_serve.server.answering import answer_request
-from albert_serve.server.models.hosted_model import HostedModel, effort_of
-from albert_serve.server.process.threads import Effort, RequestThreads
+from albert_serve.server.models.hosted_model import HostedModel
+from albert_serve.server.process.threads import RequestThreads
 
 MAX_ITEMS = 3
 
@@ -103,47 +95,3 @@ def test_too_many_values_are_refused_before_they_are_parsed(num_bytes: int) -> N
     error = asyncio.run(refuse(Refusing(), body))
     assert isinstance(error, TooMuchAtOnceError)
     assert "values" in str(error)
-
-
-def reads_much(request_type: type[TaskRequest], inputs: Any, **parameters: Any) -> bool:
-    body = {"inputs": inputs, "parameters": parameters}
-    return effort_of(request_type.model_validate(body)) is Effort.LARGE
-
-
-def test_a_request_effort_of_by_the_characters_of_all_its_texts() -> None:
-    assert not reads_much(FillMaskRequest, "abc" * 1000)
-    assert reads_much(FillMaskRequest, "abc" * 10_000)
-    assert reads_much(FillMaskRequest, "abc", targets=["xyz" * 10] * 500)
-    assert reads_much(QuestionAnsweringRequest, {"question": "ab", "context": "cde" * 10_000})
-
-
-def test_a_character_counts_as_those_that_it_stands_for() -> None:
-    assert not reads_much(FillMaskRequest, "\u4e2d" * 2000)
-    assert reads_much(FillMaskRequest, "\ufdfa" * 2000)
-    assert reads_much(QuestionAnsweringRequest, {"question": "ab", "context": "\ufdfa" * 2000})
-    asked = {"context": "a", "question": "\ufdfa" * 20, "choices": ["b"] * 50}
-    assert reads_much(MultipleChoiceRequest, asked)
-
-
-def test_a_request_effort_of_by_its_texts_and_the_pairs_of_its_sentences() -> None:
-    assert not reads_much(FillMaskRequest, ["a"] * 100)
-    assert reads_much(FillMaskRequest, ["a"] * 500)
-    sentences = {"sentences": ["a"] * 32}
-    assert not reads_much(SentenceOrderRequest, sentences)
-    assert reads_much(SentenceOrderRequest, sentences, reorder=True)
-
-
-def test_a_large_request_is_not_read_to_its_end() -> None:
-    read: list[str] = []
-
-    class Texts(list[str]):
-        def __iter__(self) -> Iterator[str]:
-            for text in super().__iter__():
-                read.append(text)
-                yield text
-
-    request = FillMaskRequest.model_construct(
-        inputs=Texts(["a [MASK]"] * 36_000), parameters=FillMaskParameters()
-    )
-    assert effort_of(request)
-    assert len(read) < 1000

@@ -12,7 +12,7 @@ import pytest
 
 from albert_serve.api.schemas import TaskRequest
 from albert_serve.errors import InvalidInputError, TextTooLongError, TooMuchAtOnceError
-from albert_serve.server.models.hosted_model import effort_of
+from albert_serve.server.models.effort import effort_of
 from albert_serve.server.process.threads import Effort
 from albert_serve.tasks import TASKS, TaskSetup, open_task, prepare_request
 from albert_serve.tasks.fill_mask import targets
