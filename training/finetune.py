@@ -249,7 +249,7 @@ def _feeds(
     if options.pretraining:
         with collecting(errors):
             if errors:
-                check_pretraining(options)
+                check_pretraining(options, world)
             else:
                 feeds.append(pretraining_feed(options, tokenizer, sizes["pretraining"], world))
     raise_listed(errors)
@@ -317,6 +317,7 @@ def _run(options: argparse.Namespace) -> int:
             options = resolve(argparse.Namespace(**{**vars(options), "device": world.device}))
             check_folder(options)
             check_validation(options)
+            options = with_question_length(options)
             if options.seeds is not None:
                 seeds_of(options)  # checked before a run begins
         train = partial(_run_one, world=world)
@@ -329,8 +330,6 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _run_one(options: argparse.Namespace, world: World) -> Trained:
-    with setting_up(world):
-        options = with_question_length(options)
     settings = {
         name: str(value) for name, value in vars(options).items() if name not in _NOT_RECORDED
     } | {"heads": record_of(options)}
