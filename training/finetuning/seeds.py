@@ -142,6 +142,7 @@ def train_seeds(
         if is_main:
             _write(options.output, runs, selection)
         if trained.signal is not None and waiting:
+            print(f"stopped after seed {seed}; the same command goes on with the next")
             return 128 + trained.signal
     if is_main:
         _report(options.output, runs)
