@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final, get_args
 
 from albert_serve.bundle.manifest import ComputePrecision, Part, Precision, Quality
-from albert_serve.errors import AlbertServeError
 from export.errors import ExportError
 from export.examples import read_examples
 from export.source import read_json_object
@@ -19,7 +18,7 @@ from export.write import DepthOptions, Exported, Limits, export_bundle
 from training.conversion.source import REFERENCE_HELP
 from training.data.labelled.folders import labelled_files
 from training.data.labelled.race import RACE, race_files
-from training.errors import TrainingError, report
+from training.errors import report_errors
 from training.evaluation.real_text import DEFAULT_TEXT, RealData
 from training.glue.files import dev_files
 from training.glue.tasks import TASKS
@@ -62,35 +61,35 @@ Give a task's own held-out data for its own metric; without, it is how often the
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
     options = parse_with_heads(_parser(), head_parser(), arguments)
-    try:
-        evaluation = _read_evaluation(options.evaluation)
-        exported = export_bundle(
-            options.checkpoint,
-            options.bundle,
-            precision=options.precision,
-            kept_fp32=options.keep_fp32,
-            cuda_precision=options.cuda_precision,
-            data=_real_data(options),
-            quality_budget_s=options.quality_budget,
-            limits=Limits(
-                max_difference=options.max_difference,
-                max_cuda_difference=options.max_cuda_difference,
-                max_cost=options.max_cost,
-                forced=options.force,
-            ),
-            evaluation=evaluation,
-            null_score_diff_threshold=options.null_score_diff_threshold,
-            depth=DepthOptions(
-                num_layers=options.layers,
-                max_layers=options.max_layers,
-                patience=options.patience,
-            ),
-            examples=read_examples(options.examples) if options.examples else None,
-            overwrite=options.overwrite,
-        )
-    except (ExportError, TrainingError, AlbertServeError, OSError) as error:
-        report(error, Path(f"{options.bundle}.errors.txt"))
-        return 1
+    return report_errors(lambda: _run(options), Path(f"{options.bundle}.errors.txt"))
+
+
+def _run(options: argparse.Namespace) -> int:
+    evaluation = _read_evaluation(options.evaluation)
+    exported = export_bundle(
+        options.checkpoint,
+        options.bundle,
+        precision=options.precision,
+        kept_fp32=options.keep_fp32,
+        cuda_precision=options.cuda_precision,
+        data=_real_data(options),
+        quality_budget_s=options.quality_budget,
+        limits=Limits(
+            max_difference=options.max_difference,
+            max_cuda_difference=options.max_cuda_difference,
+            max_cost=options.max_cost,
+            forced=options.force,
+        ),
+        evaluation=evaluation,
+        null_score_diff_threshold=options.null_score_diff_threshold,
+        depth=DepthOptions(
+            num_layers=options.layers,
+            max_layers=options.max_layers,
+            patience=options.patience,
+        ),
+        examples=read_examples(options.examples) if options.examples else None,
+        overwrite=options.overwrite,
+    )
     if exported.unused:
         listed = ", ".join(exported.unused)
         print(f"warning: no task reads these weights of the file: {listed}", file=sys.stderr)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from training.errors import TrainingError
 
-class ExportError(ValueError):
+
+class ExportError(TrainingError):
     """A checkpoint that cannot be exported, or a bundle that is worse than its checkpoint."""

@@ -78,7 +78,7 @@ def measure_quality(
         tokenizer = AlbertTokenizer.from_file(tokenizer_file)
         samples = draw_samples(source.config, source.tasks, tokenizer, data)
     except TrainingError as error:
-        raise ExportError(str(error)) from error
+        raise ExportError(*error.args) from error
     num_tokens = 2 * sum(item.num_tokens for each in samples.values() for item in each.items)
     at_most = "" if budget_s is None else f", within about {budget_s:.0f} s (--quality-budget)"
     print(

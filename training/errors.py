@@ -71,7 +71,8 @@ def report(error: Exception, lines_file: Path | None = None) -> None:
         return
     try:
         lines_file.parent.mkdir(parents=True, exist_ok=True)
-        lines_file.write_text("".join(f"{line}\n" for line in error.args))
+        text = "".join(f"{line}\n" for line in error.args)
+        lines_file.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as failure:
         print(f"error: {lines_file} cannot be written: {failure.strerror}", file=sys.stderr)
     else:

@@ -359,7 +359,9 @@ def _need(model: AlbertForTasks, *tasks: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
     options = parse_with_heads(_parser(), head_parser(), arguments)
-    return report_errors(lambda: _run(options), _figures_file(options).with_suffix(_ERRORS))
+    figures = _figures_file(options)
+    errors = figures.with_name(figures.name.removesuffix(".json") + _ERRORS)
+    return report_errors(lambda: _run(options), errors)
 
 
 def _figures_file(options: argparse.Namespace) -> Path:

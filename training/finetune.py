@@ -186,7 +186,7 @@ def _build(
 
 
 def _check_length(options: argparse.Namespace, max_positions: int) -> None:
-    # Windows of questions have as many positions as there are, but where a length is given.
+    # Without --length, windows of questions have 384 tokens, or as many as the model has positions.
     if has_questions_alone(options) and options.question_length != options.length:
         return
     if not MIN_LENGTH <= options.length <= max_positions:
@@ -249,7 +249,7 @@ def _feeds(
     if options.pretraining:
         with collecting(errors):
             if errors:
-                check_pretraining(options)
+                check_pretraining(options, world)
             else:
                 feeds.append(pretraining_feed(options, tokenizer, sizes["pretraining"], world))
     raise_listed(errors)
@@ -317,6 +317,7 @@ def _run(options: argparse.Namespace) -> int:
             options = resolve(argparse.Namespace(**{**vars(options), "device": world.device}))
             check_folder(options)
             check_validation(options)
+            options = with_question_length(options)
             if options.seeds is not None:
                 seeds_of(options)  # checked before a run begins
         train = partial(_run_one, world=world)
@@ -329,8 +330,6 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _run_one(options: argparse.Namespace, world: World) -> Trained:
-    with setting_up(world):
-        options = with_question_length(options)
     settings = {
         name: str(value) for name, value in vars(options).items() if name not in _NOT_RECORDED
     } | {"heads": record_of(options)}
@@ -365,10 +364,11 @@ def _train(
     try:
         status = train_run(options, run, settings, origin, validation=validation)
     except DivergedError as error:
-        return Trained(1, run.selection, precision, error)
+        # Its traceback would keep the whole run while another seed's is trained.
+        return Trained(1, run.selection, precision, error.with_traceback(None))
     batches = ", ".join(f"{count:,} of {name}" for name, count in run.num_steps.items())
     print(f"{options.output / 'checkpoint'}: {run.progress.step:,} steps ({batches})")
-    return Trained(status, run.selection, precision)
+    return Trained(status, run.selection, precision, signal=run.signal)
 
 
 def _data_names(options: argparse.Namespace) -> dict[str, list[str]]:

@@ -24,14 +24,15 @@ def render(results: Results, initial: str, machine: Sequence[str]) -> str:
         initial: the name of the checkpoint that the runs started from.
         machine: its description.
     """
-    finished = {name: runs for name, runs in results.items() if runs.by_seed}
+    finished = {name: runs for name, runs in results.items() if runs.by_seed or runs.all_collapsed}
+    trained = {name: runs.by_seed for name, runs in finished.items() if runs.by_seed}
     notes = [f"{_title(name)}: {TASKS[name].note}" for name in finished if TASKS[name].note]
     parts = [
         f"Initial checkpoint: `{initial}`. All figures are in percent.",
         table(_FIGURES, figure_rows(finished)),
         bullets(notes),
         "The training of each run (the median of the runs; minutes of training alone):",
-        table(_BUDGETS, [_budget_row(name, task.by_seed) for name, task in finished.items()]),
+        table(_BUDGETS, [_budget_row(name, by_seed) for name, by_seed in trained.items()]),
         bullets(machine),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -48,6 +49,8 @@ def figure_rows(results: Results) -> Iterator[list[str]]:
 
 def _cells(measure: Measure, figure: Figure, task: TaskResults) -> list[str]:
     figures = [run.figures[measure.title] for run in task.by_seed.values()]
+    if not figures:  # the replacements diverged, too
+        return ["-", "-", _num_runs(task), "-", figure.paper]
     # A correlation with answers that are all the same is undefined, and left out by evaluation.
     points = [100 * each.get(figure.key, 0.0) / (100 * figure.unit) for each in figures]
     return [

@@ -68,8 +68,9 @@ class TaskResults:
     """The figures of the finished runs of a task.
 
     Attributes:
-        by_seed: of the runs that did not collapse; if all did, of those that were not replaced.
-        num_collapsed: runs that collapsed, with those that were replaced.
+        by_seed: of the runs that did not collapse; if all did, of those that were not replaced and
+            did not diverge, of which there may be none.
+        num_collapsed: runs that collapsed or diverged, with those that were replaced.
         all_collapsed: whether no other run has ended.
     """
 
@@ -152,7 +153,7 @@ def _have_ended(runs: Sequence[SeedRun], num_seeds: int) -> bool:
     """Whether so many seeds have ended, with a run in place of each that collapsed."""
     replaced = {run.in_place_of for run in runs}
     ended = [run for run in runs if not run.has_collapsed or run.seed in replaced]
-    return sum(run.in_place_of is None for run in ended) >= num_seeds and bool(_shown(runs))
+    return sum(run.in_place_of is None for run in ended) >= num_seeds
 
 
 def _shown(runs: Sequence[SeedRun]) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +18,8 @@ from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.results import depth
 from benchmarks.results.__main__ import main
 from benchmarks.results.depth import draw, measure, open_bundle
-from benchmarks.results.page import chance, figure_rows
-from benchmarks.results.runs import Setup, read_results
+from benchmarks.results.page import chance, figure_rows, render
+from benchmarks.results.runs import Setup, read_results, run_task
 from benchmarks.results.tasks import TASKS, Figure
 from export.write import export_bundle
 from tests.training.conftest import one_thread  # noqa: F401 - a fixture
@@ -29,6 +29,7 @@ from training.data.labelled.texts import LabelledText
 from training.evaluation.classification import classify
 from training.evaluation.depth import depth_figures
 from training.evaluation.metrics import metric_figures
+from training.finetuning.seeds import SeedRun
 from training.glue.tasks import Metric
 from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
 
@@ -138,6 +139,25 @@ def test_collapsed_runs_are_shown_as_such(
     accuracy, _ = figure_rows({"banking77": results})
     low, high = min(seeds) * 10, max(seeds) * 10
     assert accuracy[2:5] == [f"{(low + high) / 2:.1f}", f"{low:.1f} to {high:.1f}", shown]
+
+
+def test_runs_that_all_diverged_have_a_row(data: Path, tmp_path: Path) -> None:
+    task = TASKS["banking77"]
+    setup = Setup(
+        initialize_from="", data=data, output=tmp_path, num_seeds=1, num_steps=2, device="cpu"
+    )
+    runs = [
+        asdict(SeedRun(seed=seed, value=None, step=None, has_collapsed=True, has_diverged=True))
+        for seed in (0, 1)
+    ]
+    runs[1]["in_place_of"] = 0
+    (tmp_path / "banking77").mkdir()
+    (tmp_path / "banking77" / "seeds.json").write_text(json.dumps({"runs": runs}))
+    results = read_results(setup, "banking77", task)
+    assert "| Banking77 | accuracy | - | - | all 2 collapsed | - |" in render(
+        {"banking77": results}, "model", []
+    )
+    assert run_task(setup, "banking77", task) == 0
 
 
 def test_questions_are_measured_by_both_versions(

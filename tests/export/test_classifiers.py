@@ -171,6 +171,18 @@ def test_data_of_a_head_that_is_none_is_refused(
     assert not (tmp_path / "bundle").exists()
 
 
+def test_more_errors_than_are_printed_stand_in_a_file(checkpoint: Path, tmp_path: Path) -> None:
+    """Which is removed by the next command."""
+    data, target = tmp_path / "a.csv", tmp_path / "v1.0"
+    data.write_text("text,label\n" + ",positive\n" * 30)
+    command = [str(checkpoint), str(target)]
+    assert main([*command, "--text-classification", str(data)]) == 1
+    listed = (tmp_path / "v1.0.errors.txt").read_text().splitlines()
+    assert listed == [f"{data}, line {number}: no text" for number in range(2, 32)]
+    assert main([*command, "--no-quality"]) == 0
+    assert not (tmp_path / "v1.0.errors.txt").exists()
+
+
 def test_data_of_the_default_one_is_given_once(
     checkpoint: Path, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -77,6 +77,7 @@ def test_more_errors_than_are_printed_stand_beside_the_figures(
     options = [str(checkpoint), "--text-classification", str(data)]
     for more, file in (
         (["--output", str(output)], tmp_path / "figures.errors.txt"),
+        (["--output", str(tmp_path / "results.v1")], tmp_path / "results.v1.errors.txt"),
         ([], checkpoint / "evaluation.errors.txt"),
     ):
         assert main([*options, *more]) == 1

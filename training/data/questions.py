@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 from training.data.corpus import CorpusError, read_lines
@@ -15,6 +16,7 @@ from training.data.labelled.errors import raise_listed
 
 _WRONG_FORM: Final = (KeyError, TypeError, IndexError, AttributeError)
 _NUM_SPECIAL: Final = 3
+_LinesOfIds: TypeAlias = "defaultdict[Any, deque[int]]"
 # A key `id` with its value.
 _ID: Final = re.compile(r'"id"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+)')
 
@@ -86,27 +88,27 @@ def _file_questions(file: Path) -> Iterator[Question | str]:
         yield f"{file} is not in SQuAD's format: {error!r}"
 
 
-def _lines_of_ids(text: str) -> Iterator[tuple[Any, int]]:
-    """Yield each id in a JSON text of several lines, in order, with the number of its line."""
+def _lines_of_ids(text: str) -> _LinesOfIds:
+    """Return the numbers of the lines of each id in a JSON text of several lines."""
+    lines: _LinesOfIds = defaultdict(deque)
     if "\n" not in text.rstrip():  # as SQuAD's own files
-        return
+        return lines
     line, end = 1, 0
     for match in _ID.finditer(text):
         line += text.count("\n", end, match.start())
         end = match.start()
-        yield json.loads(match[1]), line
+        lines[json.loads(match[1])].append(line)
+    return lines
 
 
-def _questions(
-    content: dict[str, Any], lines: Iterator[tuple[Any, int]], file: Path
-) -> Iterator[Question | str]:
+def _questions(content: dict[str, Any], lines: _LinesOfIds, file: Path) -> Iterator[Question | str]:
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
             for record in paragraph["qas"]:
                 place = f"{file}, a question"
                 try:
-                    line = next((number for name, number in lines if name == record["id"]), None)
-                    where = "" if line is None else f", line {line}"
+                    own = lines[record["id"]]
+                    where = f", line {own.popleft()}" if own else ""
                     place = f"{file}{where}, question {record['id']}"
                     yield _question(record, paragraph["context"], place)
                 except _WRONG_FORM as error:

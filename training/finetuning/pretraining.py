@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Final
 
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.collate import Collator, Slicing
@@ -12,11 +13,15 @@ from training.data.feeds import PlannedFeed
 from training.data.labelled.errors import raise_listed
 from training.data.masking import NgramMasking, word_starts
 from training.data.packing import Plan
+from training.data.shards import SHARDS_FILE
 from training.loop.distributed import World, main_first
 from training.loop.progress import RunError
 from training.model.checkpoint import read_config
 from training.prepare import prepare
 from training.run.job import largest_divisor
+
+# Text up to this size is read for its errors although other data has some.
+_CHECKED_BYTES: Final = 64 << 20
 
 
 def pretraining_feed(
@@ -41,7 +46,7 @@ def pretraining_feed(
         try:
             shards = prepare(options.pretraining, tokenizer_file, options.output / "shards")
         except CorpusError:
-            check_pretraining(options)
+            raise_listed(list(find_errors(find_files(options.pretraining))))
             raise
     masking = NgramMasking(word_starts=word_starts(tokenizer))
     return PlannedFeed(
@@ -53,13 +58,20 @@ def pretraining_feed(
     )
 
 
-def check_pretraining(options: argparse.Namespace) -> None:
-    """Check the text of `--pretraining`.
+def check_pretraining(options: argparse.Namespace, world: World) -> None:
+    """Check the text of `--pretraining` of a run that cannot start because of other data.
+
+    The main process reads up to 64 MiB of it, unless it is prepared already; a large corpus would
+    delay the other errors by hours.
 
     Raises:
         CorpusError: it cannot be read; all of it is listed.
     """
-    raise_listed(list(find_errors(find_files(options.pretraining))))
+    files = find_files(options.pretraining)
+    is_prepared = (options.output / "shards" / SHARDS_FILE).is_file()
+    is_small = sum(file.stat().st_size for file in files) <= _CHECKED_BYTES
+    if world.is_main and is_small and not is_prepared:
+        raise_listed(list(find_errors(files)))
 
 
 def _example_settings(options: argparse.Namespace) -> ExampleSettings:

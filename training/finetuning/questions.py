@@ -50,12 +50,13 @@ def add_questions(group: argparse._ArgumentGroup) -> None:
 def with_question_length(options: argparse.Namespace) -> argparse.Namespace:
     """Return the options with the length of windows, where neither they nor the recipe give one.
 
-    It is that of the run if it is known (of versions that recorded none, its --length), or else the
-    service's.
+    It is that of the run, or of the first of several seeds, if one is known (of versions that
+    recorded none, its --length), or else the service's.
     """
     if not options.question_answering or options.question_length is not None:
         return options
-    known = read_record(options.output)
+    folders = (options.output, *sorted(options.output.glob("seed-*")))
+    known = next(filter(None, map(read_record, folders)), {})
     length = int(known.get("question_length", known.get("length", DEFAULT_MAX_SEQ_LEN)))
     return argparse.Namespace(**{**vars(options), "question_length": length})
 

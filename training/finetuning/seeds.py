@@ -33,12 +33,14 @@ class Trained(NamedTuple):
         selection: its best validation; None without validation.
         precision: of matrix products.
         divergence: the error of a run that has diverged.
+        signal: that came while the run trained, also if the run is done.
     """
 
     status: int
     selection: Selection | None
     precision: PrecisionName
     divergence: DivergedError | None = None
+    signal: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +52,7 @@ class SeedRun:
         step: of the best validation.
         has_collapsed: whether the figure is not better than that of one answer for all texts, or
             there is none.
-        in_place_of: the seed of the collapsed run that it replaces.
+        in_place_of: the seed of the collapsed or diverged run that it replaces.
         has_diverged: whether the gradient stayed not finite.
     """
 
@@ -139,6 +141,9 @@ def train_seeds(
             fresh += 1
         if is_main:
             _write(options.output, runs, selection)
+        if trained.signal is not None and waiting:
+            print(f"stopped after seed {seed}; the same command goes on with the next")
+            return 128 + trained.signal
     if is_main:
         _report(options.output, runs)
     return 0 if any(not run.has_collapsed for run in runs) else 1

@@ -228,18 +228,29 @@ def step_of(checkpoint: Path) -> int:
 def load_state(checkpoint: Path) -> dict[str, Any]:
     """Load the training state of a checkpoint.
 
+    What a later validation has changed is left out if it cannot be read; the run then validates the
+    step again.
+
     Raises:
         RunError: it is missing or damaged.
     """
     file = checkpoint / _STATE
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-        later = checkpoint / _VALIDATION
-        if later.is_file():
-            state |= json.loads(later.read_bytes())
     except Exception as error:  # torch.load raises several unrelated types
         raise RunError(f"{file} cannot be read: {error}") from error
-    return state
+    return state | _read_validated(checkpoint / _VALIDATION)
+
+
+def _read_validated(file: Path) -> dict[str, Any]:
+    """Return what a validation has changed in the state; nothing if the file is damaged."""
+    if not file.is_file():
+        return {}
+    try:
+        return dict(json.loads(file.read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        print(f"warning: passed over {file}: {error}", file=sys.stderr)
+        return {}
 
 
 def _update(checkpoint: Path, state: Mapping[str, Any]) -> None:

@@ -63,7 +63,9 @@ class Run:
         num_tokens: real tokens trained on so far.
         validated_step: step of the last validation.
         selection: the best validation so far; None if none is to be kept.
+        earlier_selection: the state of a selection that this run was resumed without.
         mask_rates: of masked rows; None for that of their collation.
+        signal: number of a signal that came while the run trained, also if it was then done.
     """
 
     model: AlbertForTasks
@@ -83,7 +85,9 @@ class Run:
     num_tokens: int = 0
     validated_step: int = 0
     selection: Selection | None = None
+    earlier_selection: Mapping[str, Any] = field(default_factory=dict)
     mask_rates: MaskRates | None = None
+    signal: int | None = None
 
     def step(self, done: float) -> Step:
         """Train one step on a task stream drawn at random; `done` is the run's progress before it.
@@ -164,6 +168,7 @@ class Run:
 
     def state(self) -> dict[str, Any]:
         """Return the state for `restore`, without the weights; all processes must call it."""
+        selected = self.earlier_selection if self.selection is None else self.selection.state()
         return {
             "version": _STATE_VERSION,
             "optimizers": whole(self.optimizers.state_dict()),
@@ -174,7 +179,7 @@ class Run:
             "feeds": {feed.name: feed.state() for feed in self.feeds},
             "stability": asdict(self.stability),
             "validated_step": self.validated_step,
-            **({} if self.selection is None else {"selection": self.selection.state()}),
+            **({"selection": dict(selected)} if selected else {}),
         }
 
     def restore(self, weights: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
@@ -203,7 +208,9 @@ class Run:
         self.num_steps = Counter(state["num_steps"])
         self.stability = Stability(**state["stability"])
         selected = state.get("selection", {})
-        if self.selection is not None:
+        if self.selection is None:
+            self.earlier_selection = selected
+        else:
             self.selection.restore(selected)
         # Earlier versions kept the step in the selection.
         self.validated_step = state.get("validated_step", selected.get("validated_step", 0))

@@ -248,6 +248,7 @@ class Trainer:
         bar.update(decision.done - bar.n)
         stopped_by = self._validate_last(stop, bar) if decision.done >= 1 else decision.stop
         self.saver.save(run)
+        run.signal = self._decide(stop).stop
         if stopped_by is None:
             self._report_selection(bar, decision.done)
             return 0
@@ -309,7 +310,9 @@ class Trainer:
     @property
     def _is_validation_due(self) -> bool:
         step, validation = self.run.progress.step, self.validation
-        return validation is not None and step > 0 and step % validation.every == 0
+        is_due = validation is not None and step > 0 and step % validation.every == 0
+        # Weights between skipped steps are not saved; see `_loop`.
+        return is_due and not self.run.stability.num_in_a_row
 
     def _make_up_for_validation(self, stop: StopFlag, bar: tqdm[Any]) -> None:
         """Validate the step of a checkpoint that a signal interrupted in its validation."""
@@ -336,9 +339,7 @@ class Trainer:
         """Validate, and keep the weights if they are the best so far."""
         run = self.run
         figures = self._measure(stop, bar)
-        # Weights between skipped steps are not saved; see `_loop`.
-        selection = None if run.stability.num_in_a_row else run.selection
-        if figures and selection and selection.take(run.progress.step, figures):
+        if figures and run.selection and run.selection.take(run.progress.step, figures):
             self.saver.save_best(run)
 
     def _measure(self, stop: StopFlag, bar: tqdm[Any]) -> Mapping[str, float] | None:

@@ -397,8 +397,23 @@ def test_a_field_beyond_the_limit_is_named_and_later_rows_too(
     lines = "line\n" * 300
     first, *_, last = errors_of(write(tmp_path / "a.csv", f'label,text\n1,"{lines}"\n0\n'))
     assert first.startswith("line 2: ")
-    assert "field larger than field limit (1000)" in first
+    assert first.endswith("field larger than field limit (1000)")
     assert last == "line 303: no text"
+    (error,) = errors_of(write(tmp_path / "a.tsv", f"label\ttext\n1\t{'a' * 1001}\n0\tb\n"))
+    assert error == "line 2: in line 2 field larger than field limit (1000)"
+
+
+def test_missing_columns_of_a_task_are_its_own(tmp_path: Path) -> None:
+    """Also of a file that has some of the columns that are common."""
+    columns = Columns(text="#1 String", pair="#2 String", label="Quality", or_common=True)
+    file = write(tmp_path / "a.tsv", "sentence1\tsentence2\tscore\na\tb\t1\n")
+    with pytest.raises(CorpusError) as caught:
+        read_labelled([file], columns=columns)
+    assert str(caught.value) == (
+        f"{file}, line 1: no column #1 String for --text-column; "
+        "no column #2 String for --pair-column; no column Quality for --label-column; "
+        "its columns are sentence1, sentence2, score"
+    )
 
 
 @pytest.mark.parametrize("labels", ["0 1", "0", "0 1 2 3 4"])

@@ -177,6 +177,15 @@ def test_questions_of_a_file_of_several_lines_are_named_by_their_line(tmp_path: 
         ]
 
 
+def test_an_id_without_a_line_leaves_those_of_later_questions(tmp_path: Path) -> None:
+    entries: list[dict[str, Any]] = [{"id": i, "question": "?", "answers": []} for i in (1.5, "b")]
+    text = json.dumps(json.loads(squad(*entries)), indent=1)
+    file = write(tmp_path / "a.json", text)
+    line = next(n for n, line in enumerate(text.splitlines(), start=1) if '"id": "b"' in line)
+    places = [question.place for question in read_squad([file])]
+    assert places == [f"{file}, question 1.5", f"{file}, line {line}, question b"]
+
+
 QUESTIONS = read_squad([SQUAD])
 LONG = Question(
     id="long",

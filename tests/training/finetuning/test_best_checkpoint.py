@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.support import RACE, best_step, run_command
+from tests.training.support import RACE, best_step, run_command, validations
 from training.finetune import main
 from training.finetuning.heads import describe_held_out
 
@@ -64,15 +64,26 @@ def refused(known: str, now: str) -> str:
 
 
 def test_training_without_validation_keeps_the_best_until_there_is_another(
-    start: list[str], labelled: Path, tmp_path: Path
+    start: list[str], labelled: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    folder, held_out = tmp_path / "run", ("--validation", str(labelled))
+    """On texts with the other label, training makes the loss worse."""
+    others = tmp_path / "others.tsv"
+    flipped = {"0": "1", "1": "0"}
+    lines = labelled.read_text().splitlines()
+    others.write_text("\n".join(line[:-1] + flipped.get(line[-1], line[-1]) for line in lines))
+    folder, held_out = tmp_path / "run", ("--validation", str(others), "--metric", "loss")
     assert run(start, folder, "--steps", "2", *held_out) == 0
     assert run(start, folder, "--steps", "5") == 0
     assert best_step(folder) == 2
     assert (folder / "best/model.safetensors").is_file()
+    other = ("--validation", str(others), "--metric", "accuracy")
+    assert run(start, folder, "--steps", "7", *other) == 1
+    assert "the run selects its best checkpoint by loss of " in capsys.readouterr().err
     assert run(start, folder, "--steps", "7", *held_out) == 0
-    assert best_step(folder) in (6, 7)
+    losses = validations(folder, "text-classification", "loss")
+    assert list(losses) == [2, 6, 7]
+    assert min(losses.values()) == losses[2]
+    assert best_step(folder) == 2
 
 
 def test_a_folder_is_known_by_its_content(tmp_path: Path) -> None:

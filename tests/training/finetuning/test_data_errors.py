@@ -98,9 +98,9 @@ def test_errors_of_held_out_questions_do_not_hide_others(
 
 
 def test_all_broken_lines_of_pretraining_are_listed(
-    start: list[str], tmp_path: Path, capsys: Capture
+    start: list[str], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With those of other data, and alone."""
+    """With those of other data, unless it is large, and alone."""
     document = '{"text": "The school is in the city. Many people came."}'
     text = write(tmp_path / "a.jsonl", document, "{", document, '{"words": 1}')
     damaged = tmp_path / "b.txt"
@@ -119,6 +119,9 @@ def test_all_broken_lines_of_pretraining_are_listed(
     first, *others = errors_of(capsys, tmp_path)
     assert first == "a.tsv, line 4: no text"
     assert others == errors
+    monkeypatch.setattr("training.finetuning.pretraining._CHECKED_BYTES", 9)
+    assert run([*options, "--text-classification", str(rows)], tmp_path / "run") == 1
+    assert errors_of(capsys, tmp_path) == [first]
 
 
 def test_missing_files_of_all_tasks_are_listed(

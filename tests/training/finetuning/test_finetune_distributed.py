@@ -266,6 +266,20 @@ def test_a_process_that_dies_in_validation_ends_the_others(
 
 
 @pytest.mark.extended
+def test_a_signal_in_the_last_validation_of_a_seed_is_the_end(
+    texts: list[str], tmp_path: Path
+) -> None:
+    """To one process, which finishes the validation with the others."""
+    options = [*texts, "--validate-every", str(STEPS), "--metric", "loss", "--seeds", "2"]
+    fate = partial(in_validation, partial(get_signals, signal.SIGTERM))
+    ended = together(options, tmp_path / "run", fates={1: fate})
+    assert [each.status for each in ended] == [128 + signal.SIGTERM] * 2
+    content = json.loads((tmp_path / "run" / "seeds.json").read_text())
+    assert [each["seed"] for each in content["runs"]] == [0]
+    assert best_step(tmp_path / "run" / "seed-0") == STEPS
+    assert not (tmp_path / "run" / "seed-1").exists()
+
+
 def test_the_number_of_processes_may_change_amidst_a_run(texts: list[str], tmp_path: Path) -> None:
     """A signal to either of two ends both; one goes on."""
     run, whole = tmp_path / "run", tmp_path / "whole"

@@ -104,6 +104,7 @@ def test_windows_are_by_default_as_long_as_the_services(
     assert max(window.end for window in windows) > 127
 
 
+@pytest.mark.parametrize("folder", ["", "seed-3"])
 @pytest.mark.parametrize(
     ("record", "given", "expected"),
     [
@@ -113,9 +114,11 @@ def test_windows_are_by_default_as_long_as_the_services(
     ],
 )
 def test_a_known_run_keeps_the_length_of_its_windows(
-    tmp_path: Path, record: dict[str, str], given: int | None, expected: int
+    tmp_path: Path, folder: str, record: dict[str, str], given: int | None, expected: int
 ) -> None:
-    (tmp_path / "run.json").write_text(json.dumps(record))
+    """And the other seeds of `--seeds` have it too."""
+    (tmp_path / folder).mkdir(exist_ok=True)
+    (tmp_path / folder / "run.json").write_text(json.dumps(record))
     options = argparse.Namespace(output=tmp_path, question_answering=[SQUAD], question_length=given)
     assert with_question_length(options).question_length == expected
 

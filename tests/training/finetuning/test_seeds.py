@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
-from tests.training.processes import before_step, die, run_in_process, spoil
+from tests.training.processes import before_step, die, get_signals, run_in_process, spoil
 from tests.training.support import refusal, run_command, same_weights, stop_at
 from training.finetune import main
 from training.finetuning.seeds import Trained, train_seeds
 from training.loop.progress import DivergedError, RunError
 from training.loop.selection import Selection
+from training.loop.step import Run
+from training.loop.trainer import Saver
 
 Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)
@@ -184,6 +186,36 @@ def test_no_further_seed_is_trained_after_a_signal(tmp_path: Path) -> None:
     train = trained({0: 0.9, 1: 0.9, 2: 0.9}, stops=1)
     assert train_seeds(options_of(tmp_path, 3), train) == 143
     assert train.seeds == [0, 1]
+
+
+def test_no_further_seed_is_trained_after_a_signal_at_the_end_of_a_run(
+    start: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one that is done: it came after the last validation, while the best was saved."""
+    signals, original = [signal.SIGTERM], Saver.save
+
+    def save(saver: Saver, run: Run) -> None:
+        if run.validated_step == 20:
+            get_signals(*signals)
+            signals.clear()
+        original(saver, run)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Saver, "save", save)
+        assert run(start, tmp_path / "run", "--seeds", "2") == 143
+    assert [each["seed"] for each in results(tmp_path / "run")["runs"]] == [0]
+    assert not (tmp_path / "run/seed-1").exists()
+    assert run(start, tmp_path / "run", "--seeds", "2") == 0
+    assert [each["seed"] for each in results(tmp_path / "run")["runs"]] == [0, 1]
+
+
+def test_a_signal_at_the_end_of_the_last_run_comes_too_late(tmp_path: Path) -> None:
+    def train(options: argparse.Namespace) -> Trained:
+        return Trained(
+            0, Selection(figure="accuracy", best=0.9, best_step=1), "fp32", signal=signal.SIGTERM
+        )
+
+    assert train_seeds(options_of(tmp_path, 1), train) == 0
 
 
 def test_runs_at_the_level_of_chance_are_said_to_have_collapsed(

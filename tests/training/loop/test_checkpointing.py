@@ -82,9 +82,20 @@ def test_what_a_later_validation_changes_is_written_beside_the_state(tmp_path: P
         checkpoints.save(3, write_model, {**state, "step": 4, **validated})
         assert equal(load_state(checkpoints.at(3)), {**state, **validated})
     assert checkpoints.newest() == checkpoints.at(3)
-    (checkpoints.at(3) / "validation.json").write_text("{")
-    with pytest.raises(RunError, match="cannot be read"):
-        load_state(checkpoints.at(3))
+
+
+@pytest.mark.parametrize("content", ["{", "1"])
+def test_a_damaged_record_of_a_later_validation_is_passed_over(
+    tmp_path: Path, content: str, capsys: Capture
+) -> None:
+    checkpoints = save(tmp_path, 3)
+    state = load_state(checkpoints.at(3))
+    file = checkpoints.at(3) / "validation.json"
+    file.write_text(content)
+    assert equal(load_state(checkpoints.at(3)), state)
+    assert capsys.readouterr().err.startswith(f"warning: passed over {file}: ")
+    checkpoints.save(3, write_model, {**state, "validated_step": 3})
+    assert load_state(checkpoints.at(3))["validated_step"] == 3
 
 
 def test_a_copy_that_followed_the_link_to_the_best(tmp_path: Path) -> None:

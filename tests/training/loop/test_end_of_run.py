@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.processes import count_time, die, get_signals, in_validation, run_in_process
+from tests.training.processes import (
+    count_time,
+    die,
+    get_signals,
+    in_validation,
+    run_in_process,
+    spoil,
+)
 from tests.training.support import (
     best_step,
     file_contents,
@@ -43,6 +50,15 @@ def test_the_last_step_is_validated_between_two_intervals(seven: list[str], tmp_
     losses = validations(tmp_path / "run", TASK, "loss")
     assert list(losses) == [2, 4, 6, 7]
     assert losses[best_step(tmp_path / "run")] == min(losses.values())
+
+
+def test_the_end_is_validated_also_where_its_step_was_skipped(
+    seven: list[str], tmp_path: Path
+) -> None:
+    options = [*seven, "--steps", "4", "--validate-every", "4"]
+    assert apart(options, tmp_path / "run", fate=partial(spoil, {4})).status == 0
+    assert list(validations(tmp_path / "run", TASK, "loss")) == [4]
+    assert best_step(tmp_path / "run") == 4
 
 
 @pytest.mark.parametrize("more", [["--steps", "1"], ["--budget", "1s"]], ids=lambda m: m[0])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeVar
 
@@ -149,14 +150,16 @@ def _find_columns(keys: Sequence[str], columns: Columns, *, needs_label: bool) -
     Raises:
         LackingColumnsError: some are missing.
     """
-    texts = labels = None
-    for named in (columns, COMMON_COLUMNS) if columns.or_common else (columns,):
-        texts = _text_columns(keys, named)
-        if texts is not None and texts[1] is None and columns.pairs == "required":
-            texts = None
-        labels = _label_columns(keys, named) if needs_label else ()
-        if texts is not None and labels is not None:
-            return ColumnNames(*texts, labels)
+    texts = _text_columns(keys, columns)
+    if texts is not None and texts[1] is None and columns.pairs == "required":
+        texts = None
+    labels = _label_columns(keys, columns) if needs_label else ()
+    if texts is not None and labels is not None:
+        return ColumnNames(*texts, labels)
+    if columns.or_common:
+        with suppress(LackingColumnsError):  # the columns that are named are to be missed
+            common = replace(COMMON_COLUMNS, pairs=columns.pairs)
+            return _find_columns(keys, common, needs_label=needs_label)
     lacks = []
     if texts is None:
         lacks.append(_missing(keys, _asked_texts(columns), _TEXTS, "text"))

@@ -184,7 +184,9 @@ def _rows(
             return
         except csv.Error as error:
             last = number + source.read_again() - 1
-            yield number, f"in line {last} {error}; {_QUOTING}"
+            # Of a stray quote: "',' expected after '"'" or "unexpected end of data".
+            advice = f"; {_QUOTING}" if "expected" in str(error) else ""
+            yield number, f"in line {last} {error}{advice}"
             number += 1
         else:
             yield number, fields
