@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, normalizers
@@ -131,6 +131,7 @@ def assert_aligned(sequence: AlignedSequence, num_tokens: int) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @settings(deadline=None, max_examples=60)
 @given(text=st.text(LETTERS + "  ", max_size=30))
+@example(text="'\ufe0f'")  # to the student two apostrophes, which a unigram teacher makes one mark
 def test_any_text_is_aligned(
     name: str, text: str, tokenizer: AlbertTokenizer, teachers: dict[str, Teacher]
 ) -> None:
@@ -138,7 +139,7 @@ def test_any_text_is_aligned(
     sequence = aligned(tokenizer, teachers[name], text)
     assert_aligned(sequence, len(ids))
     for ours, theirs in letters_by_span(sequence, ids, tokenizer, teachers[name]):
-        assert theirs is None or theirs in (ours, "")
+        assert theirs is None or theirs.replace('"', "'") in (ours.replace('"', "'"), "")
 
 
 @pytest.mark.parametrize("name", NAMES)
