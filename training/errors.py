@@ -60,12 +60,11 @@ def report_errors(command: Callable[[], int], lines_file: Path | None = None) ->
             lines_file.unlink(missing_ok=True)
         return command()
     except REPORTED as error:
-        report(error, lines_file)
+        _report(error, lines_file)
         return 1
 
 
-def report(error: Exception, lines_file: Path | None = None) -> None:
-    """Print an error on stderr; as `report_errors`."""
+def _report(error: Exception, lines_file: Path | None) -> None:
     print(f"error: {error}", file=sys.stderr)
     if lines_file is None or not isinstance(error, TrainingError) or not error.num_hidden:
         return

@@ -69,7 +69,7 @@ def _report(setup: Setup, page: Path | None) -> None:
         for name, task in TASKS.items()
         if (setup.output / name).is_dir()
     }
-    if not any(task.by_seed for task in results.values()):
+    if not any(task.has_row for task in results.values()):
         print("no run is finished")
         return
     machine = list(describe_machine(torch.get_num_threads()))

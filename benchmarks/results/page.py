@@ -24,7 +24,7 @@ def render(results: Results, initial: str, machine: Sequence[str]) -> str:
         initial: the name of the checkpoint that the runs started from.
         machine: its description.
     """
-    finished = {name: runs for name, runs in results.items() if runs.by_seed or runs.all_collapsed}
+    finished = {name: runs for name, runs in results.items() if runs.has_row}
     trained = {name: runs.by_seed for name, runs in finished.items() if runs.by_seed}
     notes = [f"{_title(name)}: {TASKS[name].note}" for name in finished if TASKS[name].note]
     parts = [

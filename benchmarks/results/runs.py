@@ -78,6 +78,11 @@ class TaskResults:
     num_collapsed: int = 0
     all_collapsed: bool = False
 
+    @property
+    def has_row(self) -> bool:
+        """Whether a run has ended whose figures, or whose collapse, can be shown."""
+        return bool(self.by_seed) or self.all_collapsed
+
 
 def read_results(setup: Setup, name: str, task: ResultTask) -> TaskResults:
     """Return the results of the finished runs of a task.

@@ -225,18 +225,21 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-"))
 
 
-def load_state(checkpoint: Path) -> dict[str, Any]:
+def load_state(checkpoint: Path, *, mmap: bool = False) -> dict[str, Any]:
     """Load the training state of a checkpoint.
 
     What a later validation has changed is left out if it cannot be read; the run then validates the
     step again.
+
+    Args:
+        mmap: leave tensors in the file until they are used.
 
     Raises:
         RunError: it is missing or damaged.
     """
     file = checkpoint / _STATE
     try:
-        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # torch.load raises several unrelated types
         raise RunError(f"{file} cannot be read: {error}") from error
     return state | _read_validated(checkpoint / _VALIDATION)
@@ -258,7 +261,7 @@ def _update(checkpoint: Path, state: Mapping[str, Any]) -> None:
 
     The other files stay: two of them cannot be replaced at once.
     """
-    known = load_state(checkpoint)
+    known = load_state(checkpoint, mmap=True)  # for two small values
     validated = {name: state[name] for name in _VALIDATED if name in state}
     if any(known.get(name) != value for name, value in validated.items()):
         write_atomically(checkpoint / _VALIDATION, json.dumps(validated).encode())
