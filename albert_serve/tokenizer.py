@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -143,8 +143,14 @@ class AlbertTokenizer:
         second = None if pair is None else self.encode_plain(pair)
         return self.build(self.encode_plain(text), second)
 
-    def encode_plain(self, text: str) -> Encoding:
+    def encode_plain(
+        self, text: str, check_length: Callable[[int], None] | None = None
+    ) -> Encoding:
         """The tokens of `text` alone, without [CLS] and [SEP], all of type 0; never truncated.
+
+        Args:
+            check_length: called with the number of tokens; raises if they are too many. To refuse
+                a text here is cheap: the lists of an `Encoding` take Python, one thread at a time.
 
         Raises:
             InvalidInputError: the text holds half of a surrogate pair.
@@ -157,6 +163,8 @@ class AlbertTokenizer:
             raise TextTooLongError(
                 f"a text is {num_tokens} tokens; at most {MAX_TOKENS} are read: split it"
             )
+        if check_length is not None:
+            check_length(num_tokens)
         return Encoding(
             ids=encoded.ids,
             types=[0] * num_tokens,

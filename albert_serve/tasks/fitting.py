@@ -11,7 +11,8 @@ from albert_serve.errors import TextTooLongError
 from albert_serve.tasks.base import EncoderInput
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 
-# [CLS], and the [SEP] after each text of a pair.
+# [CLS], and the [SEP] after a text, or after each text of a pair.
+_SPECIAL: Final = 2
 _PAIR_SPECIAL: Final = 3
 # Tokens of a choice with its question that are kept in any case.
 _CHOICE_TOKENS: Final = 128
@@ -67,14 +68,21 @@ def fit(
 def encode(
     tokenizer: AlbertTokenizer, text: str, max_positions: int, truncation: Truncation
 ) -> Encoding:
-    """Encode a text without special tokens; refuse a long one by its beginning.
+    """Encode a text without special tokens; refuse a long one before its encoding is made.
 
     Raises:
         TextTooLongError: it cannot fit, and `truncation` is "error".
     """
-    if truncation == "error" and tokenizer.is_longer(text, max_positions):
+    if truncation != "error":
+        return tokenizer.encode_plain(text)
+    if tokenizer.is_longer(text, max_positions):
         raise TextTooLongError(_too_long(f"over {max_positions} tokens", max_positions))
-    return tokenizer.encode_plain(text)
+
+    def check_length(num_tokens: int) -> None:
+        if num_tokens + _SPECIAL > max_positions:
+            raise TextTooLongError(_too_long(_with_special(num_tokens + _SPECIAL), max_positions))
+
+    return tokenizer.encode_plain(text, check_length)
 
 
 def fit_encodings(
@@ -94,14 +102,13 @@ def fit_encodings(
     Raises:
         TextTooLongError: the texts do not fit, and `truncation` is "error".
     """
-    num_special = 2 if second is None else _PAIR_SPECIAL
+    num_special = _SPECIAL if second is None else _PAIR_SPECIAL
     num_tokens = len(first) + (0 if second is None else len(second)) + num_special
     num_excess = num_tokens - max_positions
     if num_excess <= 0:
         return Fitted(encoding=tokenizer.build(first, second), num_truncated=0)
     if truncation == "error":
-        length = f"{num_tokens} tokens with the special ones"
-        raise TextTooLongError(_too_long(length, max_positions))
+        raise TextTooLongError(_too_long(_with_special(num_tokens), max_positions))
     if second is None:
         start = num_excess if direction == "left" else 0
         kept = len(first) - num_excess
@@ -135,7 +142,7 @@ def fit_choice(
     """
     num_excess = len(context) + len(choice) + _PAIR_SPECIAL - max_positions
     if num_excess > 0 and truncation == "error":
-        length = f"{num_excess + max_positions} tokens with the special ones"
+        length = _with_special(num_excess + max_positions)
         raise TextTooLongError(_too_long(length, max_positions))
     num_context, num_choice = split_choice(len(context), len(choice), max_positions)
     begin = len(choice) - num_choice
@@ -161,6 +168,10 @@ def split_choice(num_context: int, num_choice: int, max_positions: int) -> tuple
 def cut_at(encoding: Encoding, num_kept: int) -> int | None:
     """Return the offset of the first character after `num_kept` tokens; None if there is none."""
     return encoding.offsets[num_kept][0] if num_kept < len(encoding) else None
+
+
+def _with_special(num_tokens: int) -> str:
+    return f"{num_tokens} tokens with the special ones"
 
 
 def _too_long(length: str, max_positions: int) -> str:

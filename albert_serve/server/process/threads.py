@@ -23,7 +23,11 @@ from functools import partial
 from typing import Final, TypeVar, TypeVarTuple, Unpack
 
 from albert_serve.errors import DeadlineExceededError
+from albert_serve.settings import num_usable_cpus
 
+# Threads for requests of medium effort, and otherwise one for each CPU: more would not be faster,
+# and the event loop takes turns with all that run Python.
+_LEAST_MEDIUM: Final = 2
 # Over the process's: a higher one would keep short requests waiting for the engine.
 _NICENESS: Final = 4
 _Args = TypeVarTuple("_Args")
@@ -50,7 +54,9 @@ class RequestThreads:
     def __init__(self, start_thread: Callable[[], None] | None = None) -> None:
         self._pools = {
             Effort.MEDIUM: ThreadPoolExecutor(
-                thread_name_prefix="requests", initializer=start_thread
+                max(_LEAST_MEDIUM, num_usable_cpus()),
+                thread_name_prefix="requests",
+                initializer=start_thread,
             ),
             Effort.LARGE: ThreadPoolExecutor(
                 1, thread_name_prefix="large-requests", initializer=start_thread

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,11 @@ class CountingTokenizer(AlbertTokenizer):
 
     num_encoded = 0
 
-    def encode_plain(self, text: str) -> Encoding:
+    def encode_plain(
+        self, text: str, check_length: Callable[[int], None] | None = None
+    ) -> Encoding:
         self.num_encoded += 1
-        return super().encode_plain(text)
+        return super().encode_plain(text, check_length)
 
 
 @pytest.fixture(scope="module")

@@ -212,6 +212,15 @@ def test_a_text_far_too_long_is_refused_by_its_beginning(task: TextClassificatio
         task.prepare(text, DEFAULT)
 
 
+def test_a_text_too_long_is_refused_before_its_encoding_is_made(task: TextClassification) -> None:
+    text = "a " * task.max_positions
+    with (
+        mock.patch("albert_serve.tokenizer.Encoding", side_effect=AssertionError),
+        pytest.raises(TextTooLongError, match=f"is {task.max_positions + 2} tokens with"),
+    ):
+        task.prepare(text, DEFAULT)
+
+
 def test_a_further_head_takes_all_layers(task: TextClassification) -> None:
     depth = AdaptiveDepth(max_layers=3, patience=None)
     topic = replace(task, task=further_head("topic"), name="topic", num_layers=3)
