@@ -209,7 +209,10 @@ def _feeds(
     compiles = should_compile(options)
     sizes = _batch_sizes(options, placed)
     division = Division(
-        micro_batch_size=options.micro_batch_size, rank=world.rank, world_size=world.size
+        micro_batch_size=options.micro_batch_size,
+        rank=world.rank,
+        world_size=world.size,
+        by_length=world.device.type == "cpu",
     )
     datasets: list[Measured] = []
     if options.teacher is not None and not options.text_classification:

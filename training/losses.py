@@ -198,15 +198,15 @@ def pretrain_scores(
     return scores_of(batch, sums(model, batch.tokens, reading))
 
 
-def mark_dynamic(inputs: Iterable[Tensor | None]) -> None:
-    """Have code compiled for any number of gathered rows, from the first batch on.
+def mark_dynamic(inputs: Iterable[Tensor | None], dimension: int = 0) -> None:
+    """Have code compiled for any size of a dimension, from the first batch on.
 
     Torch would compile it for the first batch's numbers, and for any at the second. Sums over rows
     are then rounded otherwise, and which batch is the first depends on where a run was resumed.
     """
     for each in inputs:
         if each is not None:
-            torch._dynamo.maybe_mark_dynamic(each, 0)
+            torch._dynamo.maybe_mark_dynamic(each, dimension)
 
 
 def scores_of(batch: PretrainBatch, sums: PretrainSums) -> dict[LossName, Score]:
@@ -393,7 +393,7 @@ LOSS_OF: Final[Mapping[str, LossFunction]] = MappingProxyType(
 def compiled_losses() -> dict[str, LossFunction]:
     """Return the loss functions with the model's passes compiled.
 
-    The number of packed rows is dynamic, all other sizes of a task are the same in each step.
+    Sizes that differ from step to step are dynamic.
     """
     return {
         "pretraining": partial(pretrain_scores, sums=torch.compile(pretrain_sums)),
@@ -404,15 +404,22 @@ def compiled_losses() -> dict[str, LossFunction]:
 
 
 def compile_logits(logits: LogitsFunction) -> LogitsFunction:
-    """Compile a model's pass over packed examples, for any number of rows."""
+    """Compile a model's pass over packed examples, for any numbers of rows and of examples.
+
+    On a CPU also for any length of the rows.
+    """
     compiled = torch.compile(logits)
 
     def run(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
         packing = batch.tokens.packing
         assert packing is not None
-        mark_dynamic((batch.tokens.ids, batch.tokens.types, packing.positions, packing.sequences))
-        mark_dynamic((packing.bounds,))
-        return compiled(model, batch)
+        rows = (batch.tokens.ids, batch.tokens.types, packing.positions, packing.sequences)
+        mark_dynamic((*rows, packing.bounds, batch.firsts, batch.sizes, batch.targets))
+        if batch.firsts.device.type == "cpu":
+            mark_dynamic(rows, dimension=1)
+        # Sizes that are equal in the first batch are not in others.
+        with torch.fx.experimental._config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+            return compiled(model, batch)
 
     return run
 

@@ -10,7 +10,7 @@ from benchmarks.finetuning.data import read_examples
 from benchmarks.finetuning.jobs import Job
 from benchmarks.harness.channel import Channel
 from benchmarks.pretraining.stopwatch import train_in_turns
-from training.data.feeds import example_feed
+from training.data.feeds import Division, example_feed
 from training.loop.distributed import World
 from training.loop.progress import Progress
 from training.loop.step import Run
@@ -34,7 +34,12 @@ def build(job: Job) -> Run:
         name="adamw", lr=LR, adamw_lr=LR, pooled_factor=1.0, weight_decay=0.01
     )
     feed = example_feed(
-        task, read_examples(job.examples), config, batch_size=job.case.batch_size, seed=0
+        task,
+        read_examples(job.examples),
+        config,
+        batch_size=job.case.batch_size,
+        seed=0,
+        division=Division(by_length=device.type == "cpu"),
     )
     losses = compiled_losses() if job.compiles else LOSS_OF
     return Run(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 
 from albert_serve.tokenizer import AlbertTokenizer
@@ -34,6 +36,7 @@ from training.losses import (
     choice_scores,
     classification_scores,
     cls_logits,
+    compile_logits,
     pretrain_scores,
     pretrain_sums,
     regression_scores,
@@ -384,6 +387,24 @@ def test_code_is_compiled_once_for_any_number_of_rows() -> None:
             batch = replace(batch, rows=rows, targets=targets)
         pretrain_scores(model, batch, compiled)
     assert len(graphs) == 1
+
+
+def test_code_is_compiled_once_for_any_shape_of_packed_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where sizes of the first batch were equal."""
+    counter = CompileCounter()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    model = our_model(replace(TINY, max_positions=64), ("text-classification",))
+    logits = compile_logits(cls_logits)
+    for sizes, row_length in (([16, 16], 16), ([14, 3, 9, 12], 16), ([30, 31, 17], 32)):
+        examples = [
+            LabelledExample(ids=[2, *[7] * (size - 2), 3], types=[0] * size, label=0)
+            for size in sizes
+        ]
+        batch = collate_examples("text-classification", examples, row_length=row_length)
+        torch.testing.assert_close(logits(model, batch), cls_logits(model, batch))
+    assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize("has_bf16", [True, False])

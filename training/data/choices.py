@@ -222,7 +222,9 @@ class ChoiceFeed(ExampleFeed[ChoiceExample]):
 
     def collate(self, examples: Sequence[ChoiceExample]) -> MicroBatch:
         """Return questions as one micro-batch."""
-        return collate_choices(examples, self.tokenizer, row_length=self.row_length)
+        longest = max(max(example.lengths) for example in examples)
+        length = self.division.row_length(longest, self.row_length)
+        return collate_choices(examples, self.tokenizer, row_length=length)
 
 
 def choice_feed(

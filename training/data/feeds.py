@@ -26,6 +26,10 @@ from training.model.heads import Task
 
 # Number of batches from which the length of packed rows is chosen.
 BATCHES_SAMPLED: Final = 50
+# Enough for fast products of matrices.
+_TOKENS_A_PASS: Final = 1024
+# Of the rows of a micro-batch by length.
+_ROW_MULTIPLE: Final = 16
 _ExampleT = TypeVar("_ExampleT")
 
 
@@ -64,11 +68,14 @@ class Division:
         micro_batch_size: maximum number of examples of a micro-batch; None for one micro-batch a
             process.
         rank: of this process, which takes every `world_size`-th micro-batch.
+        by_length: whether examples of like lengths are a micro-batch, in rows no longer than they
+            need. Attention by plain products, as on a CPU, takes the square of a row's length.
     """
 
     micro_batch_size: int | None = None
     rank: int = 0
     world_size: int = 1
+    by_length: bool = False
 
     def parts(
         self, examples: Sequence[_ExampleT], size_of: Callable[[_ExampleT], int]
@@ -81,6 +88,24 @@ class Division:
             return [examples]
         ordered = sorted(examples, key=size_of, reverse=True)
         return [ordered[number::num_parts] for number in range(num_parts)]
+
+    def passes(
+        self, examples: Sequence[_ExampleT], size_of: Callable[[_ExampleT], int]
+    ) -> Iterator[Sequence[_ExampleT]]:
+        """Yield a part's examples in those that go through the model together."""
+        if not self.by_length:
+            yield examples
+            return
+        ordered = sorted(examples, key=size_of, reverse=True)
+        sizes = np.array([size_of(example) for example in ordered])
+        num_passes = max(1, int(sizes.sum()) // _TOKENS_A_PASS)
+        pass_of = (np.cumsum(sizes) - sizes / 2) * num_passes // sizes.sum()
+        for number in np.unique(pass_of):
+            yield [ordered[index] for index in np.flatnonzero(pass_of == number)]
+
+    def row_length(self, longest: int, most: int) -> int:
+        """Return the length of a micro-batch's rows: of like length, or `most` for all."""
+        return min(most, -(-longest // _ROW_MULTIPLE) * _ROW_MULTIPLE) if self.by_length else most
 
     @property
     def own(self) -> slice:
@@ -97,7 +122,7 @@ class ExampleFeed(Generic[_ExampleT]):
     """Task stream over the examples of one task, `batch_size` a step, each once an epoch.
 
     Attributes:
-        row_length: tokens of the rows that examples are packed into.
+        row_length: maximum tokens of the rows that examples are packed into.
         division: of a step's examples; the others' shares are skipped.
 
     Raises:
@@ -156,12 +181,14 @@ class ExampleFeed(Generic[_ExampleT]):
         return len(example.ids)
 
     def passes(self, examples: Sequence[Any]) -> Sequence[Sequence[Any]]:
-        """Return examples in the parts that go through the model together: as one part."""
-        return [examples]
+        """Return examples in the parts that go through the model together."""
+        return list(self.division.passes(examples, self.size_of))
 
     def collate(self, examples: Sequence[Any]) -> MicroBatch:
         """Return examples as one micro-batch."""
-        return collate_examples(self.task, examples, row_length=self.row_length)
+        longest = max(map(self.size_of, examples))
+        length = self.division.row_length(longest, self.row_length)
+        return collate_examples(self.task, examples, row_length=length)
 
     def state(self) -> list[int]:
         """Return the number of steps taken so far."""

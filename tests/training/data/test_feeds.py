@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import TINY, make_part, make_shards, our_model
+from training.data import feeds
 from training.data.batch import MicroBatch, TokenisedExample, pad
 from training.data.collate import Collator, Slicing, collate_examples
 from training.data.corpus import CorpusError
@@ -123,6 +125,59 @@ def test_the_row_length_is_the_cheapest() -> None:
     assert best_row_length([np.array([64] * 8)], longest=64, config=config) == 64
     short = replace(TINY, max_positions=100)
     assert best_row_length([np.array([97])], longest=97, config=short) == 100
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=40))
+def test_passes_by_length_hold_each_example_once(sizes: list[int]) -> None:
+    """Of like lengths, in rows that the longest needs."""
+    division = Division(by_length=True)
+    with mock.patch.object(feeds, "_TOKENS_A_PASS", 40):
+        passes = list(division.passes(list(enumerate(sizes)), lambda each: each[1]))
+    assert sorted(number for one in passes for number, _ in one) == list(range(len(sizes)))
+    assert len(passes) <= max(1, sum(sizes) // 40)
+    for longer, shorter in pairwise(passes):
+        assert min(size for _, size in longer) >= max(size for _, size in shorter)
+    for one in passes:
+        assert sum(size for _, size in one) <= 2 * 40 + 2 * max(sizes)
+
+
+@pytest.mark.parametrize(
+    ("longest", "by_length", "length"),
+    [(1, True, 16), (16, True, 16), (17, True, 32), (100, True, 100), (17, False, 100)],
+)
+def test_rows_are_no_longer_than_the_longest_needs(
+    longest: int, by_length: bool, length: int
+) -> None:
+    assert Division(by_length=by_length).row_length(longest, most=100) == length
+
+
+def test_the_loss_by_length_is_that_of_one_pass() -> None:
+    examples = [
+        LabelledExample(ids=[2, *[7] * size, 3], types=[0] * (size + 2), label=size % 2)
+        for size in (40, 3, 17, 60, 9, 25, 33, 2)
+    ]
+    config = replace(TINY, max_positions=64)
+    model = our_model(config, ("text-classification",))
+    losses, shapes = [], []
+    for by_length in (False, True):
+        feed = example_feed(
+            "text-classification",
+            examples,
+            config,
+            batch_size=len(examples),
+            seed=0,
+            division=Division(by_length=by_length),
+        )
+        with mock.patch.object(feeds, "_TOKENS_A_PASS", 50):
+            batches = feed.step()
+        shapes.append([tuple(batch.tokens.ids.shape) for batch in batches])
+        scores = [Objective(model, CPU)(batch)["text-classification"] for batch in batches]
+        losses.append(sum(score.loss.item() for score in scores))
+        assert sum(score.count for score in scores) == len(examples)
+    assert len(shapes[0]) == 1 < len(shapes[1])
+    assert len({length for _, length in shapes[1]}) > 1
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 def test_padding_is_on_the_right() -> None:
