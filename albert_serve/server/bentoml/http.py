@@ -61,6 +61,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._turn_bytes = 2 * _TURN_BYTES[0]
         self._num_parts = 0
         self._is_in_head = False
+        self._declared = b""  # the length of the body by its header
+        self._num_left = 0  # bytes of a body of declared length that have not come
         self._is_ended = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -79,7 +81,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._is_ended or self.parser is None or self.transport.is_closing():
             self._unparsed.clear()
             return
-        data = bytes(self._unparsed[: self._turn_bytes])
+        # A body of declared length is one part, however large.
+        data = bytes(self._unparsed[: max(self._turn_bytes, self._num_left)])
         del self._unparsed[: len(data)]
         self._num_head_bytes += len(data)
         self._num_parts = 0
@@ -107,6 +110,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         self._num_parts += 1
         self._num_exact_bytes = 0
+        self._declared = b""
         super().on_message_begin()
         self._is_in_head = True
 
@@ -125,6 +129,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._num_headers += 1
         self._num_exact_bytes += len(name) + len(value) + len(b": \r\n")
         if self._is_in_head:
+            if name.lower() == b"content-length":
+                self._declared = value
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -136,6 +142,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         self._is_in_head = False
         self._num_head_bytes = self._num_headers = 0
+        self._num_left = int(self._declared or 0)  # which the parser has checked
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -144,13 +151,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         self._num_parts += 1
         self._num_head_bytes -= (1 + _FRAMING_SHARE) * len(body)
+        self._num_left = max(0, self._num_left - len(body))
         self._body_parts.append(body)
 
     def on_message_complete(self) -> None:
         """End the request."""
         if self._is_ended:
             return
-        self._num_head_bytes = self._num_headers = 0
+        self._num_head_bytes = self._num_headers = self._num_left = 0
         self._pass_body_on()
         super().on_message_complete()
 

@@ -226,3 +226,29 @@ def test_no_request_is_parsed_past_the_limit_of_pipelined_ones(
     monkeypatch.setattr(HttpToolsProtocol, "on_message_begin", count)
     exchange(address, b"GET / HTTP/1.1\r\n\r\n" * 1000)
     assert MAX_PIPELINED < len(begun) <= len(app.headers) + MAX_PIPELINED + 1
+
+
+def test_a_body_of_declared_length_is_parsed_as_it_comes(
+    address: tuple[str, int], app: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What follows it has the small turns of heads again."""
+    sizes: list[int] = []
+    parse = HttpToolsProtocol.data_received
+
+    def count(protocol: HttpToolsProtocol, data: bytes) -> None:
+        sizes.append(len(data))
+        parse(protocol, data)
+
+    monkeypatch.setattr(HttpToolsProtocol, "data_received", count)
+    body = b"a" * (1 << 22)
+    first = OK_HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    few = OK_HEAD + CLOSE + b"Content-Length: 3\r\n\r\nabc"
+    reply = exchange(address, first + few)
+    assert reply.count(b" 200 OK") == 2
+    assert reply.endswith(b"\r\n3")
+    assert b"\r\n%d" % len(body) in reply
+    assert max(sizes) > 1 << 15
+    sizes.clear()
+    head = OK_HEAD + b"Content-Length: %d\r\n" % len(body)
+    exchange(address, head + b"a:b\r\n" * 400_000)
+    assert max(sizes) <= 1 << 14
