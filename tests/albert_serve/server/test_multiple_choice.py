@@ -75,7 +75,12 @@ def test_one_question_has_a_list_of_choices_and_several_have_lists(http: httpx.C
         ),
         (ENDINGS, {"top_k": 0}, "parameters.top_k must be greater than or equal to 1"),
         (ENDINGS, {"labels": ["a"]}, "allowed are truncation, top_k"),
-        ({**ENDINGS, "context": "a " * 300}, {}, "context and choices[0] together: the text is"),
+        ({**ENDINGS, "context": "a " * 126}, {}, "context and choices[0] together: the text is"),
+        (
+            {**ENDINGS, "context": "a " * 300},
+            {},
+            "context: the text is 302 tokens with the special",
+        ),
     ],
 )
 def test_what_cannot_be_answered_is_refused_in_a_line(
