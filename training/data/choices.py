@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 import numpy as np
@@ -222,8 +222,8 @@ class ChoiceFeed(ExampleFeed[ChoiceExample]):
 
     def collate(self, examples: Sequence[ChoiceExample]) -> MicroBatch:
         """Return questions as one micro-batch."""
-        longest = max(max(example.lengths) for example in examples)
-        length = self.division.row_length(longest, self.row_length)
+        sizes = chain.from_iterable(example.lengths for example in examples)
+        length = self.division.row_length(sizes, self.row_length)
         return collate_choices(examples, self.tokenizer, row_length=length)
 
 

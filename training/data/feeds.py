@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from itertools import count as naturals
@@ -20,7 +20,7 @@ from training.data.batch import LossName, MicroBatch, TokenisedExample
 from training.data.collate import Collate, Slicing, collate_examples, load_steps
 from training.data.labelled.errors import raise_listed
 from training.data.labelled.texts import Label, LabelledText
-from training.data.packing import Plan, Position, best_row_length
+from training.data.packing import Plan, Position, best_row_length, shortest_row_length
 from training.errors import TrainingError
 from training.model.heads import Task
 
@@ -28,7 +28,7 @@ from training.model.heads import Task
 BATCHES_SAMPLED: Final = 50
 # Enough for fast products of matrices.
 _TOKENS_A_PASS: Final = 1024
-# Of the rows of a micro-batch by length.
+# Rows of examples of like lengths have a multiple of this length.
 _ROW_MULTIPLE: Final = 16
 _ExampleT = TypeVar("_ExampleT")
 
@@ -103,9 +103,11 @@ class Division:
         for number in np.unique(pass_of):
             yield [ordered[index] for index in np.flatnonzero(pass_of == number)]
 
-    def row_length(self, longest: int, most: int) -> int:
-        """Return the length of a micro-batch's rows: of like length, or `most` for all."""
-        return min(most, -(-longest // _ROW_MULTIPLE) * _ROW_MULTIPLE) if self.by_length else most
+    def row_length(self, sizes: Iterable[int], most: int) -> int:
+        """Return the length of the rows of a micro-batch with examples of these sizes."""
+        if not self.by_length:
+            return most
+        return shortest_row_length(max(sizes), most=most, multiple=_ROW_MULTIPLE)
 
     @property
     def own(self) -> slice:
@@ -186,8 +188,7 @@ class ExampleFeed(Generic[_ExampleT]):
 
     def collate(self, examples: Sequence[Any]) -> MicroBatch:
         """Return examples as one micro-batch."""
-        longest = max(map(self.size_of, examples))
-        length = self.division.row_length(longest, self.row_length)
+        length = self.division.row_length(map(self.size_of, examples), self.row_length)
         return collate_examples(self.task, examples, row_length=length)
 
     def state(self) -> list[int]:

@@ -228,7 +228,7 @@ def best_row_length(
         longest: length of the longest example of all.
     """
     most = config.max_positions
-    least = min(-(-longest // _ROW_MULTIPLE) * _ROW_MULTIPLE, most)
+    least = shortest_row_length(longest, most=most, multiple=_ROW_MULTIPLE)
 
     def cost(length: int) -> float:
         # A layer's products take 24 H^2 operations a token (F = 4 H), attention 4 H a pair.
@@ -236,6 +236,14 @@ def best_row_length(
         return num_rows * length * (1 + length / (6 * config.hidden_size))
 
     return min(range(least, most + 1, _ROW_MULTIPLE), key=cost)
+
+
+def shortest_row_length(longest: int, *, most: int, multiple: int) -> int:
+    """Return the length of the shortest rows for examples of up to `longest` tokens.
+
+    It is a multiple of `multiple`, or `most`.
+    """
+    return min(-(-longest // multiple) * multiple, most)
 
 
 def _best_fit(sizes: list[int], length: int) -> list[int]:

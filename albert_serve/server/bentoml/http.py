@@ -61,7 +61,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._turn_bytes = 2 * _TURN_BYTES[0]
         self._num_parts = 0
         self._is_in_head = False
-        self._declared = b""  # the length of the body by its header
         self._num_left = 0  # bytes of a body of declared length that have not come
         self._is_ended = False
 
@@ -110,7 +109,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         self._num_parts += 1
         self._num_exact_bytes = 0
-        self._declared = b""
         super().on_message_begin()
         self._is_in_head = True
 
@@ -129,8 +127,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._num_headers += 1
         self._num_exact_bytes += len(name) + len(value) + len(b": \r\n")
         if self._is_in_head:
-            if name.lower() == b"content-length":
-                self._declared = value
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -142,7 +138,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         self._is_in_head = False
         self._num_head_bytes = self._num_headers = 0
-        self._num_left = int(self._declared or 0)  # which the parser has checked
+        # The parser has checked that it is one number.
+        self._num_left = int(dict(self.headers).get(b"content-length") or 0)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

@@ -25,8 +25,8 @@ from typing import Final, TypeVar, TypeVarTuple, Unpack
 from albert_serve.errors import DeadlineExceededError
 from albert_serve.settings import num_usable_cpus
 
-# Threads for requests of medium effort, and otherwise one for each CPU: more would not be faster,
-# and the event loop takes turns with all that run Python.
+# The fewest threads for requests of medium effort. There is one for each CPU: more would not be
+# faster, and the event loop takes turns with all that run Python.
 _LEAST_MEDIUM: Final = 2
 # Over the process's: a higher one would keep short requests waiting for the engine.
 _NICENESS: Final = 4

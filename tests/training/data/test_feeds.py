@@ -149,7 +149,7 @@ def test_passes_by_length_hold_each_example_once(sizes: list[int]) -> None:
 def test_rows_are_no_longer_than_the_longest_needs(
     longest: int, by_length: bool, length: int
 ) -> None:
-    assert Division(by_length=by_length).row_length(longest, most=100) == length
+    assert Division(by_length=by_length).row_length([1, longest], most=100) == length
 
 
 def test_the_loss_by_length_is_that_of_one_pass() -> None:
