@@ -12,11 +12,14 @@ import logging
 import uuid
 from http import HTTPStatus
 from typing import Any, Final, cast
+from weakref import WeakKeyDictionary
 
 import uvicorn
 import uvicorn.config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
+from albert_serve.server.bentoml.turns import Turns
 from albert_serve.server.logging import RepeatedWarning
 
 MAX_HEAD_BYTES: Final = 1 << 16
@@ -29,7 +32,11 @@ _FRAMING_SHARE: Final = 1 / 16
 # (headers, chunks, requests), of which each takes microseconds.
 _TURN_BYTES: Final = (1 << 11, 1 << 14)
 _MANY_PARTS: Final = 100
+# What is read of a connection that waits for its turn: while it is read, its end is noticed.
+_MAX_UNPARSED_BYTES: Final = 1 << 18
 _TOO_LARGE: Final = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+# Of each server of this process.
+_turns: WeakKeyDictionary[ServerState, Turns] = WeakKeyDictionary()
 _closed = RepeatedWarning(
     logging.getLogger(__name__), "%d connections closed: too many headers, or pipelined requests"
 )
@@ -57,7 +64,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._num_exact_bytes = 0  # of the head alone
         self._body_parts: list[bytes] = []
         self._unparsed = bytearray()
-        self._has_turn = False
+        self._turns = _turns.setdefault(self.server_state, Turns(self.loop))
+        self._is_waiting = False
         self._turn_bytes = 2 * _TURN_BYTES[0]
         self._num_parts = 0
         self._is_in_head = False
@@ -71,15 +79,26 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse what came, with turns for other connections in between if it is much."""
         self._unparsed += data
-        if not self._has_turn:
-            self._take_turn()
+        if not self._is_waiting:
+            self._unset_keepalive_if_required()
+            self._wait_for_turn()
+        if self._is_waiting and len(self._unparsed) > _MAX_UNPARSED_BYTES:
+            self.transport.pause_reading()
 
-    def _take_turn(self) -> None:
-        """Parse a part of what came, and end the connection if it is too much."""
-        self._has_turn = False
+    def _wait_for_turn(self) -> None:
+        self._is_waiting = True
+        self._turns.add(self._take_turn)
+
+    def _take_turn(self) -> bool:
+        """Parse a part of what came, and end the connection if it is too much.
+
+        Returns:
+            Whether the connection was still open.
+        """
+        self._is_waiting = False
         if self._is_ended or self.parser is None or self.transport.is_closing():
             self._unparsed.clear()
-            return
+            return False
         # A body of declared length is one part, however large.
         data = bytes(self._unparsed[: max(self._turn_bytes, self._num_left)])
         del self._unparsed[: len(data)]
@@ -94,11 +113,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         elif self._num_head_bytes > MAX_HEAD_BYTES or self._num_headers > MAX_HEADERS:
             self._refuse()
         elif self._unparsed:
-            self._has_turn = True
-            self.transport.pause_reading()
-            self.loop.call_soon(self._take_turn)
+            self._wait_for_turn()
         elif not self.flow.read_paused:
             self.transport.resume_reading()
+        return True
 
     def on_message_begin(self) -> None:
         """Begin a request's head."""

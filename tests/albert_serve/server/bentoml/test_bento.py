@@ -14,6 +14,9 @@ import yaml  # type: ignore[import-untyped]
 from albert_serve.api.examples import EXAMPLES
 from tests.albert_serve.support import ROOT, running_service, service_environment
 
+# The bundle that the bentofiles name.
+SHIPPED = "models/albert-small-en"
+
 
 def bentoml(*arguments: str, cwd: Path, environment: dict[str, str]) -> str:
     """The output of the command."""
@@ -38,7 +41,7 @@ def checkout(bundle_dir: Path, tmp_path: Path) -> Path:
         shutil.copytree(ROOT / name, made / name, ignore=without)
     for name in ("bentofile.yaml", "bentofile.gpu.yaml"):
         shutil.copy(ROOT / name, made)
-    shutil.copytree(bundle_dir, made / "models/tiny")
+    shutil.copytree(bundle_dir, made / SHIPPED)
     return made
 
 
@@ -76,11 +79,12 @@ def test_a_bento_serves_its_own_bundle_on_another_machine(
     elsewhere = {**environment, "BENTOML_HOME": str(tmp_path / "elsewhere")}
     bentoml("import", archive, cwd=empty, environment=elsewhere)
     with running_service(elsewhere, empty, ("bentoml", "serve", tag)) as running:
-        assert httpx.get(f"{running.url}/info").json()["model_id"] == "tiny"
+        info = httpx.get(f"{running.url}/info").json()
+        assert info["model_id"] == "albert-small-en"
         for path in ("/", "/web/app.js", "/docs", "/docs.json", "/metrics", "/livez"):
             assert httpx.get(running.url + path).status_code == 200, path
-        for task, examples in EXAMPLES.items():
-            for example in examples:
+        for task in info["tasks"]:
+            for example in EXAMPLES[task]:
                 reply = httpx.post(f"{running.url}/{task}", json=example.body)
                 assert reply.status_code == 200, reply.text
         native = httpx.get(f"{running.url}/schema.json").json()["routes"]
@@ -92,11 +96,11 @@ def test_a_bento_serves_the_model_that_it_names(
     checkout: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
     """`models:` in place of a bundle in `models/`, as docs/models.md has it."""
-    program = [sys.executable, "-m", "albert_serve", "import", "models/tiny", "--name", "reviews:1"]
+    program = [sys.executable, "-m", "albert_serve", "import", SHIPPED, "--name", "reviews:1"]
     subprocess.run(program, cwd=checkout, env=environment, check=True)
     shutil.rmtree(checkout / "models")
     bentofile = yaml.safe_load((checkout / "bentofile.yaml").read_text())
-    bentofile["include"].remove("models/albert-small-en/**")
+    bentofile["include"].remove(f"{SHIPPED}/**")
     bentofile["models"] = ["reviews:latest"]
     (checkout / "mine.yaml").write_text(yaml.safe_dump(bentofile))
     tag, _ = build(checkout, "mine.yaml", environment)

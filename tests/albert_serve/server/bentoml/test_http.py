@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,15 +27,22 @@ OK_HEAD = b"POST / HTTP/1.1\r\nHost: here\r\n"
 
 @dataclass
 class Echo:
-    """An application that replies with the length of the body, and keeps what it saw."""
+    """An application that replies with the length of the body, and keeps what it saw.
+
+    Attributes:
+        pause_s: how long the next request keeps the event loop waiting.
+    """
 
     headers: list[list[tuple[bytes, bytes]]] = field(default_factory=list)
     num_begun: int = 0
+    pause_s: float = 0.0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
         self.num_begun += 1
+        pause_s, self.pause_s = self.pause_s, 0.0
+        time.sleep(pause_s)
         num_bytes, more = 0, True
         while more:
             message = await receive()
@@ -252,3 +260,26 @@ def test_a_body_of_declared_length_is_parsed_as_it_comes(
     head = OK_HEAD + b"Content-Length: %d\r\n" % len(body)
     exchange(address, head + b"a:b\r\n" * 400_000)
     assert max(sizes) <= 1 << 14
+
+
+def test_a_request_whose_client_leaves_before_its_turn_is_not_begun(
+    address: tuple[str, int], app: Echo
+) -> None:
+    request = OK_HEAD + b"Content-Length: 0\r\n\r\n"
+    others = [socket.create_connection(address, timeout=TIMEOUT_S) for _ in range(16)]
+    for other in others:  # the server has accepted it
+        other.sendall(request)
+        assert other.recv(1 << 10).startswith(b"HTTP/1.1 200")
+    begun = app.num_begun
+    app.pause_s = 0.5  # the next request keeps the event loop waiting
+    with socket.create_connection(address, timeout=TIMEOUT_S) as first:
+        first.sendall(request)
+        while app.num_begun == begun:
+            time.sleep(0.01)
+        for other in others:
+            other.sendall(request)
+            other.close()
+        assert first.recv(1 << 10).startswith(b"HTTP/1.1 200")
+    assert exchange(address, OK_HEAD + CLOSE + b"Content-Length: 0\r\n\r\n").endswith(b"\r\n0")
+    num_left = app.num_begun - begun - 2
+    assert num_left <= 2
