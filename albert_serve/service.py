@@ -49,6 +49,7 @@ from albert_serve.server.metrics import Metrics
 from albert_serve.server.models.registry import Models, check_models
 from albert_serve.server.paths import Labels, Paths
 from albert_serve.server.process.pid_file import hold_pid_file
+from albert_serve.server.process.threads import take_short_turns
 from albert_serve.server.routes import make_app
 from albert_serve.settings import DEFAULT_VARIABLE, Settings, num_workers, supervisor_pid
 
@@ -226,6 +227,7 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         configure_logs(settings.log_format)
         limit_connections()
         accept_many()
+        take_short_turns()
         self.inject_config()
         if not has_exporter():
             self.config["tracing"] = dict(NO_SPANS)

@@ -189,14 +189,14 @@ class AlbertTokenizer:
         _check_text(beginning)
         return len(self._encode(beginning)) > num_tokens
 
-    def locate(self, text: str) -> list[tuple[tuple[int, int], int | None]]:
-        """Return the library's offsets of each token of `encode_plain`, and its word's number.
+    def encode_raw(self, text: str) -> tokenizers.Encoding:
+        """Return the library's encoding, of the tokens of `encode_plain`.
 
-        Unlike the offsets of `Encoding`, these have a space before a word where the library has it,
-        and the accents of a last character only where it has them. Words are between white space.
+        Unlike the offsets of `Encoding`, its offsets have a space before a word where the library
+        has it, and the accents of a last character only where it has them. Words are between white
+        space. The text is one that `encode_plain` has taken.
         """
-        encoded = self._encode(text)
-        return list(zip(encoded.offsets, encoded.word_ids, strict=True))
+        return self._encode(text)
 
     def _encode(self, text: str) -> tokenizers.Encoding:
         # As a batch of one: only batch encoding releases the GIL.

@@ -42,14 +42,15 @@ class RawTokens:
 
     @classmethod
     def read(cls, tokenizer: AlbertTokenizer, text: str) -> RawTokens:
-        """Return the tokens of `text`, the same as those of `encode_plain`."""
-        ids = tokenizer.encode_plain(text).ids
-        placed = tokenizer.locate(text)
-        offsets = [
-            (_skip_space(text, start), end) if token == tokenizer.mask_id else (start, end)
-            for token, ((start, end), _) in zip(ids, placed, strict=True)
-        ]
-        return cls(offsets=offsets, words=[word for _, word in placed])
+        """Return the tokens of a text that `encode_plain` has taken, the same as its."""
+        encoded = tokenizer.encode_raw(text)
+        ids, offsets = encoded.ids, encoded.offsets
+        if tokenizer.mask_id in ids:
+            offsets = [
+                (_skip_space(text, start), end) if token == tokenizer.mask_id else (start, end)
+                for token, (start, end) in zip(ids, offsets, strict=True)
+            ]
+        return cls(offsets=offsets, words=encoded.word_ids)
 
     def slice(self, start: int, stop: int) -> RawTokens:
         """Return the tokens from `start` to before `stop`."""

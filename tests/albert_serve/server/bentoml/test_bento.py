@@ -83,7 +83,7 @@ def test_a_bento_serves_its_own_bundle_on_another_machine(
         assert info["model_id"] == "albert-small-en"
         for path in ("/", "/web/app.js", "/docs", "/docs.json", "/metrics", "/livez"):
             assert httpx.get(running.url + path).status_code == 200, path
-        for task in info["tasks"]:
+        for task in (each["name"] for each in info["tasks"]):
             for example in EXAMPLES[task]:
                 reply = httpx.post(f"{running.url}/{task}", json=example.body)
                 assert reply.status_code == 200, reply.text
