@@ -36,6 +36,10 @@ _ValueT = TypeVar("_ValueT")
 Parallelism = Literal["ddp", "fsdp"]
 # Timeout of collectives; longer than an evaluation.
 _TIMEOUT = timedelta(minutes=30)
+# Kept until the process ends. DDP's last reference goes with a run that has failed, and to free the
+# group waits, with the interpreter held, for gloo's thread: which may wait for the interpreter, to
+# let go of the tensor of the last collective.
+_process_groups: list[object] = []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +105,7 @@ def join_world(device: torch.device) -> Iterator[World]:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=_TIMEOUT)
+    _process_groups.append(distributed.group.WORLD)
     world = World(rank=distributed.get_rank(), size=distributed.get_world_size(), device=device)
     try:
         with ExitStack() as stack:

@@ -77,7 +77,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().connection_made(cast("asyncio.Transport", _OpenTransport(transport)))
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, with turns for other connections in between if it is much."""
+        """Keep what came until it is this connection's turn to be parsed."""
         self._unparsed += data
         if not self._is_waiting:
             self._unset_keepalive_if_required()
