@@ -157,7 +157,7 @@ class AlbertTokenizer:
             TextTooLongError: it has more tokens than any task reads.
         """
         _check_text(text)
-        encoded = self._encode(text)
+        encoded = self.encode_raw(text)
         num_tokens = len(encoded)
         if num_tokens > MAX_TOKENS:
             raise TextTooLongError(
@@ -187,7 +187,7 @@ class AlbertTokenizer:
             return False
         beginning = text[: gap.end()]
         _check_text(beginning)
-        return len(self._encode(beginning)) > num_tokens
+        return len(self.encode_raw(beginning)) > num_tokens
 
     def encode_raw(self, text: str) -> tokenizers.Encoding:
         """Return the library's encoding, of the tokens of `encode_plain`.
@@ -196,9 +196,6 @@ class AlbertTokenizer:
         has it, and the accents of a last character only where it has them. Words are between white
         space. The text is one that `encode_plain` has taken.
         """
-        return self._encode(text)
-
-    def _encode(self, text: str) -> tokenizers.Encoding:
         # As a batch of one: only batch encoding releases the GIL.
         return self._tokenizer.encode_batch([text], add_special_tokens=False)[0]
 

@@ -371,6 +371,6 @@ def test_a_long_text_is_recognised_by_its_beginning(tokenizer: AlbertTokenizer) 
 
 
 def test_the_rest_of_a_long_text_is_not_read(tokenizer: AlbertTokenizer) -> None:
-    with mock.patch.object(tokenizer, "_encode", wraps=tokenizer._encode) as encode:
+    with mock.patch.object(tokenizer, "encode_raw", wraps=tokenizer.encode_raw) as encode:
         assert tokenizer.is_longer("a b " * 10_000, 100)
     assert max(len(call.args[0]) for call in encode.call_args_list) < 5000

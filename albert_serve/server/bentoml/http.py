@@ -35,7 +35,7 @@ _MANY_PARTS: Final = 100
 # What is read of a connection that waits for its turn: while it is read, its end is noticed.
 _MAX_UNPARSED_BYTES: Final = 1 << 18
 _TOO_LARGE: Final = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-# Of each server of this process.
+# The turns of each server of this process.
 _turns: WeakKeyDictionary[ServerState, Turns] = WeakKeyDictionary()
 _closed = RepeatedWarning(
     logging.getLogger(__name__), "%d connections closed: too many headers, or pipelined requests"

@@ -1,10 +1,10 @@
 """The order in which the connections of an event loop are read: one turn in each of its iterations.
 
 A request takes some ten iterations, from its first byte to its reply, and each iteration does the
-next step of all requests that have begun. If all that has arrived began at once, the reply to a
-small request would wait ten times for as many others as clients can send. One new part an iteration
-keeps iterations short: what has begun is finished first, and what has not begun waits in the order
-of arrival. If its client leaves meanwhile, it never begins.
+next step of all requests that have begun. If all that arrives began at once, iterations would be
+long, and a small request would wait for ten of them. So an iteration begins one request at most:
+what has begun is finished first, and what has not begun waits in the order of arrival. If its
+client leaves meanwhile, it never begins.
 """
 
 from __future__ import annotations

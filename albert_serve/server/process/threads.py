@@ -30,7 +30,7 @@ from albert_serve.settings import num_usable_cpus
 _LEAST_MEDIUM: Final = 2
 # Over the process's: a higher one would keep short requests waiting for the engine.
 _NICENESS: Final = 4
-# Of the interpreter; Python's own is 5 ms.
+# How long a thread runs Python while others wait; Python's default is 5 ms.
 _SWITCH_INTERVAL_S: Final = 0.0005
 _Args = TypeVarTuple("_Args")
 _ResultT = TypeVar("_ResultT")
