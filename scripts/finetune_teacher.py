@@ -1,0 +1,105 @@
+"""Finetune a classifier of `transformers`, a teacher for `training.finetune --teacher`.
+
+    python -m scripts.finetune_teacher sentence-transformers/all-MiniLM-L6-v2 \\
+        --train SST-2/train.tsv --dev SST-2/dev.tsv --labels negative positive --output runs/teacher
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from training.data.labelled.texts import LabelledText, read_labelled
+from training.errors import report_errors
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    return report_errors(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    texts, names = read_labelled(options.train, options.labels)
+    dev, _ = read_labelled(options.dev, names)
+    transformers.set_seed(options.seed)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(
+        options.model,
+        id2label=dict(enumerate(names)),
+        label2id={name: index for index, name in enumerate(names)},
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        trainer = transformers.Trainer(
+            model,
+            transformers.TrainingArguments(
+                output_dir=scratch,
+                num_train_epochs=options.epochs,
+                learning_rate=options.lr,
+                warmup_steps=0.06,
+                per_device_train_batch_size=options.batch_size,
+                per_device_eval_batch_size=options.batch_size,
+                train_sampling_strategy="group_by_length",
+                seed=options.seed,
+                save_strategy="no",
+                dataloader_pin_memory=torch.cuda.is_available(),
+                report_to=[],
+            ),
+            train_dataset=_examples(tokenizer, texts),
+            eval_dataset=_examples(tokenizer, dev),
+            processing_class=tokenizer,
+            compute_metrics=_accuracy,
+        )
+        trainer.train()
+        figures = trainer.evaluate()
+    print(f"{options.model}: {figures['eval_accuracy']:.1%} of {len(dev):,} held-out texts")
+    trainer.save_model(options.output)
+    return 0
+
+
+def _examples(tokenizer: Any, texts: Sequence[LabelledText]) -> list[dict[str, Any]]:
+    encoded = tokenizer(
+        [each.text for each in texts],
+        [each.pair for each in texts] if texts[0].pair is not None else None,
+        truncation=True,
+    )
+    return [
+        {**{name: column[index] for name, column in encoded.items()}, "labels": each.label}
+        for index, each in enumerate(texts)
+    ]
+
+
+def _accuracy(predicted: transformers.EvalPrediction) -> dict[str, float]:
+    labels = np.asarray(predicted.predictions).argmax(-1)
+    return {"accuracy": float(np.mean(labels == predicted.label_ids))}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.finetune_teacher",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("model", help="an encoder: a folder, or its name on the Hugging Face hub")
+    add("--train", type=Path, nargs="+", required=True, help="labelled texts: CSV, TSV or JSONL")
+    add("--dev", type=Path, nargs="+", required=True, help="held-out texts")
+    add("--labels", nargs="+", help="names of the labels 0, 1, ... of those files")
+    add("--output", type=Path, required=True, help="folder of the classifier")
+    add("--epochs", type=float, default=1.0, help="passes over the texts (%(default)s)")
+    add("--batch-size", type=int, default=32, help="texts per step (%(default)s)")
+    add("--lr", type=float, default=1e-4, help="peak learning rate (%(default)s)")
+    add("--seed", type=int, default=0, help="(%(default)s)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

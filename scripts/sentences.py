@@ -1,0 +1,60 @@
+"""Write the sentences of documents, one a line and each once: unlabelled texts for a teacher.
+
+python -m scripts.sentences imdb/train.jsonl.xz --output runs/sentences.txt
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from albert_serve.files import write_atomically
+from albert_serve.progress import progress
+from training.data.corpus import find_files, read_documents, split_sentences
+from training.errors import report_errors
+
+_LINE_BREAK: Final = re.compile(r"<br\s*/?>", re.IGNORECASE)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    return report_errors(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    sentences = list(dict.fromkeys(_sentences(options)))
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(options.output, ("\n".join(sentences) + "\n").encode())
+    print(f"{options.output}: {len(sentences):,} sentences")
+    return 0
+
+
+def _sentences(options: argparse.Namespace) -> Iterator[str]:
+    documents = read_documents(find_files(options.documents))
+    for document in progress(documents, title="splitting", unit="documents"):
+        for sentence in split_sentences(_LINE_BREAK.sub("\n", document)):
+            if options.least_words <= len(sentence.split()) <= options.most_words:
+                yield sentence
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.sentences",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("documents", type=Path, nargs="+", help="JSONL, Parquet or text files, or folders of them")
+    add("--output", type=Path, required=True, help="text file")
+    add("--least-words", type=int, default=4, help="of a sentence (%(default)s)")
+    add("--most-words", type=int, default=60, help="of a sentence (%(default)s)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
