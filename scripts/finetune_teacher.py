@@ -1,8 +1,4 @@
-"""Finetune a classifier of `transformers`, a teacher for `training.finetune --teacher`.
-
-    python -m scripts.finetune_teacher sentence-transformers/all-MiniLM-L6-v2 \\
-        --train SST-2/train.tsv --dev SST-2/dev.tsv --labels negative positive --output runs/teacher
-"""
+"""Finetune a classifier of `transformers`, a teacher for `training.finetune --teacher`."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -19,6 +15,13 @@ import transformers
 
 from training.data.labelled.texts import LabelledText, read_labelled
 from training.errors import report_errors
+from training.system.command_line import make_parser
+
+_EXAMPLES: Final = r"""examples:
+  python -m scripts.finetune_teacher sentence-transformers/all-MiniLM-L6-v2 \
+      --train SST-2/train.tsv --dev SST-2/dev.tsv --labels negative positive \
+      --output runs/teacher
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,11 +86,7 @@ def _accuracy(predicted: transformers.EvalPrediction) -> dict[str, float]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.finetune_teacher",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("scripts.finetune_teacher", __doc__, _EXAMPLES)
     add = parser.add_argument
     add("model", help="an encoder: a folder, or its name on the Hugging Face hub")
     add("--train", type=Path, nargs="+", required=True, help="labelled texts: CSV, TSV or JSONL")

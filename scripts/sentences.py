@@ -1,7 +1,4 @@
-"""Write the sentences of documents, one a line and each once: unlabelled texts for a teacher.
-
-python -m scripts.sentences imdb/train.jsonl.xz --output runs/sentences.txt
-"""
+"""Write the sentences of documents, one a line and each once: unlabelled texts for a teacher."""
 
 from __future__ import annotations
 
@@ -16,7 +13,11 @@ from albert_serve.files import write_atomically
 from albert_serve.progress import progress
 from training.data.corpus import find_files, read_documents, split_sentences
 from training.errors import report_errors
+from training.system.command_line import make_parser
 
+_EXAMPLES: Final = """examples:
+  python -m scripts.sentences imdb/train.jsonl.xz --output runs/sentences.txt
+"""
 _LINE_BREAK: Final = re.compile(r"<br\s*/?>", re.IGNORECASE)
 
 
@@ -43,11 +44,7 @@ def _sentences(options: argparse.Namespace) -> Iterator[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.sentences",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("scripts.sentences", __doc__, _EXAMPLES)
     add = parser.add_argument
     add("documents", type=Path, nargs="+", help="JSONL, Parquet or text files, or folders of them")
     add("--output", type=Path, required=True, help="text file")

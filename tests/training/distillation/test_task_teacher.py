@@ -38,22 +38,9 @@ def test_a_finetuned_teacher_labels_texts_for_a_student(
     texts = tmp_path / "texts.txt"
     texts.write_text("The river named is in the city.\nThe school is in the games.\n" * 4)
     words = [
-        "--initialize-from",
-        str(pretrained / "checkpoint"),
-        "--text-classification",
-        str(texts),
-    ]
-    words += [
-        "--teacher",
-        str(folder),
-        "--steps",
-        "2",
-        "--batch-size",
-        "4",
-        "--length",
-        "32",
-        "--device",
-        "cpu",
+        *("--initialize-from", str(pretrained / "checkpoint"), "--teacher", str(folder)),
+        *("--text-classification", str(texts), "--steps", "2", "--batch-size", "4"),
+        *("--length", "32", "--device", "cpu"),
     ]
     assert finetune.main([*words, "--output", str(tmp_path / "student")]) == 0
     config = json.loads((tmp_path / "student/checkpoint/config.json").read_text())
@@ -63,13 +50,8 @@ def test_a_finetuned_teacher_labels_texts_for_a_student(
 def test_a_teacher_without_texts(teacher_dir: Path, tmp_path: Path, capsys: Capture) -> None:
     missing = str(tmp_path / "none.tsv")
     words = [
-        str(teacher_dir),
-        "--train",
-        missing,
-        "--dev",
-        missing,
-        "--output",
-        str(tmp_path / "t"),
+        *(str(teacher_dir), "--train", missing, "--dev", missing),
+        *("--output", str(tmp_path / "t")),
     ]
     assert finetune_teacher.main(words) == 1
     assert missing in capsys.readouterr().err
