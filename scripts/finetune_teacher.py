@@ -13,7 +13,9 @@ import numpy as np
 import torch
 import transformers
 
+from training.data.corpus import CorpusError
 from training.data.labelled.texts import LabelledText, read_labelled
+from training.distillation.teacher import load_encoder, num_positions
 from training.errors import report_errors
 from training.system.command_line import make_parser
 
@@ -33,10 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     texts, names = read_labelled(options.train, options.labels)
     dev, _ = read_labelled(options.dev, names)
+    if len(names) < 2:
+        # `transformers` takes a single label for a regression.
+        raise CorpusError(f"all texts have the label {names[0]!r}; a classifier needs two labels")
     transformers.set_seed(options.seed)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(
+    model, tokenizer = load_encoder(
         options.model,
+        "AutoModelForSequenceClassification",
+        optional=("classifier", "pooler"),
         id2label=dict(enumerate(names)),
         label2id={name: index for index, name in enumerate(names)},
     )
@@ -56,8 +62,8 @@ def _run(options: argparse.Namespace) -> int:
                 dataloader_pin_memory=torch.cuda.is_available(),
                 report_to=[],
             ),
-            train_dataset=_examples(tokenizer, texts),
-            eval_dataset=_examples(tokenizer, dev),
+            train_dataset=_examples(options.model, model, tokenizer, texts),
+            eval_dataset=_examples(options.model, model, tokenizer, dev),
             processing_class=tokenizer,
             compute_metrics=_accuracy,
         )
@@ -68,12 +74,18 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _examples(tokenizer: Any, texts: Sequence[LabelledText]) -> list[dict[str, Any]]:
+def _examples(
+    name: str, model: Any, tokenizer: Any, texts: Sequence[LabelledText]
+) -> list[dict[str, Any]]:
     encoded = tokenizer(
         [each.text for each in texts],
         [each.pair for each in texts] if texts[0].pair is not None else None,
         truncation=True,
+        max_length=num_positions(model.config),
     )
+    num_cut = sum(bool(each.overflowing) for each in encoded.encodings)
+    if num_cut:
+        print(f"{num_cut:,} of {len(texts):,} texts are cut to what {name} reads")
     return [
         {**{name: column[index] for name, column in encoded.items()}, "labels": each.label}
         for index, each in enumerate(texts)

@@ -182,18 +182,32 @@ def load_teacher(name: str, device: torch.device) -> Teacher:
             has no tokenizer, lacks weights, or has weights that are not finite.
     """
     # Hidden states and relations do not need the pooler.
-    model, tokenizer = load_frozen(name, "AutoModel", device, optional="pooler")
+    model, tokenizer = load_frozen(name, "AutoModel", device, optional=("pooler",))
     return Teacher(name=name, model=model, tokenizer=HfTokenizer(tokenizer))
 
 
 def load_frozen(
-    name: str, auto_class: str, device: torch.device, *, optional: str | None = None
+    name: str, auto_class: str, device: torch.device, *, optional: Sequence[str] = ()
 ) -> tuple[Any, Any]:
-    """Load an encoder of `transformers`, in fp32 and evaluation mode, and its tokenizer.
+    """Load an encoder as `load_encoder` does, onto a device and in evaluation mode.
+
+    Raises:
+        TeacherError: as `load_teacher`.
+    """
+    model, tokenizer = load_encoder(name, auto_class, optional=optional)
+    model.to(device).eval().requires_grad_(requires_grad=False)
+    return model, tokenizer
+
+
+def load_encoder(
+    name: str, auto_class: str, *, optional: Sequence[str] = (), **options: Any
+) -> tuple[Any, Any]:
+    """Load an encoder of `transformers`, in fp32, and its tokenizer.
 
     Args:
         auto_class: the class that loads it, such as `AutoModelForSequenceClassification`.
-        optional: weights whose names contain it may be missing.
+        optional: weights whose names contain one of these may be missing.
+        options: further options of the class's `from_pretrained`.
 
     Raises:
         TeacherError: as `load_teacher`.
@@ -208,15 +222,14 @@ def load_frozen(
         # Without a tokenizer file, transformers 5 makes one of special tokens alone.
         raise TeacherError(f"{name} has no tokenizer; it needs tokenizer.json, or a vocabulary")
     load = getattr(transformers, auto_class).from_pretrained
-    model, report = _loaded(name, load, output_loading_info=True)
+    model, report = _loaded(name, load, output_loading_info=True, **options)
     _check_weights(name, model, report, optional)
     if len(tokenizer) > config.vocab_size:
         raise TeacherError(
             f"{name}: the tokenizer has {len(tokenizer)} tokens, the model {config.vocab_size}; "
             "are they of one model?"
         )
-    model.float().to(device).eval().requires_grad_(requires_grad=False)
-    return model, tokenizer
+    return model.float(), tokenizer
 
 
 def num_positions(config: Any) -> int:
@@ -270,9 +283,11 @@ def _check_kind(name: str, config: Any) -> None:
 
 
 def _check_weights(
-    name: str, model: nn.Module, report: dict[str, Any], optional: str | None
+    name: str, model: nn.Module, report: dict[str, Any], optional: Sequence[str]
 ) -> None:
-    missing = sorted(key for key in report["missing_keys"] if not optional or optional not in key)
+    missing = sorted(
+        key for key in report["missing_keys"] if not any(part in key for part in optional)
+    )
     if missing:
         raise TeacherError(
             f"{name} lacks {len(missing)} weights of its model, {missing[0]} among them"

@@ -58,6 +58,30 @@ def test_a_teacher_without_texts(teacher_dir: Path, tmp_path: Path, capsys: Capt
     assert not (tmp_path / "t").exists()
 
 
+def test_a_model_that_does_not_exist(labelled: Path, tmp_path: Path, capsys: Capture) -> None:
+    words = [str(tmp_path / "none"), "--train", str(labelled), "--dev", str(labelled)]
+    assert finetune_teacher.main([*words, "--output", str(tmp_path / "t")]) == 1
+    assert f"teacher {tmp_path / 'none'} cannot be loaded" in capsys.readouterr().err
+
+
+def test_a_teacher_of_one_label(teacher_dir: Path, tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "one.tsv"
+    file.write_text("text\tlabel\nThe river.\tplain\nThe school.\tplain\n")
+    words = [str(teacher_dir), "--train", str(file), "--dev", str(file)]
+    assert finetune_teacher.main([*words, "--output", str(tmp_path / "t")]) == 1
+    assert "all texts have the label 'plain'" in capsys.readouterr().err
+
+
+def test_texts_that_a_teacher_cuts_are_counted(
+    teacher_dir: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    file = tmp_path / "long.tsv"
+    file.write_text(f"text\tlabel\n{'river ' * 2000}\t0\nThe school.\t1\n")
+    words = [str(teacher_dir), "--train", str(file), "--dev", str(file), "--epochs", "1"]
+    assert finetune_teacher.main([*words, "--output", str(tmp_path / "t")]) == 0
+    assert "1 of 2 texts are cut" in capsys.readouterr().out
+
+
 def test_sentences_of_reviews(tmp_path: Path, capsys: Capture) -> None:
     reviews = tmp_path / "reviews.jsonl"
     texts = ["It was a long film.<br /><br />I liked all of it. No.", "It was a long film. Bye!"]
