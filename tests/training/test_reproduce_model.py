@@ -426,14 +426,11 @@ def test_make_passes_all_variables() -> None:
 
 def small_values(folder: Path, labelled: Path, teacher: Path) -> dict[str, str]:
     """The real road's variables, for some seconds of training."""
-    lengths = {
-        f"{stage}_LENGTH": "64" for stage in ("DISTIL", "PRETRAIN", "ORDER", "SPANS", "TASKS")
-    }
-    times = {f"{stage}_TIME": "1s" for stage in ("DISTIL", "PRETRAIN", "ORDER", "SPANS", "TASKS")}
+    stages = ("DISTIL", "PRETRAIN", "ORDER", "LONG", "SPANS", "TASKS")
     return {
-        **lengths,
-        **times,
-        **dict.fromkeys(("CORPUS", "VALIDATION"), str(WIKI)),
+        **{f"{stage}_LENGTH": "64" for stage in stages},
+        **{f"{stage}_TIME": "1s" for stage in stages},
+        **dict.fromkeys(("CORPUS", "VALIDATION", "REVIEWS"), str(WIKI)),
         **dict.fromkeys(("SST2_TRAIN", "SST2_DEV"), str(labelled)),
         **dict.fromkeys(("SQUAD_TRAIN", "SQUAD_DEV"), str(SQUAD)),
         "TEACHER": str(teacher),
@@ -459,12 +456,12 @@ def test_the_real_road_leads_to_both_bundles(labelled: Path, tmp_path: Path) -> 
         )
         assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     lines = [line for line in ended.stdout.splitlines() if line.startswith("[")]
-    assert len(lines) == 12
+    assert len(lines) == 15
     assert all(line.endswith(": complete") for line in lines)
     for name in ("bundle", "bundle-int8"):
         manifest = json.loads((tmp_path / "runs" / name / "manifest.json").read_text())
         assert set(manifest["tasks"]) >= {"fill-mask", "sentence-order", "question-answering"}
     stages = manifest["provenance"]["training"]["stages"]
-    programs = [stage["program"] for stage in stages][:3]
-    assert programs == ["training.distil", "training.pretrain", "training.pretrain"]
+    programs = [stage["program"] for stage in stages][:4]
+    assert programs == ["training.distil", *["training.pretrain"] * 3]
     assert (tmp_path / "runs" / "bundle" / "README.md").is_file()
