@@ -53,7 +53,12 @@ from training.finetuning.options import (
     parse,
     resolve,
 )
-from training.finetuning.pretraining import check_pretraining, pretraining_feed
+from training.finetuning.pretraining import (
+    add_pretraining,
+    check_order,
+    check_pretraining,
+    pretraining_feeds,
+)
 from training.finetuning.questions import (
     add_questions,
     choose_head,
@@ -72,6 +77,7 @@ from training.loop.step import Run
 from training.losses import LOSS_OF, LossFunction, Objective, compiled_losses
 from training.model.checkpoint import read_config, read_tasks
 from training.optim.optimizers import OptimizerSettings, Schedule, build_optimizers
+from training.order_losses import order_loss
 from training.run.driver import Origin, train_run
 from training.run.options import (
     add_choices,
@@ -130,6 +136,7 @@ def _build(
         classifier_dropout=options.classifier_dropout,
     )
     _check_length(options, config.max_positions)
+    check_order(options, config.max_positions)
     question_head = choose_head(options)
     if notice := describe_attention(config, world.device):
         print(notice)
@@ -173,7 +180,10 @@ def _build(
         schedule=Schedule(kind=options.schedule, warmup=options.warmup, decay=options.decay),
         feeds=feeds,
         weights=_weights(options, feeds),
-        loss_weights={"sentence-order": options.sentence_weight},
+        loss_weights={
+            "sentence-order": options.sentence_weight,
+            "paired-order": options.sentence_weight,
+        },
         clip_norm=options.clip_norm,
         seed=options.seed,
         world=world,
@@ -254,7 +264,13 @@ def _feeds(
             if errors:
                 check_pretraining(options, world)
             else:
-                feeds.append(pretraining_feed(options, tokenizer, sizes["pretraining"], world))
+                feeds += pretraining_feeds(
+                    options,
+                    tokenizer,
+                    sizes["pretraining"],
+                    world,
+                    max_positions=config.max_positions,
+                )
     raise_listed(errors)
     if not feeds:
         raise RunError(
@@ -263,6 +279,8 @@ def _feeds(
         )
     loss_of = compiled_losses() if compiles else dict(LOSS_OF)
     loss_of |= {each.task: each.loss for each in datasets if isinstance(each, Classification)}
+    if options.order_share:
+        loss_of["sentence-order"] = order_loss(compiles=compiles)
     return feeds, datasets, loss_of
 
 
@@ -280,11 +298,16 @@ def _batch_sizes(options: argparse.Namespace, placed: Sequence[Placed]) -> dict[
 
 
 def _weights(options: argparse.Namespace, feeds: Sequence[Feed]) -> list[float]:
-    weights = options.weights or [1.0] * len(feeds)
-    if len(weights) != len(feeds):
-        names = ", ".join(feed.name for feed in feeds)
-        raise RunError(f"--weights {weights}: give one for each of {names}")
-    return list(weights)
+    """Return the weight of each task stream; those of pretraining share one by --order-share."""
+    names = [feed.name for feed in feeds][: -1 if options.order_share else None]
+    weights = options.weights or [1.0] * len(names)
+    if len(weights) != len(names):
+        raise RunError(f"--weights {weights}: give one for each of {', '.join(names)}")
+    if not options.order_share:
+        return list(weights)
+    *others, pretraining = weights
+    share = options.order_share
+    return [*others, pretraining * (1 - share), pretraining * share]
 
 
 def _num_steps(options: argparse.Namespace, feeds: Sequence[Feed]) -> int | None:
@@ -403,7 +426,7 @@ def _parser() -> argparse.ArgumentParser:
     add_choices(data)
     add_validation(data)
     add_questions(data)
-    data.add_argument("--pretraining", nargs="+", type=Path, help="text for continued pretraining")
+    add_pretraining(data)
     data.add_argument(
         "--weights",
         nargs="+",

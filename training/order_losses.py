@@ -25,6 +25,11 @@ def order_logits(model: AlbertForTasks, tokens: Batch, firsts: Tensor) -> Tensor
     return model.logits("sentence-order", model(tokens, firsts))
 
 
+def order_loss(*, compiles: bool) -> OrderLoss:
+    """Return the loss function, compiled or not."""
+    return OrderLoss(logits=torch.compile(order_logits) if compiles else order_logits)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OrderLoss:
     """Loss function of pairs in both orders.

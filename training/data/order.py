@@ -14,8 +14,10 @@ import numpy as np
 from torch import Tensor
 
 from training.data.batch import MicroBatch
-from training.data.collate import PackedRows, Rows, rounded
-from training.data.examples import IGNORED
+from training.data.collate import PackedRows, Rows, Slicing, rounded
+from training.data.examples import IGNORED, ExampleSettings
+from training.data.feeds import PlannedFeed
+from training.data.packing import Plan
 from training.data.shards import Shards
 
 
@@ -62,3 +64,17 @@ class OrderCollator:
             num_tokens=packed.num_tokens,
             counts={"sentence-order": 2 * num_pairs, "paired-order": num_pairs},
         )
+
+
+def order_feed(
+    shards: Shards, settings: ExampleSettings, slicing: Slicing, *, seed: int, num_workers: int = 0
+) -> PlannedFeed:
+    """Return the task stream of pairs in both orders; `settings` are those of `pairs`."""
+    return PlannedFeed(
+        plan=Plan(shards=shards, settings=settings, seed=seed),
+        collate=OrderCollator(shards=shards, length=settings.length),
+        slicing=slicing,
+        num_workers=num_workers,
+        name="sentence-order",
+        further_losses=("paired-order",),
+    )

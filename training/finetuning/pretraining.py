@@ -3,34 +3,68 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Final
 
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.collate import Collator, Slicing
 from training.data.corpus import CorpusError, find_errors, find_files
-from training.data.examples import ExampleSettings
+from training.data.examples import MIN_LENGTH, ExampleSettings
 from training.data.feeds import PlannedFeed
 from training.data.labelled.errors import raise_listed
 from training.data.masking import NgramMasking, word_starts
+from training.data.order import order_feed
 from training.data.packing import Plan
-from training.data.shards import SHARDS_FILE
+from training.data.shards import SHARDS_FILE, Shards
 from training.loop.distributed import World, main_first
 from training.loop.progress import RunError
 from training.model.checkpoint import read_config
 from training.prepare import prepare
-from training.run.job import largest_divisor
+from training.run.job import ORDER_LENGTH, largest_divisor, rows_of_pairs
+from training.run.options import add_order, check_order_share
+from training.run.recipes import RECIPES
 
 # Text up to this size is read for its errors although other data has some.
 _CHECKED_BYTES: Final = 64 << 20
 
 
-def pretraining_feed(
-    options: argparse.Namespace, tokenizer: AlbertTokenizer, num_rows: int, world: World
-) -> PlannedFeed:
-    """Return the task stream of `--pretraining`, whose text is prepared if need be.
+def add_pretraining(group: argparse._ActionsContainer) -> None:
+    """Add the options of continued pretraining."""
+    group.add_argument("--pretraining", nargs="+", type=Path, help="text for continued pretraining")
+    add_order(group)
+
+
+def check_order(options: argparse.Namespace, max_positions: int) -> None:
+    """Check the options of steps on pairs in both orders.
+
+    Raises:
+        RunError: there is no text for them, no step is left to masked tokens, or pairs are longer
+            than the model's positions.
+    """
+    if options.pretraining is None and (options.order_share or options.order_length):
+        raise RunError("--order-share is a fraction of the steps on --pretraining; give its text")
+    check_order_share(options.order_share)
+    if not MIN_LENGTH <= (options.order_length or MIN_LENGTH) <= max_positions:
+        raise RunError(
+            f"--order-length {options.order_length}: a pair has from {MIN_LENGTH} tokens to the "
+            f"model's {max_positions} positions"
+        )
+
+
+def pretraining_feeds(
+    options: argparse.Namespace,
+    tokenizer: AlbertTokenizer,
+    num_rows: int,
+    world: World,
+    *,
+    max_positions: int,
+) -> list[PlannedFeed]:
+    """Return the task streams of `--pretraining`, whose text is prepared if need be.
+
+    There is a second one, of pairs in both orders, with `--order-share`.
 
     Args:
-        num_rows: packed rows of a step, over all processes.
+        num_rows: packed rows of a step on masked tokens, over all processes.
 
     Raises:
         CorpusError, ShardError: the text cannot be read or prepared; all bad lines are listed.
@@ -40,7 +74,6 @@ def pretraining_feed(
         raise RunError(
             f"--batch-size {num_rows} of pretraining is no multiple of the {world.size} processes"
         )
-    rows_a_batch = largest_divisor(num_rows // world.size, options.micro_batch_size or num_rows)
     tokenizer_file = options.initialize_from / "tokenizer.json"
     with main_first(world):
         try:
@@ -49,12 +82,41 @@ def pretraining_feed(
             raise_listed(list(find_errors(find_files(options.pretraining))))
             raise
     masking = NgramMasking(word_starts=word_starts(tokenizer))
-    return PlannedFeed(
-        plan=Plan(shards=shards, settings=_example_settings(options), seed=options.seed),
-        collate=Collator(shards=shards, masking=masking, length=options.length, seed=options.seed),
-        slicing=Slicing(
-            num_rows=num_rows, rows_a_batch=rows_a_batch, rank=world.rank, world_size=world.size
+    settings = _example_settings(options)
+    masked = PlannedFeed(
+        plan=Plan(shards=shards, settings=settings, seed=options.seed),
+        collate=Collator(
+            shards=shards,
+            masking=masking,
+            length=options.length,
+            seed=options.seed,
+            has_labels=settings.sentence_task != "none",
         ),
+        slicing=_slicing(num_rows, options.micro_batch_size, world),
+    )
+    if not options.order_share:
+        return [masked]
+    return [masked, _order_feed(options, shards, num_rows, world, max_positions)]
+
+
+def _order_feed(
+    options: argparse.Namespace, shards: Shards, num_rows: int, world: World, max_positions: int
+) -> PlannedFeed:
+    length = options.order_length or min(ORDER_LENGTH, max_positions)
+    rows = rows_of_pairs(num_rows * options.length, length, world.size)
+    settings = ExampleSettings(
+        length=length,
+        sentence_task="pairs",
+        min_sentences=RECIPES["small"].order_sentences,
+    )
+    slicing = _slicing(rows, options.micro_batch_size, world)
+    return order_feed(shards, settings, slicing, seed=options.seed)
+
+
+def _slicing(num_rows: int, micro_batch_size: int | None, world: World) -> Slicing:
+    rows_a_batch = largest_divisor(num_rows // world.size, micro_batch_size or num_rows)
+    return Slicing(
+        num_rows=num_rows, rows_a_batch=rows_a_batch, rank=world.rank, world_size=world.size
     )
 
 
@@ -75,6 +137,11 @@ def check_pretraining(options: argparse.Namespace, world: World) -> None:
 
 
 def _example_settings(options: argparse.Namespace) -> ExampleSettings:
-    """Return the settings with the sentence task of the checkpoint's pretraining."""
+    """Return the settings with the sentence task of the checkpoint's pretraining.
+
+    Masked rows have none where steps of their own learn sentence order.
+    """
+    if options.order_share:
+        return ExampleSettings(length=options.length, sentence_task="none")
     task = read_config(options.initialize_from).get("albert_sentence_task")
     return ExampleSettings(length=options.length, sentence_task="nsp" if task == "nsp" else "sop")

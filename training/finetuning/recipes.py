@@ -103,6 +103,9 @@ def with_defaults(options: Namespace) -> Namespace:
         RunError: a recipe is given for other data than a task's, or questions alone.
     """
     values = dict(DEFAULTS)
+    if options.order_share:
+        # The default is for one label a sequence among its masked tokens.
+        values["sentence_weight"] = 1.0
     length = options.length
     if options.recipe is not None:
         values |= PAPER[_recipe_name(options)].options

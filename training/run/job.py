@@ -17,7 +17,7 @@ from training.data.collate import Collate, Collator, Slicing
 from training.data.examples import ExampleSettings
 from training.data.feeds import Feed, PlannedFeed
 from training.data.masking import NgramMasking, word_starts
-from training.data.order import OrderCollator
+from training.data.order import order_feed
 from training.data.packing import Plan
 from training.data.shards import Shards
 from training.loop.distributed import Parallelism, World, share
@@ -29,12 +29,12 @@ from training.model.heads import AlbertForTasks, Task, head_sizes
 from training.model.initialization import start_local
 from training.model.resizing import grow_depth
 from training.optim.optimizers import build_optimizers
-from training.order_losses import OrderLoss, order_logits
+from training.order_losses import order_loss
 from training.run.recipes import Recipe
 from training.system.precision import PrecisionName
 
 # Maximum tokens of a pair in both orders, where neither the recipe nor the model has less.
-_ORDER_LENGTH: Final = 512
+ORDER_LENGTH: Final = 512
 # Default tokens of a micro-batch.
 _TOKENS_A_MICRO_BATCH: Final = {"cpu": 8192, "cuda": 65536}
 
@@ -192,28 +192,27 @@ class Job:
             RunError: the rows are not divisible.
         """
         recipe = self.recipe
-        length = recipe.order_length or min(_ORDER_LENGTH, self.config.max_positions)
-        as_many = recipe.batch_size * recipe.length // (2 * length)
+        length = recipe.order_length or min(ORDER_LENGTH, self.config.max_positions)
         size = self.world.size
-        rows = recipe.order_batch_size or max(1, as_many // size) * size
-        settings = ExampleSettings(
-            length=length,
-            sentence_task="pairs",
-            short_rate=recipe.short_rate,
-            min_sentences=recipe.order_sentences,
+        rows = recipe.order_batch_size or rows_of_pairs(
+            recipe.batch_size * recipe.length, length, size
         )
-        return PlannedFeed(
-            plan=Plan(shards=self.shards, settings=settings, seed=recipe.seed),
-            collate=OrderCollator(shards=self.shards, length=length),
-            slicing=Slicing(
+        return order_feed(
+            self.shards,
+            ExampleSettings(
+                length=length,
+                sentence_task="pairs",
+                short_rate=recipe.short_rate,
+                min_sentences=recipe.order_sentences,
+            ),
+            Slicing(
                 num_rows=rows,
                 rows_a_batch=self._rows_a_batch(rows, 2 * length, "--order-batch-size"),
                 rank=self.world.rank,
                 world_size=size,
             ),
+            seed=recipe.seed,
             num_workers=self.num_loaders,
-            name="sentence-order",
-            further_losses=("paired-order",),
         )
 
     def assemble(
@@ -228,8 +227,7 @@ class Job:
         model.albert.encoder.recomputes = self.recomputes
         share_of_order = self.recipe.order_share
         feeds = [feed, self.order_feed()] if share_of_order else [feed]
-        logits = torch.compile(order_logits) if self.compiles else order_logits
-        loss_of = {**loss_of, "sentence-order": OrderLoss(logits=logits)}
+        loss_of = {**loss_of, "sentence-order": order_loss(compiles=self.compiles)}
         objective = Objective(model, self.world.device, loss_of)
         sentence_weight = self.recipe.sentence_weight
         return Run(
@@ -253,6 +251,11 @@ class Job:
             precision=self.precision,
             mask_rates=None if self.recipe.final_mask_rate is None else self.recipe.mask_rates,
         )
+
+
+def rows_of_pairs(num_tokens: int, length: int, num_processes: int) -> int:
+    """Return the rows of pairs in both orders of about as many tokens, for all processes alike."""
+    return max(1, num_tokens // (2 * length) // num_processes) * num_processes
 
 
 def largest_divisor(number: int, most: int) -> int:

@@ -237,6 +237,28 @@ def add_optimization(group: argparse._ArgumentGroup, defaults: Mapping[str, floa
             action.help = f"{action.help} (%(default)s)"
 
 
+def add_order(group: argparse._ActionsContainer) -> None:
+    """Add the options of steps on pairs in both orders."""
+    add = group.add_argument
+    add(
+        "--order-share",
+        type=parse_part,
+        help="fraction of the steps of pretraining that learn sentence order from both orders of a "
+        "pair, without masks, in place of the masked rows' sentence task (0)",
+    )
+    add("--order-length", type=parse_count, help="maximum tokens of such a pair (512)")
+
+
+def check_order_share(share: float | None) -> None:
+    """Check that steps on masked tokens are left.
+
+    Raises:
+        RunError: there are none.
+    """
+    if share == 1:
+        raise RunError("--order-share 1 leaves no step to masked tokens; give less")
+
+
 def add_reports(parser: argparse.ArgumentParser) -> None:
     """Add the options for device, checkpoints and reports; they change last digits at most."""
     group = parser.add_argument_group("device and output")

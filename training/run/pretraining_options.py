@@ -16,7 +16,15 @@ from training.data.examples import MIN_LENGTH, SentenceTask
 from training.loop.distributed import Parallelism
 from training.loop.progress import RunError
 from training.model.checkpoint import load_checkpoint
-from training.run.options import add_compile, add_optimization, parse_count, parse_part, parse_seed
+from training.run.options import (
+    add_compile,
+    add_optimization,
+    add_order,
+    check_order_share,
+    parse_count,
+    parse_part,
+    parse_seed,
+)
 from training.run.recipes import Dropout, Recipe, scaled_lr
 
 
@@ -73,13 +81,7 @@ def add_recipe(how: argparse._ArgumentGroup) -> None:
         "changes linearly over the run",
     )
     add("--sentence-task", choices=get_args(SentenceTask), help="order, next sentence, or none")
-    add(
-        "--order-share",
-        type=parse_part,
-        help="fraction of the steps that learn sentence order from both orders of a pair, without "
-        "masks, in place of --sentence-task (0)",
-    )
-    add("--order-length", type=parse_count, help="maximum tokens of such a pair (512)")
+    add_order(how)
     add(
         "--order-batch-size",
         type=parse_count,
@@ -136,8 +138,7 @@ def _order_overrides(recipe: Recipe, overrides: dict[str, Any]) -> dict[str, Any
     Raises:
         RunError: they leave no masked rows, or give those a sentence task as well.
     """
-    if overrides["order_share"] == 1:
-        raise RunError("--order-share 1 leaves no step to masked tokens; give less")
+    check_order_share(overrides["order_share"])
     if overrides.get("sentence_task", "none") != "none":
         raise RunError(
             f"--sentence-task {overrides['sentence_task']} and --order-share train the same head; "

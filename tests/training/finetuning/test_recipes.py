@@ -15,7 +15,8 @@ from training.finetuning.start import describe_attention
 from training.loop.progress import RunError
 
 DATA = {"text_classification", "multiple_choice", "question_answering", "pretraining"}
-NAMES = {*DEFAULTS, *PAPER["rte"].options, *DATA, "epochs", "budget", "task", "recipe", "heads"}
+ENDS = {"epochs", "budget"}
+NAMES = {*DEFAULTS, *PAPER["rte"].options, *DATA, *ENDS, "task", "recipe", "heads", "order_share"}
 
 
 # Of arXiv 1909.11942: LR, BSZ, ALBERT DR, Classifier DR, TS, WS, MSL.

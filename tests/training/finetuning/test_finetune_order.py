@@ -1,0 +1,123 @@
+"""Sentence order in steps of its own, beside masked tokens and tasks."""
+
+from __future__ import annotations
+
+import json
+import signal
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.training.support import read_metrics, refusal, run_command, same_weights, stop_at
+from training.finetune import main
+
+run = partial(run_command, main)
+
+
+@pytest.fixture(scope="module")
+def order_options(finetune_options: list[str]) -> list[str]:
+    return [*finetune_options, "--weights", "1", "1", "6", "--order-share", "0.7", "--steps", "48"]
+
+
+@pytest.fixture(scope="module")
+def ordered(order_options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the run with these options. Copy it before changing it."""
+    folder = tmp_path_factory.mktemp("ordered") / "run"
+    assert run(order_options, folder) == 0
+    return folder
+
+
+def test_pairs_in_both_orders_are_learnt_beside_the_tasks(ordered: Path) -> None:
+    first, *_, last = (line for line in read_metrics(ordered) if "paired-order/loss" in line)
+    assert last["paired-order/loss"] < 0.9 * first["paired-order/loss"]
+    assert last["sentence-order/loss"] < first["sentence-order/loss"]
+    (stage,) = json.loads((ordered / "checkpoint" / "training.json").read_text())["stages"][-1:]
+    assert stage["settings"]["order_share"] == "0.7"
+    assert stage["settings"]["sentence_weight"] == "1.0"
+
+
+def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
+    ordered: Path, order_options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_at(patch, 21, signal.SIGTERM)
+        assert run(order_options, tmp_path) == 143
+    assert run(order_options, tmp_path) == 0
+    assert same_weights(tmp_path, ordered)
+
+
+def test_the_share_divides_the_steps_of_pretraining(
+    order_options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With nearly all of them on pairs, masked rows are not drawn, and the task is as before."""
+    more = ("--weights", "1", "1", "1", "--order-share", "0.999999", "--steps", "12")
+    assert run(order_options, tmp_path, *more) == 0
+    batches = capsys.readouterr().out.splitlines()[-1]
+    assert "of sentence-order" in batches
+    assert "of text-classification" in batches
+    assert "of pretraining" not in batches
+
+
+def test_pairs_have_about_as_many_tokens_as_masked_rows(
+    order_options: list[str], tmp_path: Path
+) -> None:
+    """4 masked rows of 64 tokens, and 2 rows of pairs, each in both orders."""
+    more = ("--weights", "1e-9", "1e-9", "1", "--steps", "20", "--report-every", "1")
+    assert run(order_options, tmp_path, *more) == 0
+    tokens = [0, *(line["tokens"] for line in read_metrics(tmp_path))]
+    lines = read_metrics(tmp_path)
+    sizes = [after - before for before, after in pairwise(tokens)]
+    of_pairs = [
+        size for size, line in zip(sizes, lines, strict=True) if "paired-order/loss" in line
+    ]
+    masked = [size for size, line in zip(sizes, lines, strict=True) if "fill-mask/loss" in line]
+    assert of_pairs
+    assert masked
+    assert max(*of_pairs, *masked) <= 4 * 64
+    assert min(*of_pairs, *masked) > 2 * 64
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--order-share", "1"], "--order-share 1 leaves no step to masked tokens; give less"),
+        (
+            ["--order-length", "65"],
+            "--order-length 65: a pair has from 8 tokens to the model's 64 positions",
+        ),
+        (["--order-length", "7"], "--order-length 7: a pair has from 8 tokens"),
+    ],
+)
+def test_impossible_options_are_refused(
+    order_options: list[str],
+    tmp_path: Path,
+    more: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(order_options, tmp_path / "run", *more) == 1
+    assert message in refusal(capsys, tmp_path / "run")
+
+
+@pytest.mark.parametrize("option", [("--order-share", "0.5"), ("--order-length", "32")])
+def test_pairs_need_text(
+    pretrained: Path,
+    labelled: Path,
+    tmp_path: Path,
+    option: tuple[str, str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = [
+        "--initialize-from",
+        str(pretrained / "checkpoint"),
+        "--steps",
+        "2",
+        "--length",
+        "32",
+    ]
+    options += ["--text-classification", str(labelled), *option]
+    assert run(options, tmp_path / "run") == 1
+    message = "--order-share is a fraction of the steps on --pretraining; give its text"
+    assert message in refusal(capsys, tmp_path / "run")
