@@ -10,7 +10,6 @@ stopped. On several GPUs or hosts start it with torchrun.
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -21,31 +20,13 @@ from typing import Any, Final
 import torch
 
 from albert_serve.config import AlbertConfig
-from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import REFERENCE_HELP, open_initial
-from training.data.choices import choice_feed
 from training.data.examples import MIN_LENGTH
-from training.data.feeds import Division, ExampleFeed, Feed, example_feed
-from training.data.labelled.errors import collecting, raise_listed
 from training.errors import report_errors
-from training.evaluation.predictions import EvaluationError
 from training.evaluation.validation import Validation
-from training.finetuning.choices import build_choices
-from training.finetuning.classification import (
-    Classification,
-    build_classification,
-    check_validation,
-)
-from training.finetuning.heads import (
-    Measured,
-    Placed,
-    label_config,
-    place,
-    record_of,
-    selection_of,
-    validation_of,
-)
-from training.finetuning.held_out import build_held_out_questions
+from training.finetuning.classification import Classification, check_validation
+from training.finetuning.feeds import build_streams, num_steps, steps_an_epoch, stream_weights
+from training.finetuning.heads import label_config, place, record_of, selection_of, validation_of
 from training.finetuning.options import (
     add_classification,
     add_hyperparameters,
@@ -53,17 +34,11 @@ from training.finetuning.options import (
     parse,
     resolve,
 )
-from training.finetuning.pretraining import (
-    add_pretraining,
-    check_order,
-    check_pretraining,
-    pretraining_feeds,
-)
+from training.finetuning.pretraining import add_pretraining, check_order
 from training.finetuning.questions import (
     add_questions,
     choose_head,
     conditioned_loss,
-    question_examples,
     with_question_length,
 )
 from training.finetuning.recipes import has_questions_alone
@@ -74,10 +49,9 @@ from training.loop.progress import DivergedError, Progress, RunError, is_known_r
 from training.loop.provenance import file_names
 from training.loop.reproducibility import run_precision
 from training.loop.step import Run
-from training.losses import LOSS_OF, LossFunction, Objective, compiled_losses
+from training.losses import Objective
 from training.model.checkpoint import read_config, read_tasks
 from training.optim.optimizers import OptimizerSettings, Schedule, build_optimizers
-from training.order_losses import order_loss
 from training.run.driver import Origin, train_run
 from training.run.options import (
     add_choices,
@@ -112,8 +86,6 @@ _EXAMPLES: Final = r"""examples:
 """
 # Of the run's folder: all errors of the data, where they are more than are printed.
 ERRORS_FILE: Final = "errors.txt"
-# The data of other tasks than classifiers', in the order of --weights and --batch-size.
-_DATA_OPTIONS: Final = ("multiple_choice", "question_answering", "pretraining")
 # Options that a run may be resumed with other values of. Among them the size of micro-batches
 # changes the dropout that is drawn, so that a run that lacks memory can go on with a smaller one.
 _NOT_RECORDED: Final = frozenset(
@@ -141,14 +113,14 @@ def _build(
     if notice := describe_attention(config, world.device):
         print(notice)
     placed = place(options, read_tasks(options.initialize_from), hf)
-    feeds, datasets, loss_of = _feeds(options, placed, config, precision, world)
+    feeds, datasets, loss_of = build_streams(options, placed, config, precision, world)
     if question_head == "start-conditioned":
         loss_of["question-answering"] = conditioned_loss(compiles=should_compile(options))
     labels = {each.task: each.labels for each in datasets if isinstance(each, Classification)}
-    progress = Progress(num_steps=_num_steps(options, feeds), budget_s=options.budget)
+    progress = Progress(num_steps=num_steps(options, feeds), budget_s=options.budget)
     validation, selection = None, None
     if validated := [each for each in datasets if each.held_out]:
-        every = options.validate_every or _steps_an_epoch(feeds, "--validate-every")
+        every = options.validate_every or steps_an_epoch(feeds, "--validate-every")
         row_length = min(options.length, config.max_positions)
         validation = validation_of(validated, every=every, row_length=row_length)
         selection = selection_of(validated, options)
@@ -179,7 +151,7 @@ def _build(
         ),
         schedule=Schedule(kind=options.schedule, warmup=options.warmup, decay=options.decay),
         feeds=feeds,
-        weights=_weights(options, feeds),
+        weights=stream_weights(options, feeds),
         loss_weights={
             "sentence-order": options.sentence_weight,
             "paired-order": options.sentence_weight,
@@ -204,131 +176,6 @@ def _check_length(options: argparse.Namespace, max_positions: int) -> None:
             f"--length {options.length}: a sequence has from {MIN_LENGTH} tokens to the model's "
             f"{max_positions} positions"
         )
-
-
-def _feeds(
-    options: argparse.Namespace,
-    placed: Sequence[Placed],
-    config: AlbertConfig,
-    precision: PrecisionName,
-    world: World,
-) -> tuple[list[Feed], list[Measured], dict[str, LossFunction]]:
-    """Return the task streams in the order of --weights, the validated data, and the losses."""
-    tokenizer = AlbertTokenizer.from_file(options.initialize_from / "tokenizer.json")
-    feeds: list[Feed] = []
-    compiles = should_compile(options)
-    sizes = _batch_sizes(options, placed)
-    division = Division(
-        micro_batch_size=options.micro_batch_size,
-        rank=world.rank,
-        world_size=world.size,
-        by_length=world.device.type == "cpu",
-    )
-    datasets: list[Measured] = []
-    if options.teacher is not None and not options.text_classification:
-        raise RunError("--teacher labels texts; give them with --text-classification")
-    make = partial(example_feed, config=config, seed=options.seed, division=division)
-    errors: list[str] = []  # of all data, to be listed at once
-    for task, _, own in placed:
-        with collecting(errors):
-            texts = build_classification(task, own, tokenizer, precision, world, compiles=compiles)
-            datasets.append(texts)
-            feeds.append(make(task, texts.examples, batch_size=sizes[task]))
-    if options.multiple_choice:
-        with collecting(errors):
-            choices = build_choices(options, tokenizer)
-            datasets.append(choices)
-            feeds.append(
-                choice_feed(
-                    choices.examples,
-                    tokenizer,
-                    config,
-                    batch_size=sizes["multiple-choice"],
-                    seed=options.seed,
-                    division=division,
-                )
-            )
-    if options.question_answering:
-        with collecting(errors):
-            questions = question_examples(options, tokenizer, max_positions=config.max_positions)
-            size = sizes["question-answering"]
-            feeds.append(make("question-answering", questions, batch_size=size))
-        if options.validation and not (placed or options.multiple_choice):
-            with collecting(errors, EvaluationError):
-                held_out = build_held_out_questions(
-                    options, tokenizer, max_positions=config.max_positions
-                )
-                datasets.append(held_out)
-    if options.pretraining:
-        with collecting(errors):
-            if errors:
-                check_pretraining(options, world)
-            else:
-                feeds += pretraining_feeds(
-                    options,
-                    tokenizer,
-                    sizes["pretraining"],
-                    world,
-                    max_positions=config.max_positions,
-                )
-    raise_listed(errors)
-    if not feeds:
-        raise RunError(
-            "nothing to train: give --text-classification, --multiple-choice, --task, --head, "
-            "--question-answering or --pretraining"
-        )
-    loss_of = compiled_losses() if compiles else dict(LOSS_OF)
-    loss_of |= {each.task: each.loss for each in datasets if isinstance(each, Classification)}
-    if options.order_share:
-        loss_of["sentence-order"] = order_loss(compiles=compiles)
-    return feeds, datasets, loss_of
-
-
-def _batch_sizes(options: argparse.Namespace, placed: Sequence[Placed]) -> dict[str, int]:
-    """Return the examples a step of each task stream by its name, in the order of --weights."""
-    others = [name for name in _DATA_OPTIONS if getattr(options, name)]
-    names = [each.task for each in placed] + [name.replace("_", "-") for name in others]
-    sizes = options.batch_size
-    if len(sizes) not in (1, len(names)):
-        raise RunError(
-            f"--batch-size {' '.join(map(str, sizes))}: give one number, or one for each of "
-            + ", ".join(names)
-        )
-    return dict(zip(names, sizes * len(names) if len(sizes) == 1 else sizes, strict=True))
-
-
-def _weights(options: argparse.Namespace, feeds: Sequence[Feed]) -> list[float]:
-    """Return the weight of each task stream; those of pretraining share one by --order-share."""
-    names = [feed.name for feed in feeds][: -1 if options.order_share else None]
-    weights = options.weights or [1.0] * len(names)
-    if len(weights) != len(names):
-        raise RunError(f"--weights {weights}: give one for each of {', '.join(names)}")
-    if not options.order_share:
-        return list(weights)
-    *others, pretraining = weights
-    share = options.order_share
-    return [*others, pretraining * (1 - share), pretraining * share]
-
-
-def _num_steps(options: argparse.Namespace, feeds: Sequence[Feed]) -> int | None:
-    """Return the steps of the run by --steps and --epochs; None if its budget alone ends it."""
-    steps: int | None = options.steps
-    if not options.epochs:
-        return steps
-    in_epochs: int = math.ceil(options.epochs * _steps_an_epoch(feeds, "--steps"))
-    return min(in_epochs, steps or in_epochs)
-
-
-def _steps_an_epoch(feeds: Sequence[Feed], option: str) -> int:
-    """Return the steps in which the one task's examples are read once.
-
-    Raises:
-        RunError: there are several tasks.
-    """
-    match feeds:
-        case [ExampleFeed() as feed]:
-            return feed.steps_an_epoch
-    raise RunError(f"epochs are those of one task; with several tasks give {option}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
