@@ -12,6 +12,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -103,17 +104,21 @@ def evaluate_pretraining(
 ) -> dict[str, float]:
     """Evaluate masked tokens (loss in nats, accuracy) and the sentence task; nan without any.
 
-    Next sentences are among masked tokens, as they are learnt; the order of segments is asked for
-    without masks, in both orders.
+    Next sentences are among masked tokens, as they are learnt. The order of segments is asked for
+    without masks, in both orders, and masked tokens then stand in texts of one segment, as the
+    service fills them: a model that learnt order in steps of its own saw no masks in pairs.
 
     `unigram_entropy` is the loss of a model that has learnt the token frequencies of this text
     and nothing else.
     """
     device = next(model.parameters()).device
     tasks: tuple[Task, ...] = ("fill-mask",)
-    if settings.sentence_task != "none":
+    if settings.sentence_task == "nsp":
         tasks = ("fill-mask", "sentence-order")
-    batches = list(held_out(shards, masking, settings))
+    with_masks = (
+        settings if settings.sentence_task == "nsp" else replace(settings, sentence_task="none")
+    )
+    batches = list(held_out(shards, masking, with_masks))
     shown = progress(batches, title="validation", unit="batches")
     tallies = measure(Objective(model, device), shown, tasks, device, products)
     assert tallies is not None

@@ -152,7 +152,10 @@ def test_a_checkpoint_is_evaluated_on_its_own_sentence_task(
 def test_figures_of_held_out_rows_are_counted_as_by_hand(
     shards: Shards, task: SentenceTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In fp32; all positions go through all layers, and each prediction is counted alone."""
+    """In fp32; all positions go through all layers, and each prediction is counted alone.
+
+    Masks stand in texts of one segment, but beside next sentences.
+    """
     in_fp32 = torch.autocast("cpu", enabled=False)
     monkeypatch.setattr("training.evaluation.validation.precision", lambda *_: in_fp32)
     config = replace(TINY, vocab_size=800, max_positions=64)
@@ -166,9 +169,10 @@ def test_figures_of_held_out_rows_are_counted_as_by_hand(
     figures = evaluate_pretraining(model, shards, masking, settings)
     expected: dict[str, float] = {"unigram_entropy": entropy_by_hand(shards)}
     names = {"fill-mask": "masked", "sentence-order": "next_sentence" if task == "nsp" else ""}
+    read = settings if task == "nsp" else replace(settings, sentence_task="none")
     for head in tasks:
-        losses, is_right = predictions_by_hand(model, head, shards, masking, settings)
         if name := names[head]:
+            losses, is_right = predictions_by_hand(model, head, shards, masking, read)
             expected[f"{name}_loss"] = sum(losses) / len(losses)
             expected[f"{name}_accuracy"] = sum(is_right) / len(is_right)
             expected["masked_tokens" if head == "fill-mask" else f"{name}_pairs"] = len(losses)

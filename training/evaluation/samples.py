@@ -28,7 +28,14 @@ from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tasks.text_classification import resolve_depth
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.choices import tokenise_choices
-from training.data.examples import IGNORED, MIN_LENGTH, Example, ExampleSettings, build_examples
+from training.data.examples import (
+    IGNORED,
+    MIN_LENGTH,
+    Example,
+    ExampleSettings,
+    SentenceTask,
+    build_examples,
+)
 from training.data.labelled.choices import read_choices
 from training.data.labelled.folders import CHOICES, labelled_files
 from training.data.labelled.texts import Label, LabelledText, read_labelled
@@ -119,15 +126,14 @@ class Drawing:
         """The text's tokens."""
         return self.text.tokenize(self.tokenizer)
 
-    def epochs(self) -> Iterator[list[Example]]:
+    def epochs(self, sentence_task: SentenceTask) -> Iterator[list[Example]]:
         """Yield the text as pretraining sequences, with different cuts in each epoch."""
         length = min(_LENGTH, self.max_positions)
         if length < MIN_LENGTH:
             raise EvaluationError(
                 f"the model has {length} positions; to be measured on text it needs {MIN_LENGTH}"
             )
-        has_pairs = "sentence-order" in self.tasks
-        settings = ExampleSettings(length=length, sentence_task="sop" if has_pairs else "none")
+        settings = ExampleSettings(length=length, sentence_task=sentence_task)
         for epoch in range(_MOST_EPOCHS):
             examples = build_examples(self.part, settings, seed=SEED, epoch=epoch)
             rows = zip(examples.bounds.tolist(), examples.labels.tolist(), strict=True)
@@ -216,7 +222,7 @@ def _check_tasks(tasks: Mapping[TaskName, TaskEntry], data: RealData) -> None:
 
 
 def _draw_masks(drawing: Drawing) -> Sample:
-    """Draw pretraining sequences in which all tokens to predict are [MASK]."""
+    """Draw texts of one segment, as the service reads them, whose tokens to predict are [MASK]."""
     masking = NgramMasking(word_starts=word_starts(drawing.tokenizer))
     mask_id = drawing.tokenizer.mask_id
 
@@ -230,7 +236,7 @@ def _draw_masks(drawing: Drawing) -> Sample:
                 encoder_input = _input("fill-mask", masked.tolist(), second, chosen.tolist())
                 yield Item(inputs=[encoder_input], read=_read_best, rights=whole[chosen].tolist())
 
-    drawn = drawing.gather(map(items, drawing.epochs()), enough=_ENOUGH_MASKS)
+    drawn = drawing.gather(map(items, drawing.epochs("none")), enough=_ENOUGH_MASKS)
     return Sample(metric="accuracy", items=drawn, files=drawing.text.files)
 
 
@@ -244,7 +250,7 @@ def _draw_pairs(drawing: Drawing) -> Sample:
                 encoder_input = _input("sentence-order", whole.tolist(), second, [0])
                 yield Item(inputs=[encoder_input], read=_read_best, rights=[example.label])
 
-    drawn = drawing.gather(map(items, drawing.epochs()), enough=_ENOUGH_PAIRS)
+    drawn = drawing.gather(map(items, drawing.epochs("sop")), enough=_ENOUGH_PAIRS)
     return Sample(metric="accuracy", items=drawn, files=drawing.text.files)
 
 
