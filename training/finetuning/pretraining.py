@@ -41,7 +41,8 @@ def check_order(options: argparse.Namespace, max_positions: int) -> None:
         RunError: there is no text for them, no step is left to masked tokens, or pairs are longer
             than the model's positions.
     """
-    if options.pretraining is None and (options.order_share or options.order_length):
+    given = (options.order_share, options.order_length, options.order_sentences)
+    if options.pretraining is None and any(given):
         raise RunError("--order-share is a fraction of the steps on --pretraining; give its text")
     check_order_share(options.order_share)
     if not MIN_LENGTH <= (options.order_length or MIN_LENGTH) <= max_positions:
@@ -107,7 +108,7 @@ def _order_feed(
     settings = ExampleSettings(
         length=length,
         sentence_task="pairs",
-        min_sentences=RECIPES["small"].order_sentences,
+        min_sentences=options.order_sentences or RECIPES["small"].order_sentences,
     )
     slicing = _slicing(rows, options.micro_batch_size, world)
     return order_feed(shards, settings, slicing, seed=options.seed)

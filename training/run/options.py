@@ -247,6 +247,7 @@ def add_order(group: argparse._ActionsContainer) -> None:
         "pair, without masks, in place of the masked rows' sentence task (0)",
     )
     add("--order-length", type=parse_count, help="maximum tokens of such a pair (512)")
+    add("--order-sentences", type=parse_count, help="least sentences of each side of a pair (2)")
 
 
 def check_order_share(share: float | None) -> None:

@@ -88,7 +88,6 @@ def add_recipe(how: argparse._ArgumentGroup) -> None:
         help="rows of such pairs per step, each in both orders (about as many tokens as in other "
         "steps, and a multiple of the processes)",
     )
-    add("--order-sentences", type=parse_count, help="least sentences of each side of a pair (2)")
     add("--short-rate", type=parse_part, help="fraction of documents cut into shorter examples")
     add("--dropout", choices=get_args(Dropout), help="0.1 except in xxlarge, or none")
     add_optimization(how, {})

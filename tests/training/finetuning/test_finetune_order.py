@@ -101,7 +101,19 @@ def test_impossible_options_are_refused(
     assert message in refusal(capsys, tmp_path / "run")
 
 
-@pytest.mark.parametrize("option", [("--order-share", "0.5"), ("--order-length", "32")])
+def test_pairs_have_as_many_sentences_a_side_as_asked_for(
+    order_options: list[str], tmp_path: Path
+) -> None:
+    """64 tokens hold pairs of single sentences, and none of nine sentences a side."""
+    more = ("--weights", "1e-9", "1e-9", "1", "--steps", "9", "--report-every", "1")
+    assert run(order_options, tmp_path / "one", *more, "--order-sentences", "1") == 0
+    assert any("paired-order/loss" in line for line in read_metrics(tmp_path / "one"))
+    assert run(order_options, tmp_path / "nine", *more, "--order-sentences", "9") == 1
+
+
+@pytest.mark.parametrize(
+    "option", [("--order-share", "0.5"), ("--order-length", "32"), ("--order-sentences", "1")]
+)
 def test_pairs_need_text(
     pretrained: Path,
     labelled: Path,
