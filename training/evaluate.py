@@ -113,12 +113,10 @@ def evaluate_pretraining(
     """
     device = next(model.parameters()).device
     tasks: tuple[Task, ...] = ("fill-mask",)
+    masked_settings = replace(settings, sentence_task="none")
     if settings.sentence_task == "nsp":
-        tasks = ("fill-mask", "sentence-order")
-    with_masks = (
-        settings if settings.sentence_task == "nsp" else replace(settings, sentence_task="none")
-    )
-    batches = list(held_out(shards, masking, with_masks))
+        tasks, masked_settings = ("fill-mask", "sentence-order"), settings
+    batches = list(held_out(shards, masking, masked_settings))
     shown = progress(batches, title="validation", unit="batches")
     tallies = measure(Objective(model, device), shown, tasks, device, products)
     assert tallies is not None
