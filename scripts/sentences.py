@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import random
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from albert_serve.files import write_atomically
 from albert_serve.progress import progress
 from training.data.corpus import find_files, read_documents, split_sentences
 from training.errors import report_errors
+from training.run.options import parse_count
 from training.system.command_line import make_parser
 
 _EXAMPLES: Final = """examples:
@@ -29,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     sentences = list(dict.fromkeys(_sentences(options)))
+    if len(sentences) > (options.max_sentences or len(sentences)):
+        sentences = random.Random(options.seed).sample(sentences, options.max_sentences)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(options.output, ("\n".join(sentences) + "\n").encode())
     print(f"{options.output}: {len(sentences):,} sentences")
@@ -50,6 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--output", type=Path, required=True, help="text file")
     add("--least-words", type=int, default=4, help="of a sentence (%(default)s)")
     add("--most-words", type=int, default=60, help="of a sentence (%(default)s)")
+    add("--max-sentences", type=parse_count, help="at most so many, chosen at random (all)")
+    add("--seed", type=int, default=0, help="of that choice (%(default)s)")
     return parser
 
 

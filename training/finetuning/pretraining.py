@@ -21,7 +21,7 @@ from training.loop.progress import RunError
 from training.model.checkpoint import read_config
 from training.prepare import prepare
 from training.run.job import ORDER_LENGTH, largest_divisor, rows_of_pairs
-from training.run.options import add_order, check_order_share
+from training.run.options import add_order, check_order_share, parse_part
 from training.run.recipes import RECIPES
 
 # Text up to this size is read for its errors although other data has some.
@@ -32,6 +32,11 @@ def add_pretraining(group: argparse._ActionsContainer) -> None:
     """Add the options of continued pretraining."""
     group.add_argument("--pretraining", nargs="+", type=Path, help="text for continued pretraining")
     add_order(group)
+    group.add_argument(
+        "--order-short-rate",
+        type=parse_part,
+        help="fraction of the documents cut into pairs of a random shorter length (0.1)",
+    )
 
 
 def check_order(options: argparse.Namespace, max_positions: int) -> None:
@@ -41,8 +46,9 @@ def check_order(options: argparse.Namespace, max_positions: int) -> None:
         RunError: there is no text for them, no step is left to masked tokens, or pairs are longer
             than the model's positions.
     """
-    given = (options.order_share, options.order_length, options.order_sentences)
-    if options.pretraining is None and any(given):
+    names = ("order_share", "order_length", "order_sentences", "order_short_rate")
+    given = [getattr(options, name) for name in names]
+    if options.pretraining is None and any(value is not None for value in given):
         raise RunError("--order-share is a fraction of the steps on --pretraining; give its text")
     check_order_share(options.order_share)
     if not MIN_LENGTH <= (options.order_length or MIN_LENGTH) <= max_positions:
@@ -105,10 +111,12 @@ def _order_feed(
 ) -> PlannedFeed:
     length = options.order_length or min(ORDER_LENGTH, max_positions)
     rows = rows_of_pairs(num_rows * options.length, length, world.size)
+    recipe, short_rate = RECIPES["small"], options.order_short_rate
     settings = ExampleSettings(
         length=length,
         sentence_task="pairs",
-        min_sentences=options.order_sentences or RECIPES["small"].order_sentences,
+        short_rate=recipe.short_rate if short_rate is None else short_rate,
+        min_sentences=options.order_sentences or recipe.order_sentences,
     )
     slicing = _slicing(rows, options.micro_batch_size, world)
     return order_feed(shards, settings, slicing, seed=options.seed)
