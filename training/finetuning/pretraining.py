@@ -118,7 +118,10 @@ def _order_feed(
         short_rate=recipe.short_rate if short_rate is None else short_rate,
         min_sentences=options.order_sentences or recipe.order_sentences,
     )
-    slicing = _slicing(rows, options.micro_batch_size, world)
+    micro_batch_size = options.micro_batch_size
+    if micro_batch_size is not None:  # as many tokens as masked rows, and each pair in both orders
+        micro_batch_size = max(1, micro_batch_size * options.length // (2 * length))
+    slicing = _slicing(rows, micro_batch_size, world)
     return order_feed(shards, settings, slicing, seed=options.seed)
 
 

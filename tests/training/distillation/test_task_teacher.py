@@ -92,6 +92,24 @@ def test_sentences_of_reviews(tmp_path: Path, capsys: Capture) -> None:
     assert "2 sentences" in capsys.readouterr().out
 
 
+def test_some_of_the_sentences_are_drawn_at_random(tmp_path: Path) -> None:
+    reviews = tmp_path / "reviews.txt"
+    texts = [f"This is the film number {number}." for number in range(40)]
+    reviews.write_text("\n\n".join(texts))
+
+    def draw(*options: str) -> list[str]:
+        output = tmp_path / "sentences.txt"
+        assert sentences.main([str(reviews), *options, "--output", str(output)]) == 0
+        return output.read_text().splitlines()
+
+    some = draw("--max-sentences", "9")
+    assert len(set(some)) == 9
+    assert set(some) < set(texts)
+    assert some == draw("--max-sentences", "9")
+    assert some != draw("--max-sentences", "9", "--seed", "1")
+    assert draw("--max-sentences", "41") == texts
+
+
 def test_sentences_of_a_damaged_file(tmp_path: Path, capsys: Capture) -> None:
     reviews = tmp_path / "reviews.jsonl"
     reviews.write_text('{"text": "It was a lo')

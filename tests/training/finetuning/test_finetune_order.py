@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import signal
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import read_metrics, refusal, run_command, same_weights, stop_at
+from training.data.feeds import PlannedFeed
 from training.finetune import main
+from training.finetuning.pretraining import add_pretraining, pretraining_feeds
+from training.loop.distributed import World
 
 run = partial(run_command, main)
 
@@ -111,8 +117,52 @@ def test_pairs_have_as_many_sentences_a_side_as_asked_for(
     assert run(order_options, tmp_path / "nine", *more, "--order-sentences", "9") == 1
 
 
+@pytest.fixture
+def feed_of_pairs(
+    pretrained: Path, easy_corpus: Path, tmp_path: Path
+) -> Callable[..., PlannedFeed]:
+    """Return the stream of pairs of 16 rows of 32 tokens, with options."""
+
+    def build(*words: str, micro_batch_size: int | None = None) -> PlannedFeed:
+        parser = argparse.ArgumentParser()
+        parser.set_defaults(initialize_from=pretrained / "checkpoint", output=tmp_path)
+        parser.set_defaults(length=32, seed=3, micro_batch_size=micro_batch_size)
+        add_pretraining(parser)
+        words = ("--pretraining", str(easy_corpus), "--order-share", "0.5", *words)
+        tokenizer = AlbertTokenizer.from_file(pretrained / "checkpoint" / "tokenizer.json")
+        options = parser.parse_args(words)
+        _, pairs = pretraining_feeds(options, tokenizer, 16, World(), max_positions=64)
+        return pairs
+
+    return build
+
+
+@pytest.mark.parametrize(("micro_batch_size", "rows"), [(None, 4), (16, 4), (8, 2), (4, 1), (1, 1)])
+def test_pairs_take_no_more_tokens_a_pass_than_masked_rows(
+    feed_of_pairs: Callable[..., PlannedFeed], micro_batch_size: int | None, rows: int
+) -> None:
+    """A row of pairs is 128 tokens in both orders, as 4 rows of 32."""
+    slicing = feed_of_pairs("--order-length", "64", micro_batch_size=micro_batch_size).slicing
+    assert (slicing.num_rows, slicing.rows_a_batch) == (4, rows)
+
+
+def test_the_short_rate_makes_pairs_shorter(feed_of_pairs: Callable[..., PlannedFeed]) -> None:
+    def mean_size(rate: str) -> float:
+        plan = feed_of_pairs("--order-sentences", "1", "--order-short-rate", rate).plan
+        sizes = [example.bounds[3] - example.bounds[0] for row in plan.epoch(0) for example in row]
+        return sum(sizes) / len(sizes)
+
+    assert mean_size("1") < 0.8 * mean_size("0")
+
+
 @pytest.mark.parametrize(
-    "option", [("--order-share", "0.5"), ("--order-length", "32"), ("--order-sentences", "1")]
+    "option",
+    [
+        ("--order-share", "0.5"),
+        ("--order-length", "32"),
+        ("--order-sentences", "1"),
+        ("--order-short-rate", "0"),
+    ],
 )
 def test_pairs_need_text(
     pretrained: Path,
