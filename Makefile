@@ -101,7 +101,7 @@ image-gpu: $(VENV)/.serve  ## build the image for NVIDIA GPUs
 PACKAGED := albert_serve/models/albert-small-en
 default-model: $(VENV)/.dev  ## the int8 form of the bundle in models/, which the wheel holds
 	$(BIN)/python -m export models/albert-small-en $(PACKAGED) --precision int8 --overwrite \
-		--keep-fp32 heads --max-cost 1.1 \
+		--keep-fp32 heads \
 		--question-answering tests/data/squad_dev/dev-v1.1.json \
 		--examples albert_serve/web/examples.json
 	rm -f $(PACKAGED)/README.md
