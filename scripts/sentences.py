@@ -31,8 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     sentences = list(dict.fromkeys(_sentences(options)))
-    if len(sentences) > (options.max_sentences or len(sentences)):
-        sentences = random.Random(options.seed).sample(sentences, options.max_sentences)
+    limit = options.max_sentences
+    if limit is not None and limit < len(sentences):
+        sentences = random.Random(options.seed).sample(sentences, limit)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(options.output, ("\n".join(sentences) + "\n").encode())
     print(f"{options.output}: {len(sentences):,} sentences")
@@ -54,8 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--output", type=Path, required=True, help="text file")
     add("--least-words", type=int, default=4, help="of a sentence (%(default)s)")
     add("--most-words", type=int, default=60, help="of a sentence (%(default)s)")
-    add("--max-sentences", type=parse_count, help="at most so many, chosen at random (all)")
-    add("--seed", type=int, default=0, help="of that choice (%(default)s)")
+    add("--max-sentences", type=parse_count, help="maximum sentences, drawn at random (all)")
+    add("--seed", type=int, default=0, help="of that draw (%(default)s)")
     return parser
 
 

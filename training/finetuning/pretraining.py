@@ -20,7 +20,7 @@ from training.loop.distributed import World, main_first
 from training.loop.progress import RunError
 from training.model.checkpoint import read_config
 from training.prepare import prepare
-from training.run.job import ORDER_LENGTH, largest_divisor, rows_of_pairs
+from training.run.job import ORDER_LENGTH, rows_a_batch, rows_of_pairs
 from training.run.options import add_order, check_order_share, parse_part
 from training.run.recipes import RECIPES
 
@@ -90,6 +90,7 @@ def pretraining_feeds(
             raise
     masking = NgramMasking(word_starts=word_starts(tokenizer))
     settings = _example_settings(options)
+    num_tokens = (options.micro_batch_size or num_rows) * options.length
     masked = PlannedFeed(
         plan=Plan(shards=shards, settings=settings, seed=options.seed),
         collate=Collator(
@@ -99,15 +100,21 @@ def pretraining_feeds(
             seed=options.seed,
             has_labels=settings.sentence_task != "none",
         ),
-        slicing=_slicing(num_rows, options.micro_batch_size, world),
+        slicing=_slicing(num_rows, options.length, num_tokens, world),
     )
     if not options.order_share:
         return [masked]
-    return [masked, _order_feed(options, shards, num_rows, world, max_positions)]
+    pairs = _order_feed(options, shards, num_rows, num_tokens, world, max_positions)
+    return [masked, pairs]
 
 
 def _order_feed(
-    options: argparse.Namespace, shards: Shards, num_rows: int, world: World, max_positions: int
+    options: argparse.Namespace,
+    shards: Shards,
+    num_rows: int,
+    num_tokens: int,
+    world: World,
+    max_positions: int,
 ) -> PlannedFeed:
     length = options.order_length or min(ORDER_LENGTH, max_positions)
     rows = rows_of_pairs(num_rows * options.length, length, world.size)
@@ -118,17 +125,17 @@ def _order_feed(
         short_rate=recipe.short_rate if short_rate is None else short_rate,
         min_sentences=options.order_sentences or recipe.order_sentences,
     )
-    micro_batch_size = options.micro_batch_size
-    if micro_batch_size is not None:  # as many tokens as masked rows, and each pair in both orders
-        micro_batch_size = max(1, micro_batch_size * options.length // (2 * length))
-    slicing = _slicing(rows, micro_batch_size, world)
+    slicing = _slicing(rows, 2 * length, num_tokens, world)
     return order_feed(shards, settings, slicing, seed=options.seed)
 
 
-def _slicing(num_rows: int, micro_batch_size: int | None, world: World) -> Slicing:
-    rows_a_batch = largest_divisor(num_rows // world.size, micro_batch_size or num_rows)
+def _slicing(num_rows: int, length: int, num_tokens: int, world: World) -> Slicing:
+    """Divide a step's rows into micro-batches of at most `num_tokens`."""
     return Slicing(
-        num_rows=num_rows, rows_a_batch=rows_a_batch, rank=world.rank, world_size=world.size
+        num_rows=num_rows,
+        rows_a_batch=rows_a_batch(num_rows // world.size, length, num_tokens),
+        rank=world.rank,
+        world_size=world.size,
     )
 
 

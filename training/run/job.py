@@ -110,7 +110,7 @@ class Job:
             most = _TOKENS_A_MICRO_BATCH.get(self.world.device.type, 8192)
         else:
             most = self.micro_batch_size * self.recipe.length
-        return largest_divisor(num_rows // self.world.size, max(1, most // length))
+        return rows_a_batch(num_rows // self.world.size, length, most)
 
     @property
     def plan(self) -> Plan:
@@ -258,6 +258,13 @@ def rows_of_pairs(num_tokens: int, length: int, num_processes: int) -> int:
     return max(1, num_tokens // (2 * length) // num_processes) * num_processes
 
 
-def largest_divisor(number: int, most: int) -> int:
-    """Return the largest divisor of a number up to `most`."""
-    return max(size for size in range(1, min(number, most) + 1) if number % size == 0)
+def rows_a_batch(num_rows: int, length: int, num_tokens: int) -> int:
+    """Return the rows of a micro-batch: the largest divisor of a process's rows within the tokens.
+
+    Args:
+        num_rows: of a step of one process.
+        length: tokens of a row; of pairs in both orders, twice those of a pair.
+        num_tokens: maximum of a micro-batch, which has one row at least.
+    """
+    most = max(1, num_tokens // length)
+    return max(rows for rows in range(1, min(num_rows, most) + 1) if num_rows % rows == 0)
