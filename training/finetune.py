@@ -34,7 +34,7 @@ from training.finetuning.options import (
     parse,
     resolve,
 )
-from training.finetuning.pretraining import add_pretraining, check_order
+from training.finetuning.pretraining import add_pretraining, check_order, mask_rates
 from training.finetuning.questions import (
     add_questions,
     choose_head,
@@ -109,6 +109,7 @@ def _build(
     )
     _check_length(options, config.max_positions)
     check_order(options, config.max_positions)
+    rates = mask_rates(options)
     question_head = choose_head(options)
     if notice := describe_attention(config, world.device):
         print(notice)
@@ -162,6 +163,7 @@ def _build(
         progress=progress,
         precision=precision,
         selection=selection,
+        mask_rates=rates if rates.changes else None,
     )
     task = {key: hf[key] for key in ("albert_sentence_task",) if key in hf}
     return run, {**task, **label_config(hf, model.tasks, placed, labels)}, validation

@@ -39,6 +39,11 @@ class MaskRates:
         return max(self.first, self.last)
 
     @property
+    def changes(self) -> bool:
+        """Whether the rate at the end is another than that at the beginning."""
+        return self.first != self.last
+
+    @property
     def mean(self) -> float:
         """The mean rate over the run."""
         return (self.first + self.last) / 2

@@ -12,6 +12,7 @@ from training.data.corpus import CorpusError, find_errors, find_files
 from training.data.examples import MIN_LENGTH, ExampleSettings
 from training.data.feeds import PlannedFeed
 from training.data.labelled.errors import raise_listed
+from training.data.mask_rate import MaskRates
 from training.data.masking import NgramMasking, word_starts
 from training.data.order import order_feed
 from training.data.packing import Plan
@@ -21,7 +22,13 @@ from training.loop.progress import RunError
 from training.model.checkpoint import read_config
 from training.prepare import prepare
 from training.run.job import ORDER_LENGTH, rows_a_batch, rows_of_pairs
-from training.run.options import add_order, check_order_share, parse_part
+from training.run.options import (
+    add_mask_rate,
+    add_order,
+    check_order_share,
+    mask_rates_of,
+    parse_part,
+)
 from training.run.recipes import RECIPES
 
 # Text up to this size is read for its errors although other data has some.
@@ -31,12 +38,27 @@ _CHECKED_BYTES: Final = 64 << 20
 def add_pretraining(group: argparse._ActionsContainer) -> None:
     """Add the options of continued pretraining."""
     group.add_argument("--pretraining", nargs="+", type=Path, help="text for continued pretraining")
+    add_mask_rate(group)
     add_order(group)
     group.add_argument(
         "--order-short-rate",
         type=parse_part,
         help="fraction of the documents cut into pairs of a random shorter length (0.1)",
     )
+
+
+def mask_rates(options: argparse.Namespace) -> MaskRates:
+    """Return the rates of `--mask-rate`; the paper's if it is not given.
+
+    Raises:
+        RunError: it is given without a text to mask, or has more than two rates.
+    """
+    if options.mask_rate is None:
+        rate = RECIPES["paper"].mask_rate
+        return MaskRates(first=rate, last=rate)
+    if options.pretraining is None:
+        raise RunError("--mask-rate is of the masked rows of --pretraining; give its text")
+    return mask_rates_of(options.mask_rate)
 
 
 def check_order(options: argparse.Namespace, max_positions: int) -> None:
@@ -88,7 +110,7 @@ def pretraining_feeds(
         except CorpusError:
             raise_listed(list(find_errors(find_files(options.pretraining))))
             raise
-    masking = NgramMasking(word_starts=word_starts(tokenizer))
+    masking = NgramMasking(word_starts=word_starts(tokenizer), rate=mask_rates(options).highest)
     settings = _example_settings(options)
     num_tokens = (options.micro_batch_size or num_rows) * options.length
     masked = PlannedFeed(

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -17,6 +17,7 @@ import torch
 from training.conversion.hub import HubModel, check_reachable, download, find_cached
 from training.data.labelled.columns import Columns
 from training.data.labelled.race import RACE
+from training.data.mask_rate import MaskRates
 from training.glue.files import patterns_of
 from training.glue.tasks import TASKS, task_name
 from training.loop.progress import RunError
@@ -235,6 +236,29 @@ def add_optimization(group: argparse._ArgumentGroup, defaults: Mapping[str, floa
         if action.dest in defaults:
             action.default = defaults[action.dest]
             action.help = f"{action.help} (%(default)s)"
+
+
+def add_mask_rate(group: argparse._ActionsContainer) -> None:
+    """Add the option of the fraction of the tokens that is predicted; `mask_rates_of` reads it."""
+    group.add_argument(
+        "--mask-rate",
+        nargs="+",
+        type=parse_part,
+        metavar="RATE",
+        help="fraction of the tokens that is predicted; two, such as 0.3 0.15, for one that "
+        "changes linearly over the run",
+    )
+
+
+def mask_rates_of(given: Sequence[float]) -> MaskRates:
+    """Return the mask rates of a run by the values of `--mask-rate`.
+
+    Raises:
+        RunError: there are more than two.
+    """
+    if len(given) > 2:
+        raise RunError(f"--mask-rate takes one rate, or the first and the last: not {given}")
+    return MaskRates(first=given[0], last=given[-1])
 
 
 def add_order(group: argparse._ActionsContainer) -> None:

@@ -18,9 +18,11 @@ from training.loop.progress import RunError
 from training.model.checkpoint import load_checkpoint
 from training.run.options import (
     add_compile,
+    add_mask_rate,
     add_optimization,
     add_order,
     check_order_share,
+    mask_rates_of,
     parse_count,
     parse_part,
     parse_seed,
@@ -72,14 +74,7 @@ def add_recipe(how: argparse._ArgumentGroup) -> None:
     add = how.add_argument
     add("--length", type=parse_count, help="tokens per row")
     add("--batch-size", type=parse_count, help="rows per step")
-    add(
-        "--mask-rate",
-        nargs="+",
-        type=parse_part,
-        metavar="RATE",
-        help="fraction of the tokens that is predicted; two, such as 0.3 0.15, for one that "
-        "changes linearly over the run",
-    )
+    add_mask_rate(how)
     add("--sentence-task", choices=get_args(SentenceTask), help="order, next sentence, or none")
     add_order(how)
     add(
@@ -121,11 +116,10 @@ def changed_recipe(recipe: Recipe, options: argparse.Namespace) -> Recipe:
     }
     if "batch_size" in overrides and "lr" not in overrides and "optimizer" not in overrides:
         overrides["lr"] = scaled_lr(recipe, overrides["batch_size"])
-    if rates := overrides.pop("mask_rate", None):
-        if len(rates) > 2:
-            raise RunError(f"--mask-rate takes one rate, or the first and the last: not {rates}")
-        overrides["mask_rate"], *final = rates
-        overrides["final_mask_rate"] = final[0] if final else None
+    if given := overrides.pop("mask_rate", None):
+        rates = mask_rates_of(given)
+        overrides["mask_rate"] = rates.first
+        overrides["final_mask_rate"] = rates.last if rates.changes else None
     if overrides.get("order_share"):
         overrides = _order_overrides(recipe, overrides)
     return replace(recipe, **overrides)
