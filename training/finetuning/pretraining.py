@@ -33,12 +33,14 @@ from training.run.recipes import RECIPES
 
 # Text up to this size is read for its errors although other data has some.
 _CHECKED_BYTES: Final = 64 << 20
+# Fraction of the tokens that is predicted, the paper's.
+_MASK_RATE: Final = RECIPES["paper"].mask_rate
 
 
 def add_pretraining(group: argparse._ActionsContainer) -> None:
     """Add the options of continued pretraining."""
     group.add_argument("--pretraining", nargs="+", type=Path, help="text for continued pretraining")
-    add_mask_rate(group)
+    add_mask_rate(group, default=f"{_MASK_RATE}")
     add_order(group)
     group.add_argument(
         "--order-short-rate",
@@ -54,8 +56,7 @@ def mask_rates(options: argparse.Namespace) -> MaskRates:
         RunError: it is given without a text to mask, or has more than two rates.
     """
     if options.mask_rate is None:
-        rate = RECIPES["paper"].mask_rate
-        return MaskRates(first=rate, last=rate)
+        return mask_rates_of([_MASK_RATE])
     if options.pretraining is None:
         raise RunError("--mask-rate is of the masked rows of --pretraining; give its text")
     return mask_rates_of(options.mask_rate)

@@ -238,15 +238,15 @@ def add_optimization(group: argparse._ArgumentGroup, defaults: Mapping[str, floa
             action.help = f"{action.help} (%(default)s)"
 
 
-def add_mask_rate(group: argparse._ActionsContainer) -> None:
+def add_mask_rate(group: argparse._ActionsContainer, default: str) -> None:
     """Add the option of the fraction of the tokens that is predicted; `mask_rates_of` reads it."""
     group.add_argument(
         "--mask-rate",
         nargs="+",
         type=parse_part,
         metavar="RATE",
-        help="fraction of the tokens that is predicted; two, such as 0.3 0.15, for one that "
-        "changes linearly over the run",
+        help=f"fraction of the tokens that is predicted ({default}); two, such as 0.3 0.15, for "
+        "one that changes linearly over the run",
     )
 
 

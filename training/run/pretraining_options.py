@@ -74,7 +74,7 @@ def add_recipe(how: argparse._ArgumentGroup) -> None:
     add = how.add_argument
     add("--length", type=parse_count, help="tokens per row")
     add("--batch-size", type=parse_count, help="rows per step")
-    add_mask_rate(how)
+    add_mask_rate(how, default="the recipe's")
     add("--sentence-task", choices=get_args(SentenceTask), help="order, next sentence, or none")
     add_order(how)
     add(

@@ -1,4 +1,4 @@
-"""Sentence order in steps of its own, beside masked tokens and tasks."""
+"""Continued pretraining in a finetuning run: masked tokens, and sentence order in its own steps."""
 
 from __future__ import annotations
 
@@ -118,12 +118,12 @@ def test_pairs_have_as_many_sentences_a_side_as_asked_for(
 
 
 @pytest.fixture
-def feed_of_pairs(
+def feeds_of(
     pretrained: Path, easy_corpus: Path, tmp_path: Path
-) -> Callable[..., PlannedFeed]:
-    """Return the stream of pairs of 16 rows of 32 tokens, with options."""
+) -> Callable[..., list[PlannedFeed]]:
+    """Return the streams of masked rows and of pairs, 16 rows of 32 tokens, with options."""
 
-    def build(*words: str, micro_batch_size: int | None = None) -> PlannedFeed:
+    def build(*words: str, micro_batch_size: int | None = None) -> list[PlannedFeed]:
         parser = argparse.ArgumentParser()
         parser.set_defaults(initialize_from=pretrained / "checkpoint", output=tmp_path)
         parser.set_defaults(length=32, seed=3, micro_batch_size=micro_batch_size)
@@ -131,25 +131,25 @@ def feed_of_pairs(
         words = ("--pretraining", str(easy_corpus), "--order-share", "0.5", *words)
         tokenizer = AlbertTokenizer.from_file(pretrained / "checkpoint" / "tokenizer.json")
         options = parser.parse_args(words)
-        _, pairs = pretraining_feeds(options, tokenizer, 16, World(), max_positions=64)
-        return pairs
+        return pretraining_feeds(options, tokenizer, 16, World(), max_positions=64)
 
     return build
 
 
 @pytest.mark.parametrize(("micro_batch_size", "rows"), [(None, 4), (16, 4), (8, 2), (4, 1), (1, 1)])
 def test_pairs_take_no_more_tokens_a_pass_than_masked_rows(
-    feed_of_pairs: Callable[..., PlannedFeed], micro_batch_size: int | None, rows: int
+    feeds_of: Callable[..., list[PlannedFeed]], micro_batch_size: int | None, rows: int
 ) -> None:
     """A row of pairs is 128 tokens in both orders, as 4 rows of 32."""
-    slicing = feed_of_pairs("--order-length", "64", micro_batch_size=micro_batch_size).slicing
-    assert (slicing.num_rows, slicing.rows_a_batch) == (4, rows)
+    _, pairs = feeds_of("--order-length", "64", micro_batch_size=micro_batch_size)
+    assert (pairs.slicing.num_rows, pairs.slicing.rows_a_batch) == (4, rows)
 
 
-def test_the_short_rate_makes_pairs_shorter(feed_of_pairs: Callable[..., PlannedFeed]) -> None:
+def test_the_short_rate_makes_pairs_shorter(feeds_of: Callable[..., list[PlannedFeed]]) -> None:
     def mean_size(rate: str) -> float:
-        plan = feed_of_pairs("--order-sentences", "1", "--order-short-rate", rate).plan
-        sizes = [example.bounds[3] - example.bounds[0] for row in plan.epoch(0) for example in row]
+        _, pairs = feeds_of("--order-sentences", "1", "--order-short-rate", rate)
+        rows = pairs.plan.epoch(0)
+        sizes = [example.bounds[3] - example.bounds[0] for row in rows for example in row]
         return sum(sizes) / len(sizes)
 
     assert mean_size("1") < 0.8 * mean_size("0")
@@ -182,4 +182,55 @@ def test_pairs_need_text(
     options += ["--text-classification", str(labelled), *option]
     assert run(options, tmp_path / "run") == 1
     message = "--order-share is a fraction of the steps on --pretraining; give its text"
+    assert message in refusal(capsys, tmp_path / "run")
+
+
+def test_rows_are_masked_at_the_higher_rate(feeds_of: Callable[..., list[PlannedFeed]]) -> None:
+    def fraction(*words: str) -> float:
+        masked, _ = feeds_of(*words)
+        batches = masked.step()
+        return sum(each.counts["fill-mask"] for each in batches) / sum(
+            each.num_tokens for each in batches
+        )
+
+    assert fraction() == pytest.approx(0.15, abs=0.03)
+    assert fraction("--mask-rate", "0.1", "0.4") == pytest.approx(0.4, abs=0.03)
+
+
+def test_a_run_whose_mask_rate_falls_goes_on_to_the_same_weights(
+    finetune_options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = [*finetune_options, "--weights", "1", "1", "6", "--steps", "12", "--mask-rate", "0.4"]
+    assert run(options, tmp_path / "constant") == 0
+    options.append("0.1")
+    assert run(options, tmp_path / "whole") == 0
+    assert not same_weights(tmp_path / "whole", tmp_path / "constant")
+    with monkeypatch.context() as patch:
+        stop_at(patch, 7, signal.SIGTERM)
+        assert run(options, tmp_path / "run") == 143
+    assert run(options, tmp_path / "run") == 0
+    assert same_weights(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("pretraining", "rates", "message"),
+    [
+        (False, ("0.3",), "--mask-rate is of the masked rows of --pretraining; give its text"),
+        (True, ("0.3", "0.2", "0.1"), "--mask-rate takes one rate, or the first and the last"),
+    ],
+)
+def test_mask_rates_without_a_use_are_refused(
+    pretrained: Path,
+    labelled: Path,
+    easy_corpus: Path,
+    tmp_path: Path,
+    pretraining: bool,
+    rates: tuple[str, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ["--initialize-from", str(pretrained / "checkpoint"), "--steps", "2"]
+    options += ["--length", "32", "--text-classification", str(labelled), "--mask-rate", *rates]
+    options += ["--pretraining", str(easy_corpus)] if pretraining else []
+    assert run(options, tmp_path / "run") == 1
     assert message in refusal(capsys, tmp_path / "run")
