@@ -427,11 +427,10 @@ def test_make_passes_all_variables() -> None:
 def small_values(folder: Path, labelled: Path, teacher: Path) -> dict[str, str]:
     """The real road's variables, for some seconds of training."""
     lengths = ("DISTIL", "PRETRAIN", "ORDER", "LONG", "EVALUATION")
+    stages = ("DISTIL", "PRETRAIN", "ORDER", "QUESTIONS", "TASKS", "POSITIONS")
     return {
         **{f"{name}_LENGTH": "64" for name in lengths},
-        **{
-            f"{stage}_TIME": "1s" for stage in ("DISTIL", "PRETRAIN", "ORDER", "QUESTIONS", "TASKS")
-        },
+        **{f"{stage}_TIME": "1s" for stage in stages},
         **dict.fromkeys(("CORPUS", "VALIDATION", "REVIEWS"), str(WIKI)),
         **dict.fromkeys(("SST2_TRAIN", "SST2_DEV"), str(labelled)),
         **dict.fromkeys(("SQUAD_TRAIN", "SQUAD_DEV"), str(SQUAD)),
