@@ -163,7 +163,7 @@ def _build(
         progress=progress,
         precision=precision,
         selection=selection,
-        mask_rates=rates if rates.changes else None,
+        mask_rates=rates,
     )
     task = {key: hf[key] for key in ("albert_sentence_task",) if key in hf}
     return run, {**task, **label_config(hf, model.tasks, placed, labels)}, validation

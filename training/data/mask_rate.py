@@ -50,7 +50,7 @@ class MaskRates:
 
     def thin(self, batch: MicroBatch, done: float) -> MicroBatch:
         """Return a batch that was masked at the higher rate with the masks of the progress."""
-        if not isinstance(batch, PretrainBatch):
+        if not self.changes or not isinstance(batch, PretrainBatch):
             return batch
         rate = self.first + (self.last - self.first) * done
         return thinned(batch, rate)

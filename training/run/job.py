@@ -249,7 +249,7 @@ class Job:
             world=self.world,
             progress=self.progress,
             precision=self.precision,
-            mask_rates=None if self.recipe.final_mask_rate is None else self.recipe.mask_rates,
+            mask_rates=self.recipe.mask_rates,
         )
 
 
