@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from albert_serve.bundle.card import read_stages
 from albert_serve.bundle.manifest import Manifest
 from albert_serve.bundle.weights import CLASSIFICATION
+from albert_serve.config import AlbertConfig
 from training.evaluation.questions import BEST_F1_THRESHOLD
 from training.evaluation.reports.tables import table
+from training.loop.flops import train_flops_per_token
 
 CARD_FILE: Final = "README.md"
 # The beginnings of the figures' names, and the Hub's names of their tasks.
@@ -29,7 +34,7 @@ _METRICS: Final = (
 
 
 def model_card(manifest: Manifest, name: str) -> str:
-    """Return the card: labels, figures on held-out data, and what precision and depth cost.
+    """Return the card: labels, held-out figures, cost of precision and depth, and training.
 
     The figures stand in the `model-index` too, by which the Hub shows and compares models.
 
@@ -62,7 +67,53 @@ def model_card(manifest: Manifest, name: str) -> str:
         ]
         header = ["task", "metric", "the checkpoint, in percent", "this bundle", "answers"]
         lines += ["## What precision and depth cost", "", *table(header, costs)]
+    lines += _training(manifest)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _training(manifest: Manifest) -> list[str]:
+    """Return the section on the stages of training, which is empty where none is known."""
+    stages = read_stages(manifest)
+    if not stages:
+        return []
+    rows = [
+        (
+            stage["program"],
+            ", ".join(_without_numbers(stage["data"])),
+            stage.get("steps", ""),
+            stage.get("tokens", ""),
+            f"{stage['seconds'] / 3600:.1f}" if "seconds" in stage else "",
+        )
+        for stage in stages
+    ]
+    tokens = sum(stage.get("tokens", 0) for stage in stages)
+    hours = sum(stage.get("seconds", 0) for stage in stages) / 3600
+    flops = tokens * train_flops_per_token(
+        AlbertConfig.from_hf(manifest.config), length=0, masked_rate=0, num_sentence_outputs=0
+    )
+    total = (
+        f"These stages have {tokens:,} tokens, {hours:.1f} hours and {flops:.2g} operations: "
+        "those of the layers' matrix products, without attention's scores and sums, and without "
+        "the heads."
+    )
+    return [
+        "## Training",
+        "",
+        *table(["program", "data", "steps", "tokens", "hours"], rows),
+        total,
+        "",
+    ]
+
+
+def _without_numbers(names: Sequence[str]) -> list[str]:
+    """Return the names of files, those that differ in numbers alone as one: `train-*.jsonl`."""
+    patterns = [re.sub(r"\d+", "*", name) for name in names]
+    counts = Counter(patterns)
+    shown = [
+        pattern if counts[pattern] > 1 else name
+        for name, pattern in zip(names, patterns, strict=True)
+    ]
+    return list(dict.fromkeys(shown))
 
 
 def _question_requests(evaluation: Mapping[str, Any]) -> list[str]:

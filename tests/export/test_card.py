@@ -73,3 +73,26 @@ def test_people_read_the_tables() -> None:
     assert r"| text\_classification\_accuracy | 0.7123 |" in text
     assert "## What precision and depth cost" in text
     assert "| text-classification | accuracy | 71.2000 | 70.8000 | 277 |" in text
+
+
+def test_the_card_sums_the_stages_of_training() -> None:
+    corpus = ["wiki-0.jsonl", "wiki-1.jsonl", "news-2.jsonl"]
+    stages = [
+        {"program": "training.pretrain", "corpus": corpus, "steps": 10, "tokens": 4000},
+        {
+            "program": "training.finetune",
+            "settings": {"text_classification": ["sst2.tsv"]},
+            "steps": 5,
+            "tokens": 1000,
+            "seconds": 5400,
+        },
+    ]
+    trained = manifest().model_copy(update={"provenance": {"training": {"stages": stages}}})
+    card = model_card(trained, "rte")
+    assert "| training.pretrain | wiki-\\*.jsonl, news-2.jsonl | 10 | 4,000 |  |" in card
+    assert "| training.finetune | sst2.tsv | 5 | 1,000 | 1.5 |" in card
+    h, f = TINY.hidden_size, TINY.ffn_size
+    layers = TINY.num_layers * TINY.num_inner_layers * (4 * h * h + 2 * h * f)
+    flops = 6 * (TINY.embedding_size * h + layers) * 5000
+    assert f"These stages have 5,000 tokens, 1.5 hours and {flops:.2g} operations" in card
+    assert "## Training" not in model_card(manifest(), "rte")
