@@ -72,14 +72,26 @@ def read_figures(manifest: Manifest) -> dict[str, float]:
 
 
 def read_stages(manifest: Manifest) -> list[dict[str, Any]]:
-    """Return the stages of training: program, steps, tokens, seconds and data, as far as known."""
+    """Return the stages of training: program, steps, tokens, seconds and data, as far as known.
+
+    Before an average of several models stand the stages of all of them, each stage once.
+    """
     training = manifest.provenance.get("training")
-    stages = training.get("stages") if isinstance(training, dict) else None
-    return [
-        _stage(stage)
-        for stage in (stages if isinstance(stages, list) else [])[:_MAX_STAGES]
-        if isinstance(stage, dict)
-    ]
+    stages: list[Mapping[str, Any]] = []
+    _gather_stages(training, stages)
+    return [_stage(stage) for stage in stages[:_MAX_STAGES]]
+
+
+def _gather_stages(history: object, stages: list[Mapping[str, Any]]) -> None:
+    """Append the stages of a history that are not in the list yet."""
+    recorded = history.get("stages") if isinstance(history, dict) else None
+    for stage in recorded if isinstance(recorded, list) else []:
+        if not isinstance(stage, dict) or stage in stages:
+            continue
+        averaged = stage.get("averaged")
+        for other in averaged if isinstance(averaged, list) else []:
+            _gather_stages(other, stages)
+        stages.append(stage)
 
 
 def _stage(stage: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import safetensors
@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 from torch.nn import functional as F
 
+from albert_serve.bundle.manifest import ProblemType
 from albert_serve.files import write_atomically
 from albert_serve.progress import progress
 from albert_serve.tasks.fitting import fit
@@ -26,11 +27,10 @@ from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import ExampleBatch, LossName
 from training.distillation.teacher import describe_model, load_frozen, num_positions
 from training.loop.distributed import World
-from training.losses import LogitsFunction, Score, cls_logits
+from training.losses import LogitsFunction, LossFunction, Score, cls_logits
 from training.model.heads import AlbertForTasks
 from training.system.precision import PrecisionName, precision
 
-Problem: TypeAlias = Literal["single_label", "multi_label", "regression"]
 _FILE: Final = "teacher-logits.safetensors"
 _TOKENS_A_BATCH: Final = 8192
 # Of texts that are longer than the teacher's positions.
@@ -39,65 +39,79 @@ _Text: TypeAlias = "tuple[str, str | None]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PseudoLabels:
-    """A teacher's logits of texts.
+class TaskTeacher:
+    """A finetuned classifier of `transformers`.
 
     Attributes:
-        logits: (N, K) fp32.
-        names: of the K labels.
-        problem: activation of the logits: softmax, sigmoid, or none.
+        reference: its folder, or its name on the hub.
+        names: of its K labels.
+        problem: activation of its logits: softmax, sigmoid, or none.
     """
 
-    logits: Tensor
+    reference: str
+    model: Any
+    tokenizer: Any
     names: tuple[str, ...]
-    problem: Problem
+    problem: ProblemType
+
+    @classmethod
+    def load(cls, reference: str, device: torch.device) -> TaskTeacher:
+        """Load a teacher from a folder, or by its name on the hub.
+
+        Raises:
+            TeacherError: it cannot be loaded, or is no classifier.
+        """
+        model, tokenizer = load_frozen(reference, "AutoModelForSequenceClassification", device)
+        config = model.config
+        return cls(
+            reference=reference,
+            model=model,
+            tokenizer=tokenizer,
+            names=tuple(str(config.id2label[index]) for index in range(config.num_labels)),
+            problem=_problem(config),
+        )
 
 
 def pseudo_label(
     texts: Sequence[_Text],
-    teacher: str,
+    teacher: TaskTeacher,
     world: World,
     folder: Path,
     products: PrecisionName = "auto",
-) -> PseudoLabels:
-    """Label texts, or read the labels that an earlier call with the same input wrote.
+) -> Tensor:
+    """Return a teacher's logits (N, K) of texts, or read those that an earlier call wrote.
 
     The processes of a run divide the texts; all must call it, within `setting_up`.
 
     Args:
-        teacher: a classifier of `transformers`: a folder, or a name on the hub.
         folder: cache of the logits, so that a resumed run has the same ones.
         products: precision of the teacher's matrix products.
 
     Raises:
-        TeacherError: the teacher cannot be loaded, or is no classifier.
         OSError: the folder cannot be written.
     """
-    model, tokenizer = load_frozen(teacher, "AutoModelForSequenceClassification", world.device)
     digest = hashlib.sha256(repr(list(texts)).encode())
     key = {
         "texts": digest.hexdigest(),
-        "teacher": describe_model(teacher, model)["teacher_sha256"],
+        "teacher": describe_model(teacher.reference, teacher.model)["teacher_sha256"],
         "truncation": _TRUNCATION,
     }
     logits = _read(folder / _FILE, key)
     if world.meet(logits is None) or logits is None:
         with precision(world.device, products):
-            logits, num_cut = _classify(texts, model, tokenizer, world)
+            logits, num_cut = _classify(texts, teacher.model, teacher.tokenizer, world)
         if num_cut:
-            print(f"{num_cut:,} of {len(texts):,} texts are cut to what {teacher} reads")
+            print(f"{num_cut:,} of {len(texts):,} texts are cut to what {teacher.reference} reads")
         if world.is_main:
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / _FILE, save({"logits": logits}, metadata=key))
-    config = model.config
-    names = tuple(str(config.id2label[index]) for index in range(logits.shape[1]))
-    return PseudoLabels(logits=logits, names=names, problem=_problem(config, len(names)))
+    return logits
 
 
-def _problem(config: Any, num_labels: int) -> Problem:
+def _problem(config: Any) -> ProblemType:
     if config.problem_type == "multi_label_classification":
-        return "multi_label"
-    return "regression" if num_labels == 1 else "single_label"
+        return "multi_label_classification"
+    return "regression" if config.num_labels == 1 else "single_label_classification"
 
 
 def _read(file: Path, key: Mapping[str, str]) -> Tensor | None:
@@ -146,7 +160,7 @@ class PseudoLabelledExample:
 
 
 def pseudo_labelled_examples(
-    texts: Sequence[_Text], labels: PseudoLabels, tokenizer: AlbertTokenizer, *, length: int
+    texts: Sequence[_Text], logits_NK: Tensor, tokenizer: AlbertTokenizer, *, length: int
 ) -> list[PseudoLabelledExample]:
     """Tokenise texts, cut to `length` tokens, with their teacher's logits."""
     fitted = [
@@ -158,20 +172,27 @@ def pseudo_labelled_examples(
         print(f"{num_cut:,} of {len(texts):,} texts are cut to {length} tokens")
     return [
         PseudoLabelledExample(ids=each.encoding.ids, types=each.encoding.types, target=logits)
-        for each, logits in zip(fitted, labels.logits, strict=True)
+        for each, logits in zip(fitted, logits_NK, strict=True)
     ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PseudoLabelLoss:
-    """Loss function of text classification against a teacher's logits."""
+    """Loss function of text classification against a teacher's logits.
 
-    problem: Problem
+    Attributes:
+        held_out: loss function of validation, whose targets are labels.
+    """
+
+    problem: ProblemType
     temperature: float
+    held_out: LossFunction
     logits: LogitsFunction = cls_logits
 
-    def __call__(self, model: AlbertForTasks, batch: ExampleBatch) -> dict[LossName, Score]:
-        """Return the score of a batch, whose targets are logits (C, K)."""
+    def __call__(self, model: AlbertForTasks, batch: ExampleBatch) -> Mapping[LossName, Score]:
+        """Return the score of a batch, whose targets are logits (C, K) in training."""
+        if not model.training:
+            return self.held_out(model, batch)
         logits_BK = self.logits(model, batch).float()
         loss = distillation_loss(logits_BK, batch.targets, self.problem, self.temperature)
         right = agreement(logits_BK, batch.targets, self.problem)
@@ -179,7 +200,7 @@ class PseudoLabelLoss:
 
 
 def distillation_loss(
-    logits_BK: Tensor, targets_BK: Tensor, problem: Problem, temperature: float
+    logits_BK: Tensor, targets_BK: Tensor, problem: ProblemType, temperature: float
 ) -> Tensor:
     """Return the summed loss of a student's logits against its teacher's.
 
@@ -190,7 +211,7 @@ def distillation_loss(
     if problem == "regression":
         return F.mse_loss(logits_BK, targets_BK, reduction="sum")
     logits, targets = logits_BK / temperature, targets_BK / temperature
-    if problem == "multi_label":
+    if problem == "multi_label_classification":
         loss = F.binary_cross_entropy_with_logits(logits, targets.sigmoid(), reduction="none")
         return loss.mean(-1).sum() * temperature**2
     divergence = F.kl_div(
@@ -199,10 +220,10 @@ def distillation_loss(
     return divergence * temperature**2
 
 
-def agreement(logits_BK: Tensor, targets_BK: Tensor, problem: Problem) -> Tensor:
+def agreement(logits_BK: Tensor, targets_BK: Tensor, problem: ProblemType) -> Tensor:
     """Count texts with the same best label; the mean of equal labels; or numbers within 0.5."""
     if problem == "regression":
         return ((logits_BK - targets_BK).abs() < 0.5).all(-1).sum()
-    if problem == "multi_label":
+    if problem == "multi_label_classification":
         return ((logits_BK > 0) == (targets_BK > 0)).float().mean(-1).sum()
     return (logits_BK.argmax(-1) == targets_BK.argmax(-1)).sum()

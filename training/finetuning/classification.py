@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -29,6 +29,7 @@ from training.evaluation.metrics import (
 )
 from training.evaluation.validation import Validation
 from training.finetuning.examples import tokenise_splits
+from training.finetuning.seeds import prepared_folder
 from training.glue.files import read_task
 from training.glue.tasks import TASKS, Metric
 from training.loop.distributed import World
@@ -170,27 +171,35 @@ def build_classification(
     metrics = _metrics(options.metric, official, problem, len(splits.names))
     texts = splits.texts[_TRAINING]
     weights = _class_weights(options.class_weights, texts, splits.names, problem)
-    losses: dict[ProblemType, LossFunction] = {
-        "single_label_classification": partial(
-            adaptive_scores if options.adaptive_depth else classification_scores,
-            logits=logits,
-            class_weights=weights,
-        ),
-        "multi_label_classification": partial(multi_label_scores, logits=logits),
-        "regression": partial(regression_scores, logits=logits),
-    }
     examples = tokenise_all()
     return Classification(
         task=task,
         examples=examples[_TRAINING],
         labels=label_keys(splits.names, multi_label=problem == "multi_label_classification"),
-        loss=losses[problem],
+        loss=_loss(problem, logits, weights, is_adaptive=options.adaptive_depth),
         held_out=examples.get(_VALIDATION, ()),
         metrics=metrics,
         num_official=len(official),
         problem=problem,
         metric=options.metric,
     )
+
+
+def _loss(
+    problem: ProblemType,
+    logits: LogitsFunction,
+    class_weights: Tensor | None = None,
+    *,
+    is_adaptive: bool = False,
+) -> LossFunction:
+    """Return the loss function of labelled texts."""
+    single = adaptive_scores if is_adaptive else classification_scores
+    losses: dict[ProblemType, LossFunction] = {
+        "single_label_classification": partial(single, logits=logits, class_weights=class_weights),
+        "multi_label_classification": partial(multi_label_scores, logits=logits),
+        "regression": partial(regression_scores, logits=logits),
+    }
+    return losses[problem]
 
 
 def problem_of(options: argparse.Namespace) -> ProblemType:
@@ -288,26 +297,48 @@ def _taught(
     tokenizer: AlbertTokenizer,
     precision: PrecisionName,
     world: World,
-    logits: Callable[..., Tensor],
+    logits: LogitsFunction,
 ) -> Classification:
     """Return the same of texts with a teacher's logits as labels."""
     # Imported here, since only a teacher needs transformers.
     from training.distillation.pseudo_labels import (
         PseudoLabelLoss,
+        TaskTeacher,
         pseudo_label,
         pseudo_labelled_examples,
     )
 
     _check_teacher(options)
     texts = read_texts(options.text_classification, columns_of(options))
-    labels = pseudo_label(texts, options.teacher, world, options.output, precision)
+    teacher = TaskTeacher.load(options.teacher, world.device)
+    official = OFFICIAL[teacher.problem]
+    metrics = _metrics(options.metric, official, teacher.problem, len(teacher.names))
+    held_out: Sequence[LabelledExample] = ()
+    if options.validation:
+        splits = read_splits(
+            {_VALIDATION: options.validation}, teacher.names, columns_of(options), teacher.problem
+        )
+        held_out = tokenise_splits(options, tokenizer, splits.texts, labelled_examples, "texts")[
+            _VALIDATION
+        ]
+    logits_NK = pseudo_label(texts, teacher, world, prepared_folder(options), precision)
     return Classification(
         task=task,
-        examples=pseudo_labelled_examples(texts, labels, tokenizer, length=options.length),
-        labels=label_keys(labels.names, multi_label=labels.problem == "multi_label"),
-        loss=PseudoLabelLoss(
-            problem=labels.problem, temperature=options.temperature, logits=logits
+        examples=pseudo_labelled_examples(texts, logits_NK, tokenizer, length=options.length),
+        labels=label_keys(
+            teacher.names, multi_label=teacher.problem == "multi_label_classification"
         ),
+        loss=PseudoLabelLoss(
+            problem=teacher.problem,
+            temperature=options.temperature,
+            held_out=_loss(teacher.problem, logits),
+            logits=logits,
+        ),
+        held_out=held_out,
+        metrics=metrics,
+        num_official=len(official),
+        problem=teacher.problem,
+        metric=options.metric,
     )
 
 
@@ -336,7 +367,7 @@ def check_validation(options: argparse.Namespace) -> None:
     is_measured = (
         options.text_classification or options.multiple_choice or options.question_answering
     )
-    if options.validation and (not is_measured or options.teacher is not None):
+    if options.validation and not is_measured:
         raise RunError(
             "--validation takes labelled data; it goes with --text-classification, "
             "--multiple-choice or --question-answering"

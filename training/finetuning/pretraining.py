@@ -17,6 +17,7 @@ from training.data.masking import NgramMasking, word_starts
 from training.data.order import order_feed
 from training.data.packing import Plan
 from training.data.shards import SHARDS_FILE, Shards
+from training.finetuning.seeds import prepared_folder
 from training.loop.distributed import World, main_first
 from training.loop.progress import RunError
 from training.model.checkpoint import read_config
@@ -105,9 +106,10 @@ def pretraining_feeds(
             f"--batch-size {num_rows} of pretraining is no multiple of the {world.size} processes"
         )
     tokenizer_file = options.initialize_from / "tokenizer.json"
+    folder = prepared_folder(options) / "shards"
     with main_first(world):
         try:
-            shards = prepare(options.pretraining, tokenizer_file, options.output / "shards")
+            shards = prepare(options.pretraining, tokenizer_file, folder)
         except CorpusError:
             raise_listed(list(find_errors(find_files(options.pretraining))))
             raise
@@ -172,7 +174,7 @@ def check_pretraining(options: argparse.Namespace, world: World) -> None:
         CorpusError: it cannot be read; all of it is listed.
     """
     files = find_files(options.pretraining)
-    is_prepared = (options.output / "shards" / SHARDS_FILE).is_file()
+    is_prepared = (prepared_folder(options) / "shards" / SHARDS_FILE).is_file()
     is_small = sum(file.stat().st_size for file in files) <= _CHECKED_BYTES
     if world.is_main and is_small and not is_prepared:
         raise_listed(list(find_errors(files)))

@@ -154,6 +154,16 @@ def folder_of(output: Path, seed: int) -> Path:
     return output / f"seed-{seed}"
 
 
+def prepared_folder(options: argparse.Namespace) -> Path:
+    """Return the folder of prepared data of a run, which the runs of several seeds share.
+
+    Args:
+        options: of one run.
+    """
+    folder: Path = options.output
+    return folder if options.seeds is None else folder.parent
+
+
 def _result(seed: int, in_place_of: int | None, trained: Trained, selection: Selection) -> SeedRun:
     has_diverged = trained.divergence is not None
     return SeedRun(

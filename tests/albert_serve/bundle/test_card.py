@@ -90,6 +90,18 @@ def test_stages_have_their_counts_and_data() -> None:
     assert read_stages(manifest_with()) == []
 
 
+def test_an_average_follows_the_stages_of_all_its_models() -> None:
+    shared = {"program": "training.pretrain", "tokens": 9}
+    first, second, third = ({**shared, "tokens": tokens} for tokens in (1, 2, 3))
+    pair = {"program": "training.average", "averaged": [{"stages": [shared, second]}]}
+    both = {**pair, "averaged": [{"stages": [shared, second, pair]}, 3, {"stages": [third]}]}
+    manifest = manifest_with(provenance={"training": {"stages": [shared, first, both]}})
+    stages = [(each["program"], each.get("tokens")) for each in read_stages(manifest)]
+    pretrained = [("training.pretrain", tokens) for tokens in (9, 1, 2)]
+    average = ("training.average", None)
+    assert stages == [*pretrained, average, ("training.pretrain", 3), average]
+
+
 def test_parameters_are_counted_as_torch_counts_them(
     bundle_dir: Path, checkpoint_dir: Path
 ) -> None:

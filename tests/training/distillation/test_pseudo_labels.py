@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,16 @@ import torch
 import transformers
 from torch import Tensor
 
+from albert_serve.bundle.manifest import ProblemType
 from tests.training.distillation.teachers import make_bert
 from tests.training.support import read_metrics, same_weights, stop_at
 from training import distil, finetune
-from training.distillation.pseudo_labels import Problem, agreement, distillation_loss, pseudo_label
+from training.distillation.pseudo_labels import (
+    TaskTeacher,
+    agreement,
+    distillation_loss,
+    pseudo_label,
+)
 from training.loop.distributed import World
 from training.model.checkpoint import load_checkpoint, read_config
 
@@ -67,44 +74,53 @@ def options(pretrained: Path, classifier: Path, texts: Path) -> list[str]:
     ]
 
 
-def test_logits_are_those_of_transformers(classifier: Path, tmp_path: Path) -> None:
-    labels = pseudo_label([(text, None) for text in TEXTS], str(classifier), ALONE, tmp_path)
-    assert labels.names == ("school", "king", "river")
-    assert labels.problem == "single_label"
+@pytest.fixture(scope="module")
+def teacher(classifier: Path) -> TaskTeacher:
+    return TaskTeacher.load(str(classifier), ALONE.device)
+
+
+def test_logits_are_those_of_transformers(
+    classifier: Path, teacher: TaskTeacher, tmp_path: Path
+) -> None:
+    logits_NK = pseudo_label([(text, None) for text in TEXTS], teacher, ALONE, tmp_path)
+    assert teacher.names == ("school", "king", "river")
+    assert teacher.problem == "single_label_classification"
     model = transformers.AutoModelForSequenceClassification.from_pretrained(classifier).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(classifier)
-    for text, logits in zip(TEXTS, labels.logits, strict=True):
+    for text, logits in zip(TEXTS, logits_NK, strict=True):
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             expected = model(**tokenizer(text, return_tensors="pt")).logits[0]
         torch.testing.assert_close(logits, expected, atol=0.15, rtol=0.05)
         assert logits.argmax() == expected.argmax()
 
 
-def test_pairs_are_read_as_pairs(classifier: Path, tmp_path: Path) -> None:
+def test_pairs_are_read_as_pairs(teacher: TaskTeacher, tmp_path: Path) -> None:
     pairs = [(TEXTS[0], TEXTS[1]), (TEXTS[0], None)]
-    one, other = pseudo_label(pairs, str(classifier), ALONE, tmp_path).logits
+    one, other = pseudo_label(pairs, teacher, ALONE, tmp_path)
     assert not torch.allclose(one, other)
 
 
-def test_logits_are_kept_and_made_anew_for_other_texts(classifier: Path, tmp_path: Path) -> None:
+def test_logits_are_kept_and_made_anew_for_other_texts(
+    teacher: TaskTeacher, tmp_path: Path
+) -> None:
     texts = [(text, None) for text in TEXTS]
-    first = pseudo_label(texts, str(classifier), ALONE, tmp_path)
+    first = pseudo_label(texts, teacher, ALONE, tmp_path)
     file = tmp_path / "teacher-logits.safetensors"
     made = file.stat().st_mtime_ns
-    again = pseudo_label(texts, str(classifier), ALONE, tmp_path)
-    assert torch.equal(first.logits, again.logits)
+    again = pseudo_label(texts, teacher, ALONE, tmp_path)
+    assert torch.equal(first, again)
     assert file.stat().st_mtime_ns == made
-    fewer = pseudo_label(texts[:2], str(classifier), ALONE, tmp_path)
-    assert len(fewer.logits) == 2
+    fewer = pseudo_label(texts[:2], teacher, ALONE, tmp_path)
+    assert len(fewer) == 2
     file.write_bytes(file.read_bytes()[:50])  # cut short
-    assert torch.equal(pseudo_label(texts, str(classifier), ALONE, tmp_path).logits, first.logits)
+    assert torch.equal(pseudo_label(texts, teacher, ALONE, tmp_path), first)
 
 
 def test_texts_longer_than_the_teacher_reads_are_cut_as_by_transformers(
-    classifier: Path, tmp_path: Path, capsys: Capture
+    classifier: Path, teacher: TaskTeacher, tmp_path: Path, capsys: Capture
 ) -> None:
     long = " ".join(TEXTS * 4)
-    labels = pseudo_label([(TEXTS[0], None), (long, None)], str(classifier), ALONE, tmp_path)
+    logits_NK = pseudo_label([(TEXTS[0], None), (long, None)], teacher, ALONE, tmp_path)
     assert f"1 of 2 texts are cut to what {classifier} reads\n" in capsys.readouterr().out
     model = transformers.AutoModelForSequenceClassification.from_pretrained(classifier).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(classifier)
@@ -112,7 +128,7 @@ def test_texts_longer_than_the_teacher_reads_are_cut_as_by_transformers(
     cut = tokenizer(long, truncation=True, max_length=length, return_tensors="pt")
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         expected = model(**cut).logits[0]
-    torch.testing.assert_close(labels.logits[1], expected, atol=0.15, rtol=0.05)
+    torch.testing.assert_close(logits_NK[1], expected, atol=0.15, rtol=0.05)
 
 
 def test_texts_over_the_length_are_cut_and_counted(
@@ -139,6 +155,46 @@ def test_the_student_learns_its_teachers_labels(options: list[str], tmp_path: Pa
     stage = json.loads((folder / "checkpoint" / "training.json").read_text())["stages"][-1]
     assert stage["settings"]["teacher"] == ["classifier0"]
     assert stage["settings"]["text_classification"] == ["texts.txt"]
+
+
+def test_labelled_texts_choose_the_best_seed_of_the_students(
+    options: list[str], texts: Path, tmp_path: Path
+) -> None:
+    """The labels of held-out texts are numbers of the teacher's; the seeds share its logits."""
+    label_of = {"Two rivers.": 0, "The king.": 1, "A school in May.": 2}
+    texts.write_text("".join(f"{text}\n" for text in label_of) * 8)
+    dev = tmp_path / "dev.tsv"
+    rows = [f"{text}\t{label}\n" for text, label in label_of.items()]
+    dev.write_text("".join(["sentence\tlabel\n", *rows]))
+    folder = tmp_path / "runs"
+    words = [*options, "--validation", str(dev), "--validate-every", "30", "--seeds", "2"]
+    assert finetune.main([*words, "--output", str(folder)]) == 0
+    results = json.loads((folder / "seeds.json").read_text())
+    assert results["figure"] == "accuracy"
+    assert [each["value"] for each in results["runs"]] == [1.0, 1.0]
+    assert (folder / "best" / "model.safetensors").is_file()
+    assert [file.parent for file in folder.rglob("teacher-logits.safetensors")] == [folder]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("sentence\tlabel\nThe king.\tprince\n", "prince"),
+        ("sentence\nThe king.\n", "label"),
+        ("", "dev.tsv"),
+    ],
+)
+def test_wrong_validation_is_an_error_before_the_teacher_labels(
+    options: list[str], tmp_path: Path, rows: str, message: str, capsys: Capture
+) -> None:
+    dev = tmp_path / "dev.tsv"
+    dev.write_text(rows)
+    folder = tmp_path / "run"
+    assert finetune.main([*options, "--validation", str(dev), "--output", str(folder)]) == 1
+    error = capsys.readouterr().err
+    assert "error: " in error
+    assert message in error
+    assert not list(tmp_path.rglob("teacher-logits.safetensors"))
 
 
 def test_a_resumed_run_ends_with_the_same_weights(
@@ -190,10 +246,10 @@ def test_a_teacher_wants_texts(pretrained: Path, tmp_path: Path, capsys: Capture
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.0, 1.0, -3.0]])
 
 
-@pytest.mark.parametrize("problem", ["single_label", "multi_label", "regression"])
+@pytest.mark.parametrize("problem", typing.get_args(ProblemType))
 @pytest.mark.parametrize("temperature", [1.0, 2.0, 5.0])
 def test_the_loss_is_least_for_the_teachers_own_logits(
-    problem: Problem, temperature: float
+    problem: ProblemType, temperature: float
 ) -> None:
     logits = LOGITS.clone().requires_grad_()
     least = distillation_loss(logits, LOGITS, problem, temperature)
@@ -211,4 +267,6 @@ def test_the_loss_of_one_label_is_the_divergence_at_the_temperature() -> None:
 
     targets = probabilities(LOGITS)
     expected = 9.0 * (targets * (targets / probabilities(other)).log()).sum()
-    torch.testing.assert_close(distillation_loss(other, LOGITS, "single_label", 3.0), expected)
+    torch.testing.assert_close(
+        distillation_loss(other, LOGITS, "single_label_classification", 3.0), expected
+    )

@@ -15,6 +15,7 @@ import pytest
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import read_metrics, refusal, run_command, same_weights, stop_at
 from training.data.feeds import PlannedFeed
+from training.data.shards import SHARDS_FILE
 from training.finetune import main
 from training.finetuning.pretraining import add_pretraining, pretraining_feeds
 from training.loop.distributed import World
@@ -52,6 +53,16 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
         assert run(order_options, tmp_path) == 143
     assert run(order_options, tmp_path) == 0
     assert same_weights(tmp_path, ordered)
+
+
+def test_runs_of_several_seeds_share_the_prepared_text(
+    finetune_options: list[str], labelled: Path, tmp_path: Path
+) -> None:
+    words = [*finetune_options, "--validation", str(labelled), "--seeds", "2"]
+    words += ["--steps", "1", "--validate-every", "1"]
+    run(words, tmp_path / "runs")  # a single step leads to chance, which is an error
+    assert (tmp_path / "runs" / "seed-1" / "checkpoint").is_dir()
+    assert list(tmp_path.rglob(SHARDS_FILE)) == [tmp_path / "runs" / "shards" / SHARDS_FILE]
 
 
 def test_the_share_divides_the_steps_of_pretraining(
@@ -126,7 +137,7 @@ def feeds_of(
     def build(*words: str, micro_batch_size: int | None = None) -> list[PlannedFeed]:
         parser = argparse.ArgumentParser()
         parser.set_defaults(initialize_from=pretrained / "checkpoint", output=tmp_path)
-        parser.set_defaults(length=32, seed=3, micro_batch_size=micro_batch_size)
+        parser.set_defaults(length=32, seed=3, seeds=None, micro_batch_size=micro_batch_size)
         add_pretraining(parser)
         words = ("--pretraining", str(easy_corpus), "--order-share", "0.5", *words)
         tokenizer = AlbertTokenizer.from_file(pretrained / "checkpoint" / "tokenizer.json")
