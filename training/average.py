@@ -43,8 +43,8 @@ _EXAMPLES: Final = r"""examples:
 def average(references: Sequence[str | Path], weights: Sequence[float], target: Path) -> None:
     """Write the weighted mean of checkpoints into a new folder, which appears whole or not at all.
 
-    Heads, labels, tokenizer and history are those of the first; the history names the others'. A
-    head that some of the others lack is the mean of those that have it.
+    Heads, labels, tokenizer and history are those of the first; the history names the stages that
+    only the others have. A head that some of the others lack is the mean of those that have it.
 
     Args:
         weights: of each checkpoint, above 0; their sum is not important.
@@ -67,15 +67,10 @@ def average(references: Sequence[str | Path], weights: Sequence[float], target: 
         extra = stored_labels(config, model.tasks)
         extra |= {key: config[key] for key in ("albert_sentence_task",) if key in config}
         save_checkpoint(model, folder, tokenizer_from=folders[0], extra_config=extra)
-        record_stage(
-            folder,
-            "training.average",
-            {
-                "weights": list(weights),
-                "averaged": [{"stages": read_stages(each)} for each in folders[1:]],
-            },
-            earlier=read_stages(folders[0]),
-        )
+        first, *others = (read_stages(each) for each in folders)
+        averaged = [{"stages": [stage for stage in each if stage not in first]} for each in others]
+        record = {"weights": list(weights), "averaged": averaged}
+        record_stage(folder, "training.average", record, earlier=first)
 
 
 def _mean(folders: Sequence[Path], weights: Sequence[float]) -> AlbertForTasks:
