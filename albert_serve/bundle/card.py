@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -76,22 +76,21 @@ def read_stages(manifest: Manifest) -> list[dict[str, Any]]:
 
     Before an average of several models stand the stages of all of them, each stage once.
     """
-    training = manifest.provenance.get("training")
-    stages: list[Mapping[str, Any]] = []
-    _gather_stages(training, stages)
-    return [_stage(stage) for stage in stages[:_MAX_STAGES]]
+    stages = _distinct_stages(manifest.provenance.get("training"), [])
+    return [_stage(stage) for stage in islice(stages, _MAX_STAGES)]
 
 
-def _gather_stages(history: object, stages: list[Mapping[str, Any]]) -> None:
-    """Append the stages of a history that are not in the list yet."""
+def _distinct_stages(history: object, seen: list[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the stages of a history, and of averaged models, that are not in `seen`; extend it."""
     recorded = history.get("stages") if isinstance(history, dict) else None
     for stage in recorded if isinstance(recorded, list) else []:
-        if not isinstance(stage, dict) or stage in stages:
+        if not isinstance(stage, dict) or stage in seen:
             continue
         averaged = stage.get("averaged")
         for other in averaged if isinstance(averaged, list) else []:
-            _gather_stages(other, stages)
-        stages.append(stage)
+            yield from _distinct_stages(other, seen)
+        seen.append(stage)
+        yield stage
 
 
 def _stage(stage: Mapping[str, Any]) -> dict[str, Any]:

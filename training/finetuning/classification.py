@@ -313,14 +313,12 @@ def _taught(
     teacher = TaskTeacher.load(options.teacher, world.device)
     official = OFFICIAL[teacher.problem]
     metrics = _metrics(options.metric, official, teacher.problem, len(teacher.names))
-    held_out: Sequence[LabelledExample] = ()
+    held_out: Mapping[str, Sequence[LabelledExample]] = {}
     if options.validation:
         splits = read_splits(
             {_VALIDATION: options.validation}, teacher.names, columns_of(options), teacher.problem
         )
-        held_out = tokenise_splits(options, tokenizer, splits.texts, labelled_examples, "texts")[
-            _VALIDATION
-        ]
+        held_out = tokenise_splits(options, tokenizer, splits.texts, labelled_examples, "texts")
     logits_NK = pseudo_label(texts, teacher, world, prepared_folder(options), precision)
     return Classification(
         task=task,
@@ -334,7 +332,7 @@ def _taught(
             held_out=_loss(teacher.problem, logits),
             logits=logits,
         ),
-        held_out=held_out,
+        held_out=held_out.get(_VALIDATION, ()),
         metrics=metrics,
         num_official=len(official),
         problem=teacher.problem,

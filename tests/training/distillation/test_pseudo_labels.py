@@ -160,7 +160,7 @@ def test_the_student_learns_its_teachers_labels(options: list[str], tmp_path: Pa
 def test_labelled_texts_choose_the_best_seed_of_the_students(
     options: list[str], texts: Path, tmp_path: Path
 ) -> None:
-    """The labels of held-out texts are numbers of the teacher's; the seeds share its logits."""
+    """Held-out texts have the numbers of the teacher's labels; the seeds share its logits."""
     label_of = {"Two rivers.": 0, "The king.": 1, "A school in May.": 2}
     texts.write_text("".join(f"{text}\n" for text in label_of) * 8)
     dev = tmp_path / "dev.tsv"
