@@ -231,12 +231,6 @@ class QuestionAnsweringParameters(Parameters):
         "this. Left out, the model's own, tuned on questions without an answer, or 0.",
     )
     align_to_words: bool = Field(True, description="Widen an answer to whole words.")
-    compat: bool = Field(
-        False,
-        description="Answer as the pipeline of transformers 4.57.6 did: scores are normalised in "
-        "each window, those of equal texts are added up (and may exceed 1), words end at white "
-        "space, max_question_len is passed over, and a single answer has no list around it.",
-    )
 
 
 class SentenceOrderParameters(Parameters):
@@ -347,9 +341,7 @@ class Answer(Reply):
     """A part of the context: `context[start:end] == answer`, in code points."""
 
     answer: str = Field(description='"" where "no answer" is the answer.')
-    score: float = Field(
-        description='Probability among the 20 best answers and "no answer"; not with compat.'
-    )
+    score: float = Field(description='Probability among the 20 best answers and "no answer".')
     start: int
     end: int
 

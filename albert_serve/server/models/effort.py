@@ -81,7 +81,7 @@ def _work(value: object, is_reordered: bool) -> Iterator[int]:
         yield num_blanks(question) * sum(map(len, value.choices))
         yield from _work([value.context, *value.choices], is_reordered)
     elif isinstance(value, QuestionAnsweringParameters):
-        if value.compat or value.max_seq_len is not None or value.doc_stride is not None:
+        if value.max_seq_len is not None or value.doc_stride is not None:
             yield _SMALL_WORK + 1  # a short context may have many windows
     elif isinstance(value, BaseModel):
         for part in vars(value).values():

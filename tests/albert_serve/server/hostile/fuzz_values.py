@@ -106,7 +106,6 @@ NAMES: Final = [
     "handle_impossible_answer",
     "null_score_diff_threshold",
     "align_to_words",
-    "compat",
     "reorder",
     "pooling",
     "normalize",

@@ -41,16 +41,8 @@ def test_answers_that_take_much_memory_are_refused(task_setup: TaskSetup) -> Non
     several = {"question": "Who?", "context": WORDS * 20}
     assert prepare(task_setup, "question-answering", [several] * 30) == 30
     assert prepare(task_setup, "question-answering", several, top_k=1000) == 1
-    for compat in (True, False):
-        with pytest.raises(TooMuchAtOnceError, match="lower top_k"):
-            prepare(
-                task_setup,
-                "question-answering",
-                [several] * 200,
-                top_k=1000,
-                max_answer_len=512,
-                compat=compat,
-            )
+    with pytest.raises(TooMuchAtOnceError, match="lower top_k"):
+        prepare(task_setup, "question-answering", [several] * 200, top_k=1000, max_answer_len=512)
 
 
 def test_masks_filled_together_count_with_their_widest_round(task_setup: TaskSetup) -> None:

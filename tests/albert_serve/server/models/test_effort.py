@@ -34,9 +34,7 @@ def test_a_request_effort_of_by_the_characters_of_all_its_texts() -> None:
     assert reads_much(QuestionAnsweringRequest, {"question": "ab", "context": "cde" * 10_000})
 
 
-@pytest.mark.parametrize(
-    "parameters", [{}, {"compat": True}, {"max_seq_len": 16}, {"doc_stride": 1}]
-)
+@pytest.mark.parametrize("parameters", [{}, {"max_seq_len": 16}, {"doc_stride": 1}])
 def test_short_questions_are_small_but_where_they_have_many_windows(
     parameters: dict[str, Any],
 ) -> None:
