@@ -70,7 +70,7 @@ class Row:
         ]
         memory = [f"{one.weights_over_file:.2f}" for one in self.footprints]
         memory += [f"{one.after.pss_bytes / 1e6:.0f}" for one in self.footprints]
-        opening_s = max(each.sessions_s for each in self.footprints[0].opening)
+        opening_s = self.footprints[0].sessions_s
         return [self.size, self.precision, *disk, *memory, f"{opening_s:.2f}"]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -110,10 +111,14 @@ def open_session(
     return session
 
 
+def processor_name() -> str:
+    """Return the name of the processor's model."""
+    return _cpu_info().get("model name") or platform.processor() or platform.machine()
+
+
 def cpu_name() -> str:
     """Return the processor's model and its instruction sets that the kernels use."""
-    name = _cpu_info().get("model name", "unknown processor")
-    return " ".join([name, *sorted(flag for flag in cpu_flags() if flag in _KERNEL_FLAGS)])
+    return " ".join([processor_name(), *sorted(cpu_flags() & _KERNEL_FLAGS)])
 
 
 @functools.cache

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from albert_serve.doctor.machine import processor_name
-from albert_serve.runtime.ort import cpu_flags
+from albert_serve.runtime.ort import cpu_flags, processor_name
 from albert_serve.settings import num_usable_cpus
 
 _PACKAGES: Final = ("torch", "transformers", "onnxruntime", "onnxruntime-gpu", "openvino", "nncf")

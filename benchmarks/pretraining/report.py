@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 import transformers
 
-from albert_serve.doctor.machine import processor_name
+from albert_serve.runtime.ort import processor_name
 from benchmarks.harness.tables import table
 from benchmarks.pretraining.contest import Result
 from benchmarks.pretraining.data import Arrays

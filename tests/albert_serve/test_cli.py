@@ -78,7 +78,6 @@ def test_doctor_measures_the_served_bundle(
     assert (report["threads"], report["device"], report["prepack"]) == (1, "cpu", "none")
     assert report["num_workers"] == 1
     assert all(speed["median_ms"] > 0 for speed in report["speeds"])
-    assert isinstance(report["advice"], list)
 
 
 def test_doctor_writes_for_people_too(bundle_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,7 +86,8 @@ def test_doctor_writes_for_people_too(bundle_dir: Path, capsys: pytest.CaptureFi
     text = capsys.readouterr().out
     assert text.startswith(f"{bundle_dir}: fp32, ")
     assert re.search(r"^  workers +2$", text, re.MULTILINE)
-    assert "\nadvice\n  " in text
+    assert re.search(r"^  2 processes +before opening +after", text, re.MULTILINE)
+    assert re.search(r"^ +tokens +ms, median +tokens/s +runs$", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("command", ["info", "doctor"])

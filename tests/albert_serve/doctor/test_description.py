@@ -16,9 +16,9 @@ from safetensors import safe_open
 
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.config import AlbertConfig
-from albert_serve.doctor.inspection import describe_bundle
+from albert_serve.doctor.description import describe_bundle
+from albert_serve.doctor.layout import columns, in_bytes, rounded, section, table, tree
 from albert_serve.doctor.overview import description_text
-from albert_serve.doctor.report import columns, in_bytes, rounded, section, table, tree
 from albert_serve.errors import BundleCorruptError
 from export.source import HUGGING_FACE_FILES
 from export.verify import external_tensors
