@@ -35,8 +35,8 @@ from albert_serve.bundle.weights import (
     stored_name,
 )
 from albert_serve.config import AlbertConfig
-from albert_serve.tasks.base import Depth
-from albert_serve.tasks.text_classification import resolve_depth
+from albert_serve.tasks.base import EarlyExit
+from albert_serve.tasks.text_classification import resolve_early_exit
 from export.errors import ExportError
 from training.evaluation.classification import PREFIX
 from training.evaluation.questions import BEST_F1_THRESHOLD
@@ -224,7 +224,7 @@ def with_depth(source: Source, max_layers: int | None, patience: int | None) -> 
         )
     depth = AdaptiveDepth(max_layers=max_layers, patience=patience)
     num_layers = source.config.num_layers
-    before, after = (resolve_depth(each, num_layers) for each in (entry.adaptive_depth, depth))
+    before, after = (resolve_early_exit(each, num_layers) for each in (entry.adaptive_depth, depth))
     evaluation = source.evaluation
     if before != after:
         evaluation = _figures_at(evaluation, after, num_layers)
@@ -234,10 +234,10 @@ def with_depth(source: Source, max_layers: int | None, patience: int | None) -> 
 
 
 def _figures_at(
-    evaluation: Mapping[str, Any], depth: Depth | None, num_layers: int
+    evaluation: Mapping[str, Any], depth: EarlyExit | None, num_layers: int
 ) -> dict[str, Any]:
     """Return an evaluation with a classifier's figures at a depth, as far as it has them."""
-    depth = depth or Depth(max_layers=num_layers, patience=num_layers)
+    depth = depth or EarlyExit(max_layers=num_layers, patience=num_layers)
     kept = {
         name: value
         for name, value in evaluation.items()

@@ -33,7 +33,7 @@ from albert_serve.progress import progress
 from albert_serve.runtime.encoders import CpuEncoder, PaddedBatch
 from albert_serve.runtime.ort import encoder_options, head_options, open_session
 from albert_serve.settings import RuntimeOptions
-from albert_serve.tasks.base import Depth
+from albert_serve.tasks.base import EarlyExit
 from albert_serve.tasks.question_answering.beams import best_starts
 from albert_serve.tokenizer import SPECIAL_TOKENS
 from export.errors import ExportError
@@ -311,7 +311,7 @@ def _exit_difference(model: AlbertForTasks, encoder: CpuEncoder, batch: PaddedBa
         layers_B = (np.arange(count) + shift) % len(logits_LBK)
         # After the first layer, so many can agree at the last one only.
         patience = len(logits_LBK) - 1
-        depths = [Depth(max_layers=layer + 1, patience=patience) for layer in layers_B.tolist()]
+        depths = [EarlyExit(max_layers=layer + 1, patience=patience) for layer in layers_B.tolist()]
         exits = encoder.run_with_exits(batch, depths)
         expected_BK = logits_LBK[torch.from_numpy(layers_B), torch.arange(count)]
         largest = largest.and_(_compare(expected_BK, exits.logits))

@@ -38,7 +38,7 @@ from albert_serve.bundle.weights import read_header
 from albert_serve.progress import progress
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
-from albert_serve.tasks.text_classification import resolve_depth
+from albert_serve.tasks.text_classification import resolve_early_exit
 from export.card import CARD_FILE, model_card
 from export.encoder import build_encoder
 from export.errors import ExportError
@@ -253,7 +253,7 @@ def _is_shallow(source: Source, depth: DepthOptions) -> bool:
     entry = source.tasks.get("text-classification")
     adaptive = None if entry is None else entry.adaptive_depth
     return depth.num_layers is not None or (
-        adaptive is not None and resolve_depth(adaptive, source.config.num_layers) is not None
+        adaptive is not None and resolve_early_exit(adaptive, source.config.num_layers) is not None
     )
 
 

@@ -44,6 +44,7 @@ MAX_HEAD_CHARS: Final = 64
 MAX_TOP_K: Final = 1000
 MAX_TARGETS: Final = 1000
 MAX_TARGET_CHARS: Final = 1000
+MAX_CHARS_OF_TARGETS: Final = 1 << 16
 # The limit of all texts of a request together: each mask is a row of vocabulary-wide logits.
 MAX_MASKS: Final = 1024
 # Joint filling reads each candidate again for every mask.
@@ -173,6 +174,12 @@ class FillMaskParameters(Parameters):
             raise contradiction("joint and multi_token_targets do not go together; choose one")
         if self.multi_token_targets and self.targets is None:
             raise contradiction("multi_token_targets needs targets; name the words to score")
+        num_chars = 0 if self.targets is None else sum(map(len, self.targets))
+        if num_chars > MAX_CHARS_OF_TARGETS:
+            raise contradiction(
+                f"the targets have {num_chars} characters together; at most {MAX_CHARS_OF_TARGETS} "
+                "are taken: send fewer or shorter ones"
+            )
         if self.joint and self.top_k > MAX_JOINT_TOP_K:
             raise contradiction(f"with joint, top_k is at most {MAX_JOINT_TOP_K}, not {self.top_k}")
         return self

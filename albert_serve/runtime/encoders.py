@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from albert_serve.config import AlbertConfig
 from albert_serve.runtime.cuda import later_on_cuda_thread
 from albert_serve.runtime.time_limit import run_options
-from albert_serve.tasks.base import Depth
+from albert_serve.tasks.base import EarlyExit
 
 Ints = NDArray[np.int64]
 
@@ -119,15 +119,15 @@ class CpuEncoder:
         limits = {MAX_LAYERS: no_limits_B, PATIENCE: no_limits_B} if self.has_exits else {}
         return self._run({**batch.feed(), **limits}, [_OUTPUT])[0]
 
-    def run_with_exits(self, batch: PaddedBatch, depths: Sequence[Depth | None]) -> Exits:
+    def run_with_exits(self, batch: PaddedBatch, early_exits: Sequence[EarlyExit | None]) -> Exits:
         """Return the result of a graph that has exits.
 
         Args:
-            depths: of each text; None for all layers.
+            early_exits: of each text; None for all layers.
         """
         limits = {
-            MAX_LAYERS: [_NO_LIMIT if each is None else each.max_layers for each in depths],
-            PATIENCE: [_NO_LIMIT if each is None else each.patience for each in depths],
+            MAX_LAYERS: [_NO_LIMIT if each is None else each.max_layers for each in early_exits],
+            PATIENCE: [_NO_LIMIT if each is None else each.patience for each in early_exits],
         }
         feed = batch.feed() | {name: np.array(value, np.int64) for name, value in limits.items()}
         hidden, logits, layers = self._run(feed, [_OUTPUT, EXIT_LOGITS, EXIT_LAYERS])

@@ -261,7 +261,7 @@ class Engine:
             # Of the texts that had all layers, whose hidden states these are.
             places = (np.cumsum(exits.layers == self.config.num_layers) - 1).tolist()
             for i, item in enumerate(inputs):
-                if item.depth is not None:
+                if item.early_exit is not None:
                     logits[i] = _finite(exits.logits[i : i + 1], item.task)
         else:
             hidden_BSH = _encode(encoder, batch)
@@ -343,14 +343,14 @@ def _encode(encoder: Encoder, batch: PaddedBatch) -> ort.OrtValue:
 def _stops_early(encoder: Encoder, inputs: Sequence[EncoderInput]) -> TypeGuard[CpuEncoder]:
     """Whether the pass of an input may end before the last layer."""
     can_stop = isinstance(encoder, CpuEncoder) and encoder.has_exits
-    return can_stop and any(item.depth is not None for item in inputs)
+    return can_stop and any(item.early_exit is not None for item in inputs)
 
 
 def _encode_with_exits(
     encoder: CpuEncoder, batch: PaddedBatch, inputs: Sequence[EncoderInput]
 ) -> Exits:
     try:
-        return encoder.run_with_exits(batch, [item.depth for item in inputs])
+        return encoder.run_with_exits(batch, [item.early_exit for item in inputs])
     except Exception as error:
         raise EngineError(f"the runtime failed on ids {batch.ids.shape}: {error}") from error
 

@@ -19,7 +19,7 @@ from albert_serve.runtime.encoders import CpuEncoder, PaddedBatch
 from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import encoder_options, open_session
 from albert_serve.settings import RuntimeOptions
-from albert_serve.tasks.base import Depth, EncoderInput, Logits
+from albert_serve.tasks.base import EarlyExit, EncoderInput, Logits
 from albert_serve.tokenizer import AlbertTokenizer
 from export.__main__ import main
 from export.errors import ExportError
@@ -69,12 +69,12 @@ def inputs_of(seed: int = 0, count: int = 24) -> list[EncoderInput]:
         task = tasks[number % 4]
         depth = None
         if task == "text-classification" and number % 3:
-            depth = Depth(max_layers=int(rng.integers(1, 5)), patience=int(rng.integers(1, 4)))
+            depth = EarlyExit(max_layers=int(rng.integers(1, 5)), patience=int(rng.integers(1, 4)))
         ids = rng.integers(5, 600, size).tolist()
         inputs.append(
-            EncoderInput(ids=ids, types=[0] * size, task=task, rows=[0, 2], depth=None)
+            EncoderInput(ids=ids, types=[0] * size, task=task, rows=[0, 2], early_exit=None)
             if task != "text-classification"
-            else EncoderInput(ids=ids, types=[0] * size, task=task, rows=[0], depth=depth)
+            else EncoderInput(ids=ids, types=[0] * size, task=task, rows=[0], early_exit=depth)
         )
     return inputs
 
@@ -86,12 +86,12 @@ def expected(model: AlbertForTasks, item: EncoderInput) -> Logits:
     states = model.albert.states(batch)[1:]
     rows = item.rows
     assert rows is not None
-    if item.depth is None:
+    if item.early_exit is None:
         last: Logits = model.logits(item.task, states[-1][0, rows]).numpy()
         return last
     logits_LK = model.exit_logits(torch.stack([state[0, :1] for state in states]))[:, 0].numpy()
-    used = layers_used(logits_LK[None], item.depth.patience)[0]
-    return logits_LK[[min(used, item.depth.max_layers) - 1]]
+    used = layers_used(logits_LK[None], item.early_exit.patience)[0]
+    return logits_LK[[min(used, item.early_exit.max_layers) - 1]]
 
 
 def assert_all_close(got: Sequence[Logits], expected_logits: Sequence[Logits], atol: float) -> None:
@@ -102,7 +102,7 @@ def assert_all_close(got: Sequence[Logits], expected_logits: Sequence[Logits], a
 def test_answers_are_torchs_alone_and_in_any_batch(checkpoint: Path, bundle: Bundle) -> None:
     engine = Engine.open(bundle, CPU)
     inputs = inputs_of()
-    assert {item.depth is None for item in inputs} == {True, False}
+    assert {item.early_exit is None for item in inputs} == {True, False}
     expected_logits = [expected(load_checkpoint(checkpoint).eval(), item) for item in inputs]
 
     assert_all_close(engine.run_batch(inputs), expected_logits, 1e-4)
@@ -149,8 +149,8 @@ def test_settled_texts_leave_the_batch(bundle: Bundle) -> None:
     batch = PaddedBatch(ids=ids, types=np.zeros_like(ids), lengths=np.array([9, 4, 7]))
     whole = encoder.run(batch).numpy()
 
-    some = encoder.run_with_exits(batch, [None, Depth(max_layers=2, patience=4), None])
-    none = encoder.run_with_exits(batch, [Depth(max_layers=n, patience=4) for n in (1, 3, 2)])
+    some = encoder.run_with_exits(batch, [None, EarlyExit(max_layers=2, patience=4), None])
+    none = encoder.run_with_exits(batch, [EarlyExit(max_layers=n, patience=4) for n in (1, 3, 2)])
 
     assert whole.shape == (3, 9, TINY.hidden_size)
     assert some.layers.tolist() == [4, 2, 4]
@@ -167,8 +167,8 @@ def test_limits_of_any_size_are_taken(bundle: Bundle) -> None:
     ids = np.random.default_rng(0).integers(5, 600, (33, 6))
     batch = PaddedBatch(ids=ids, types=np.zeros_like(ids), lengths=np.full(33, 6))
     for place in range(33):
-        depths: list[Depth | None] = [None] * 33
-        depths[place] = Depth(max_layers=1, patience=4)
+        depths: list[EarlyExit | None] = [None] * 33
+        depths[place] = EarlyExit(max_layers=1, patience=4)
         layers = encoder.run_with_exits(batch, depths).layers
         assert layers.tolist() == [1 if row == place else 4 for row in range(33)]
 
@@ -360,9 +360,9 @@ def test_fewer_layers_of_an_adaptive_one_have_its_classifier(
     model = load_checkpoint(checkpoint).eval()
     texts = [item for item in inputs_of() if item.task == "text-classification"]
     for bundle, layers in ((cut, 2), (one, 1)):
-        deep = Depth(max_layers=layers, patience=4)
-        expected_logits = [expected(model, replace(item, depth=deep)) for item in texts]
-        plain = [replace(item, depth=None) for item in texts]
+        deep = EarlyExit(max_layers=layers, patience=4)
+        expected_logits = [expected(model, replace(item, early_exit=deep)) for item in texts]
+        plain = [replace(item, early_exit=None) for item in texts]
         assert_all_close(Engine.open(bundle, CPU).run(plain), expected_logits, 1e-4)
 
 

@@ -25,7 +25,7 @@ from albert_serve.errors import TextTooLongError
 from albert_serve.tasks.base import EncoderInput, Logits
 from albert_serve.tasks.fitting import fit
 from albert_serve.tasks.question_answering.task import QuestionAnswering
-from albert_serve.tasks.text_classification import resolve_depth
+from albert_serve.tasks.text_classification import resolve_early_exit
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.choices import tokenise_choices
 from training.data.examples import (
@@ -304,11 +304,11 @@ def _fitting(
 ) -> Iterator[tuple[EncoderInput, Label]]:
     """Yield texts, shuffled, with their labels."""
     adaptive = drawing.tasks[CLASSIFICATION].adaptive_depth if head == CLASSIFICATION else None
-    depth = None if adaptive is None else resolve_depth(adaptive, drawing.config.num_layers)
+    depth = None if adaptive is None else resolve_early_exit(adaptive, drawing.config.num_layers)
     for text in shuffled(texts):
         try:
             encoder_input = _fit(drawing, head, (text.text, text.pair), truncation)
-            encoder_input = replace(encoder_input, depth=depth)
+            encoder_input = replace(encoder_input, early_exit=depth)
         except TextTooLongError:
             drawing.left_out[head] += 1
         else:

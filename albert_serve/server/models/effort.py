@@ -16,8 +16,6 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.server.process.threads import Effort
 from albert_serve.tasks import Prepared
-from albert_serve.tasks.base import ENTRY_BYTES
-from albert_serve.tasks.multiple_choice import num_blanks
 from albert_serve.tokenizer import count_normalised
 
 # Some 1 and 10 ms of `_work`, and of the bytes of an answer.
@@ -47,9 +45,8 @@ def effort_of(request: TaskRequest) -> Effort:
 def effort_of_answer(prepared: Sequence[Prepared[Any]]) -> Effort:
     """Return the effort of reading the logits of inputs, and of writing the reply."""
     num_bytes = sum(
-        item.num_held_bytes
-        + item.num_label_scores * ENTRY_BYTES
-        + item.num_wide_rows * _BYTES_PER_WIDE_ROW
+        item.answer_bytes
+        + item.num_vocabulary_rows * _BYTES_PER_WIDE_ROW
         + len(item.inputs) * _BYTES_PER_INPUT
         for item in prepared
     )
@@ -78,7 +75,7 @@ def _work(value: object, is_reordered: bool) -> Iterator[int]:
         question = value.question or ""
         yield len(question) * len(value.choices)
         yield (count_normalised(question) - len(question)) * len(value.choices)
-        yield num_blanks(question) * sum(map(len, value.choices))
+        yield question.count("_") * sum(map(len, value.choices))
         yield from _work([value.context, *value.choices], is_reordered)
     elif isinstance(value, QuestionAnsweringParameters):
         if value.max_seq_len is not None or value.doc_stride is not None:

@@ -37,10 +37,10 @@ from albert_serve.tasks import (
     Logits,
     Prepared,
     Work,
-    label_names,
     prepare_request,
     shape_reply,
 )
+from albert_serve.tasks.text_classification import label_names
 
 _ResultT = TypeVar("_ResultT")
 

@@ -17,7 +17,7 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.bundle.weights import QuestionHead
 from albert_serve.errors import InvalidInputError, TextTooLongError
-from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Prepared
+from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Prepared, TaskSetup
 from albert_serve.tasks.fitting import cut_at
 from albert_serve.tasks.question_answering.decoder import SpanDecoder
 from albert_serve.tasks.question_answering.windows import lay_windows, num_windows
@@ -64,6 +64,16 @@ class QuestionAnswering:
     null_score_diff_threshold: float = 0.0
     head: QuestionHead = "independent"
 
+    @classmethod
+    def open(cls, setup: TaskSetup) -> QuestionAnswering:
+        """Return the task for a model."""
+        return cls(
+            tokenizer=setup.tokenizer,
+            max_positions=setup.max_positions,
+            null_score_diff_threshold=setup.null_score_diff_threshold,
+            head=setup.question_head,
+        )
+
     def prepare(
         self, item: QuestionContext, parameters: QuestionAnsweringParameters
     ) -> Prepared[QuestionAnsweringAnswer]:
@@ -83,7 +93,7 @@ class QuestionAnswering:
             finish=asked.decoder.finish,
             num_truncated=asked.num_truncated,
             cuts={} if asked.cut_at is None else {".question": asked.cut_at},
-            num_held_bytes=_num_held_bytes(parameters, asked.decoder.context),
+            answer_bytes=_answer_bytes(parameters, asked.decoder.context),
         )
 
     def ask(self, item: QuestionContext, parameters: QuestionAnsweringParameters) -> AskedQuestion:
@@ -192,7 +202,7 @@ def _check_spans(num_tokens: int, max_answer_len: int) -> None:
         )
 
 
-def _num_held_bytes(parameters: QuestionAnsweringParameters, context: Encoding) -> int:
+def _answer_bytes(parameters: QuestionAnsweringParameters, context: Encoding) -> int:
     """Return the memory of the answers, which are parts of the context."""
     last = min(parameters.max_answer_len, len(context)) - 1
     longest = max(

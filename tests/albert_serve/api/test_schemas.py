@@ -266,6 +266,13 @@ def test_a_refusal_is_one_readable_sentence(task: str, body: Any, expected: str)
         ),
         pytest.param(
             "fill-mask",
+            {"inputs": "a", "parameters": {"targets": ["x" * 1000] * 66}},
+            "parameters: the targets have 66000 characters together; at most 65536 are taken: "
+            "send fewer or shorter ones",
+            id="long targets",
+        ),
+        pytest.param(
+            "fill-mask",
             {"inputs": "a", "parameters": {"multi_token_targets": True}},
             "parameters: multi_token_targets needs targets; name the words to score",
             id="whole targets without any",

@@ -16,9 +16,9 @@ from albert_serve.bundle.manifest import AdaptiveDepth, Bundle
 from albert_serve.client import AlbertClient, AsyncAlbertClient
 from albert_serve.errors import InvalidInputError
 from albert_serve.tasks import prepare_request
-from albert_serve.tasks.base import Depth
+from albert_serve.tasks.base import EarlyExit
 from albert_serve.tasks.load import load_tasks
-from albert_serve.tasks.text_classification import ALL_LAYERS, resolve_depth
+from albert_serve.tasks.text_classification import ALL_LAYERS, resolve_early_exit
 from albert_serve.tokenizer import AlbertTokenizer
 from export.write import DepthOptions, export_bundle
 from tests.albert_serve.support import Running, running_service, service_environment
@@ -78,20 +78,20 @@ def by_label(scores: list[Any]) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("limits", "expected_depth"),
     [
-        ({}, Depth(max_layers=2, patience=1)),
+        ({}, EarlyExit(max_layers=2, patience=1)),
         ({"patience": 4}, None),
         ({"patience": 9}, None),
         ({"max_layers": 4}, None),
-        ({"patience": 2}, Depth(max_layers=4, patience=2)),
-        ({"max_layers": 3}, Depth(max_layers=3, patience=4)),
-        ({"max_layers": 3, "patience": 2}, Depth(max_layers=3, patience=2)),
+        ({"patience": 2}, EarlyExit(max_layers=4, patience=2)),
+        ({"max_layers": 3}, EarlyExit(max_layers=3, patience=4)),
+        ({"max_layers": 3, "patience": 2}, EarlyExit(max_layers=3, patience=2)),
     ],
 )
 def test_the_models_defaults_are_of_requests_without_limits(
-    limits: dict[str, int], expected_depth: Depth | None
+    limits: dict[str, int], expected_depth: EarlyExit | None
 ) -> None:
     defaults = AdaptiveDepth(max_layers=2, patience=1)
-    assert resolve_depth(defaults, 4, **limits) == expected_depth
+    assert resolve_early_exit(defaults, 4, **limits) == expected_depth
 
 
 @pytest.mark.parametrize(

@@ -145,14 +145,6 @@ def test_a_long_text_is_refused_otherwise(task: FeatureExtraction, refused: dict
         task.prepare(LONG, FeatureExtractionParameters(**refused))
 
 
-def test_pooled_texts_hold_one_vector_and_others_one_a_token(task: FeatureExtraction) -> None:
-    pooled, whole = (
-        task.prepare("It rained.", FeatureExtractionParameters(pooling=pooling))
-        for pooling in ("mean", "none")
-    )
-    assert whole.num_held_bytes == pooled.num_held_bytes * whole.num_tokens > 0
-
-
 def test_vectors_of_very_many_tokens_are_refused(task: FeatureExtraction) -> None:
     texts = ["run " * 120] * 200
     pooled = FeatureExtractionRequest(inputs=texts)

@@ -237,12 +237,5 @@ def test_no_round_has_more_rows_than_was_said(
     stage: Any = prepared
     while isinstance(stage, Round):
         logits = engine.run(stage.inputs)
-        assert sum(map(len, logits)) <= prepared.num_wide_rows
+        assert sum(map(len, logits)) <= prepared.num_vocabulary_rows
         stage = stage.finish(logits)
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_targets_are_limited_in_characters_together(whole: bool, task: FillMask) -> None:
-    parameters = FillMaskParameters(targets=["\ufdfa" * 1000] * 100, multi_token_targets=whole)
-    with pytest.raises(TooMuchAtOnceError, match="100000 characters together; at most 65536"):
-        task.prepare("a [MASK]", parameters)

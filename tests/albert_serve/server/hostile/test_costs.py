@@ -45,17 +45,6 @@ def test_answers_that_take_much_memory_are_refused(task_setup: TaskSetup) -> Non
         prepare(task_setup, "question-answering", [several] * 200, top_k=1000, max_answer_len=512)
 
 
-def test_masks_filled_together_count_with_their_widest_round(task_setup: TaskSetup) -> None:
-    task = open_task("fill-mask", task_setup)
-    for text, num_readings in (("A [MASK] run.", 1), ("A [MASK] [MASK].", 8)):
-        task_request = request("fill-mask", [text] * 4, joint=True)
-        num_tokens = sum(item.num_tokens for item in prepare_request(task, task_request))
-        most = num_readings * num_tokens
-        assert len(prepare_request(task, task_request, max_tokens=most)) == 4
-        with pytest.raises(TooMuchAtOnceError, match=f"has over {most - 1} tokens"):
-            prepare_request(task, task_request, max_tokens=most - 1)
-
-
 def test_items_past_what_is_read_at_once_are_not_made_ready(task_setup: TaskSetup) -> None:
     task = open_task("sentence-order", task_setup)
     prepared: list[Any] = []
@@ -96,12 +85,6 @@ def test_targets_are_read_once_for_all_texts(task_setup: TaskSetup) -> None:
     targets.read_first_pieces.cache_clear()
     assert prepare(task_setup, "fill-mask", ["A [MASK]."] * 20, targets=words) == 20
     assert targets.read_first_pieces.cache_info().misses == 1
-
-
-def test_targets_at_very_many_masks_are_refused(task_setup: TaskSetup) -> None:
-    words = [chr(97 + i % 26) + chr(97 + i // 26) for i in range(26 * 26)]
-    with pytest.raises(InvalidInputError, match="pieces at all masks"):
-        prepare(task_setup, "fill-mask", "[MASK] " * 100, targets=words, multi_token_targets=True)
 
 
 def test_windows_and_spans_without_bound_are_refused(task_setup: TaskSetup) -> None:
