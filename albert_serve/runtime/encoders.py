@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from albert_serve.config import AlbertConfig
 from albert_serve.runtime.cuda import later_on_cuda_thread
-from albert_serve.runtime.time_limit import run_options
 from albert_serve.tasks.base import EarlyExit
 
 Ints = NDArray[np.int64]
@@ -139,7 +138,7 @@ class CpuEncoder:
             binding.bind_cpu_input(name, array)
         for name in outputs:
             binding.bind_output(name)
-        options = run_options()
+        options = ort.RunOptions()
         if self.kept_tokens is not None and feed["input_ids"].size > self.kept_tokens:
             options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         self.session.run_with_iobinding(binding, options)
@@ -259,6 +258,6 @@ def bucket_shape(
 
 
 def _run_options(graph_id: str) -> ort.RunOptions:
-    options = run_options()
+    options = ort.RunOptions()
     options.add_run_config_entry("gpu_graph_id", graph_id)
     return options

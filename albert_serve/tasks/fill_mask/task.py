@@ -64,7 +64,7 @@ class FillMask:
         pieces = read_whole(self.tokenizer, targets) if parameters.multi_token_targets else ()
         fitted = self._fit(item, parameters.truncation, max(map(len, pieces), default=1) - 1)
         text = self._find_masks(fitted)
-        candidates, warnings = None, ()
+        candidates, warnings = None, tuple[str, ...]()
         if targets and not pieces:
             candidates, warnings = read_first_pieces(self.tokenizer, targets)
         first: Round[AnyFillMaskAnswer]
