@@ -150,7 +150,7 @@ class Tokenising:
 
     def cost_bytes(self, work: Request) -> int:
         """Return the approximate memory of the encoded inputs, and of an answer."""
-        return sum(item.num_held_bytes + _BYTES_A_TOKEN * item.num_tokens for item in work.items)
+        return sum(item.answer_bytes + _BYTES_A_TOKEN * item.num_tokens for item in work.items)
 
 
 def read_setup(bundle: Bundle, task: str) -> TaskSetup:

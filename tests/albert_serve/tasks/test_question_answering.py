@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from albert_serve.api.schemas import Answer, QuestionAnsweringParameters, QuestionContext
-from albert_serve.errors import InvalidInputError, TextTooLongError
+from albert_serve.errors import InvalidInputError
 from albert_serve.tasks import EncoderInput, Logits, QuestionAnswering, TaskSetup
 from albert_serve.tasks.question_answering.spans import align, find_spans, strip
 from albert_serve.tasks.question_answering.windows import lay_windows
@@ -318,50 +318,6 @@ def test_the_question_comes_first(task: QuestionAnswering) -> None:
     [item] = task.prepare(ask("a context", "a question"), DEFAULT).inputs
     expected = task.tokenizer.encode("a question", "a context")
     assert (item.ids, item.types, item.rows) == (expected.ids, expected.types, None)
-
-
-def test_max_question_len_cuts_and_tells(task: QuestionAnswering) -> None:
-    question = "why " * 40
-    prepared = task.prepare(ask("a", question), QuestionAnsweringParameters(max_question_len=5))
-    num_tokens = len(task.tokenizer.encode_plain(question))
-    assert prepared.inputs[0].ids.index(task.tokenizer.sep_id) == 6
-    assert prepared.num_truncated == num_tokens - 5
-
-
-def test_a_question_that_leaves_no_room_is_refused(task: QuestionAnswering) -> None:
-    num_tokens = len(task.tokenizer.encode_plain("why " * 200))
-    with pytest.raises(TextTooLongError, match=f"is {num_tokens} tokens, which leaves no room"):
-        task.prepare(ask("a", "why " * 200), DEFAULT)
-    prepared = task.prepare(
-        ask("a", "why " * 200), QuestionAnsweringParameters(truncation="truncate")
-    )
-    assert prepared.inputs[0].ids.index(task.tokenizer.sep_id) == 65
-
-
-@pytest.mark.parametrize(
-    ("question", "context", "parameters", "message"),
-    [
-        pytest.param("", "a", {}, "^question is empty", id="no question"),
-        pytest.param("a", " \n", {}, "^context is empty", id="no context"),
-        pytest.param("a", "\u0301", {}, "^context is empty", id="nothing after normalisation"),
-        pytest.param("a", "b", {"max_seq_len": 129}, "at most 128", id="long sequence"),
-        pytest.param("a", "b " * 200, {"doc_stride": 124}, "choose at most", id="long stride"),
-        pytest.param("a", "b " * 999, {"doc_stride": 120}, "windows of 128", id="many windows"),
-    ],
-)
-def test_impossible_questions_are_refused_with_the_reason(
-    question: str,
-    context: str,
-    parameters: dict[str, Any],
-    message: str,
-    task: QuestionAnswering,
-) -> None:
-    with pytest.raises(InvalidInputError, match=message):
-        task.prepare(ask(context, question), QuestionAnsweringParameters(**parameters))
-
-
-def test_a_stride_is_of_no_matter_to_a_short_context(task: QuestionAnswering) -> None:
-    assert len(task.prepare(ask("b"), QuestionAnsweringParameters(doc_stride=500)).inputs) == 1
 
 
 @pytest.mark.parametrize(
