@@ -10,16 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors import safe_open
 
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.config import AlbertConfig
 from albert_serve.doctor.description import describe_bundle
-from albert_serve.doctor.layout import columns, in_bytes, rounded, section, table, tree
+from albert_serve.doctor.layout import in_bytes
 from albert_serve.doctor.overview import description_text
-from albert_serve.errors import BundleCorruptError
 from export.source import HUGGING_FACE_FILES
 from export.verify import external_tensors
 from export.write import export_bundle
@@ -179,58 +176,6 @@ def test_quality_and_evaluation_are_reported_in_full(bundle_dir: Path, tmp_path:
     ]
 
 
-def test_weights_that_changed_since_are_an_error(bundle_dir: Path, tmp_path: Path) -> None:
-    bundle = with_manifest(bundle_dir, tmp_path / "b", {})
-    bundle.weights_file.unlink()
-    bundle.weights_file.write_bytes(b"short")
-    with pytest.raises(BundleCorruptError, match="damaged"):
-        describe_bundle(bundle)
-
-
-CELLS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=12)
-
-
-@given(rows=st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=1, max_size=8))
-def test_columns_lose_nothing_and_begin_at_one_place(rows: list[tuple[str, str, str]]) -> None:
-    lines = columns(rows)
-    starts = [max(len(row[0]) for row in rows) + 2]
-    starts.append(starts[0] + max(len(row[1]) for row in rows) + 2)
-    for row, line in zip(rows, lines, strict=True):
-        assert tuple(line.split()) == row
-        assert line.startswith(row[1], starts[0])
-        assert line.startswith(row[2], starts[1])
-
-
-@given(values=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=8))
-def test_numbers_of_a_table_end_at_one_place(values: list[float]) -> None:
-    lines = table(("name", "value"), [("x", f"{value:.2f}") for value in values])
-    ends = {len(line) for line in lines[1:]}
-    assert ends == {max(len("x     value"), *(len(line) for line in lines))}
-
-
-NESTED = st.recursive(
-    st.integers(-5, 5) | st.text("abc", min_size=1),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("xyz"), inner, max_size=3),
-    max_leaves=12,
-)
-
-
-@given(content=st.dictionaries(st.text("xyz", min_size=1), NESTED, max_size=4))
-def test_a_tree_shows_every_leaf(content: dict[str, Any]) -> None:
-    shown = " ".join(tree(content)).replace(",", " ").split()
-    leaves = [str(leaf) for leaf in leaves_of(content)]
-    for leaf in set(leaves):
-        assert shown.count(leaf) >= leaves.count(leaf)
-
-
-def leaves_of(value: object) -> list[object]:
-    if isinstance(value, dict):
-        return [leaf for each in value.values() for leaf in leaves_of(each)]
-    if isinstance(value, list):
-        return [leaf for each in value for leaf in leaves_of(each)]
-    return [value]
-
-
 @pytest.mark.parametrize(
     ("size", "text"),
     [
@@ -245,11 +190,3 @@ def leaves_of(value: object) -> list[object]:
 )
 def test_sizes_have_three_digits(size: float, text: str) -> None:
     assert in_bytes(size) == text
-
-
-def test_numbers_and_sections() -> None:
-    assert [rounded(value) for value in (1.234, 12.34, 1234.5)] == ["1.23", "12.3", "1,234"]
-    assert section("empty", []) == []
-    assert section("one", ["line", ""]) == ["", "one", "  line", ""]
-    assert table(("a",), []) == []
-    assert columns([]) == []
