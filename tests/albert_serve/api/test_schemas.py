@@ -156,8 +156,8 @@ REFUSALS: list[tuple[str, Any, str]] = [
     (
         *("sentence-order", {"inputs": [{"sentences": ["a"] * (MAX_SENTENCES + 1)}]}),
         (
-            f"inputs[0].sentences holds {MAX_SENTENCES + 1} items; at most {MAX_SENTENCES} are taken: "
-            "split the list"
+            f"inputs[0].sentences holds {MAX_SENTENCES + 1} items; at most {MAX_SENTENCES} are "
+            "taken: split the list"
         ),
     ),
     (
