@@ -110,7 +110,7 @@ def _save(bundle: Bundle, tag: Tag) -> None:
         if name != CARD_FILE or (bundle.folder / name).is_file():
             shutil.copyfile(bundle.folder / name, model.path_of(name))
     Bundle.open(Path(model.path))
-    model.flush()
+    model.flush()  # type: ignore[no-untyped-call]
     try:
         model.save()
     except BentoMLException as error:

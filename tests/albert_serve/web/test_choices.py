@@ -14,7 +14,6 @@ from tests.albert_serve.support import Running
 from tests.albert_serve.web.browsing import OpenPage, ask, assert_bars
 
 TASK = "multiple-choice"
-PHONE_WIDTH_PX = 360
 CONTEXT = "The bridge was built in 1932 and closed to cars in 1988."
 QUESTION = "The bridge was closed to _ in 1988."
 
@@ -126,26 +125,3 @@ def test_a_choice_that_was_cut_is_named_by_its_line(choice_page: Page) -> None:
     panel.get_by_label("Cut a context").check()
     choose(choice_page, "A run.", "", "nobody\n" + "everybody in the first inning " * 40)
     expect(panel.locator(".notes li")).to_contain_text("Choice 2 was read after character")
-
-
-def test_a_single_choice_is_refused_as_the_api_refuses_it(
-    choice_page: Page, http: httpx.Client
-) -> None:
-    panel = choose(choice_page, CONTEXT, QUESTION, "cars")
-    inputs = {"context": CONTEXT, "question": QUESTION, "choices": ["cars"]}
-    refused = http.post(f"/{TASK}", json={"inputs": inputs})
-    assert refused.status_code == 422
-    expect(panel.locator(".problem-text")).to_have_text(refused.json()["error"])
-
-
-def test_long_choices_wrap_on_a_phone(open_page: OpenPage, choice_service: Running) -> None:
-    phone = {"width": PHONE_WIDTH_PX, "height": 740}
-    page = open_page(TASK, url=f"{choice_service.url}/", viewport=phone, has_touch=True)
-    choices = ["unbroken" * 10, "They walked along the water of the river. " * 2]
-    panel = choose(page, CONTEXT, "", "\n".join(choices))
-    expect(panel.locator(".bar")).to_have_count(2)
-    cut = "labels => labels.filter((label) => label.scrollWidth > label.clientWidth + 1).length"
-    assert panel.locator(".bar-label").evaluate_all(cut) == 0
-    assert page.evaluate("document.documentElement.scrollWidth") == PHONE_WIDTH_PX
-    widths = panel.locator(".bar-track").evaluate_all("bars => bars.map((bar) => bar.clientWidth)")
-    assert min(widths) > PHONE_WIDTH_PX // 2

@@ -19,7 +19,6 @@ from tests.albert_serve.web.browsing import OpenPage, ask, assert_bars
 from training.model.checkpoint import save_checkpoint
 from training.model.heads import AlbertForTasks, Task
 
-PHONE_WIDTH_PX = 390
 NUM_LABELS = 77
 LABELS = [f"card_payment_with_a_wrong_exchange_rate_{number}" for number in range(NUM_LABELS)]
 EXAMPLES = {
@@ -99,22 +98,6 @@ def test_the_best_labels_are_shown_and_all_on_request(
     expect(panel.locator(".bar")).to_have_count(NUM_LABELS)
     panel.get_by_role("button", name="Show the best 5").click()
     assert_bars(panel.locator(".bars"), expected[:5])
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("width", [PHONE_WIDTH_PX, 1200])
-def test_long_names_of_labels_are_whole(open_page: OpenPage, own: str, width: int) -> None:
-    page = open_page("text-classification", url=own, viewport={"width": width, "height": 840})
-    panel = page.locator("#panel-text-classification")
-    panel.get_by_role("button", name="Show all 77 labels").click()
-    expect(panel.locator(".bar")).to_have_count(NUM_LABELS)
-    cut = """labels => labels
-      .filter((label) => label.scrollWidth > label.clientWidth + 1)
-      .map((label) => label.textContent)"""
-    assert panel.locator(".bar-label").evaluate_all(cut) == []
-    assert page.evaluate("document.documentElement.scrollWidth") == width
-    widths = panel.locator(".bar-track").evaluate_all("bars => bars.map((bar) => bar.clientWidth)")
-    assert min(widths) > PHONE_WIDTH_PX // 4
 
 
 def test_the_examples_are_those_of_the_model(open_page: OpenPage, own: str) -> None:

@@ -113,23 +113,6 @@ def test_the_best_order_is_put_into_place(
 
 
 @pytest.mark.extended
-def test_too_few_sentences_are_refused_and_come_back(
-    open_page: OpenPage,
-    client: httpx.Client,
-) -> None:
-    page = open_page("sentence-order")
-    for number in (4, 3, 2):
-        page.get_by_role("button", name=f"Remove sentence 1 of {number}").click()
-    problem = page.locator("#panel-sentence-order").get_by_role("alert")
-    expect(problem).to_contain_text("must hold at least 2 items")
-    expect(page.locator(".gauge-value")).to_have_text("–")
-    page.get_by_label("Add a sentence").fill("He ran.")
-    page.get_by_role("button", name="Add", exact=True).click()
-    expect(problem).to_be_hidden()
-    assert_scored(page, client, sentences_of(page))
-
-
-@pytest.mark.extended
 def test_no_answer_is_taken_to_an_order_that_is_past(
     open_page: OpenPage,
     client: httpx.Client,
