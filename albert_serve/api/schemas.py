@@ -40,11 +40,11 @@ WARNINGS_HEADER: Final = "X-Albert-Warnings"
 # The texts of a reply whose cuts are told in its header.
 MAX_CUTS_SHOWN: Final = 64
 
-MAX_HEAD_CHARS: Final = 64
+_MAX_HEAD_CHARS: Final = 64
 MAX_TOP_K: Final = 1000
 MAX_TARGETS: Final = 1000
-MAX_TARGET_CHARS: Final = 1000
-MAX_CHARS_OF_TARGETS: Final = 1 << 16
+_MAX_TARGET_CHARS: Final = 1000
+_MAX_CHARS_OF_TARGETS: Final = 1 << 16
 # The limit of all texts of a request together: each mask is a row of vocabulary-wide logits.
 MAX_MASKS: Final = 1024
 # Joint filling reads each candidate again for every mask.
@@ -53,7 +53,7 @@ MAX_SENTENCES: Final = 256
 # Reordering reads all pairs in both orders.
 MAX_REORDERED: Final = 32
 # Of one question of multiple choice.
-MAX_CHOICES: Final = 256
+_MAX_CHOICES: Final = 256
 # A question is tokenised with each of its choices.
 MAX_CHOICE_QUESTION_CHARS: Final = 4000
 
@@ -108,7 +108,7 @@ class ChoiceQuestion(Request):
         description="Precedes each choice: a question on the context, or the beginning that "
         "all choices share. Each takes the place of a blank, `_`, if it has one.",
     )
-    choices: list[Text] = Field(min_length=2, max_length=MAX_CHOICES)
+    choices: list[Text] = Field(min_length=2, max_length=_MAX_CHOICES)
 
 
 def num_items_of(inputs: object) -> int:
@@ -130,17 +130,17 @@ def _pair_or_sentences(value: object) -> str:
     return _SENTENCES if many else _PAIR
 
 
-TextItem: TypeAlias = Annotated[
+_TextItem: TypeAlias = Annotated[
     Annotated[Text, Tag(_TEXT)] | Annotated[TextInput, Tag(_OBJECT)],
     Discriminator(_text_or_object),
 ]
-Target: TypeAlias = Annotated[str, Field(max_length=MAX_TARGET_CHARS)]
+Target: TypeAlias = Annotated[str, Field(max_length=_MAX_TARGET_CHARS)]
 Targets: TypeAlias = Annotated[
     Annotated[Target, Tag(ONE)]
     | Annotated[list[Target], Field(min_length=1, max_length=MAX_TARGETS), Tag(MANY)],
     Discriminator(one_or_many),
 ]
-OrderItem: TypeAlias = Annotated[
+_OrderItem: TypeAlias = Annotated[
     Annotated[TextPair, Tag(_PAIR)] | Annotated[Sentences, Tag(_SENTENCES)],
     Discriminator(_pair_or_sentences),
 ]
@@ -175,10 +175,10 @@ class FillMaskParameters(Parameters):
         if self.multi_token_targets and self.targets is None:
             raise contradiction("multi_token_targets needs targets; name the words to score")
         num_chars = 0 if self.targets is None else sum(map(len, self.targets))
-        if num_chars > MAX_CHARS_OF_TARGETS:
+        if num_chars > _MAX_CHARS_OF_TARGETS:
             raise contradiction(
-                f"the targets have {num_chars} characters together; at most {MAX_CHARS_OF_TARGETS} "
-                "are taken: send fewer or shorter ones"
+                f"the targets have {num_chars} characters together; at most "
+                f"{_MAX_CHARS_OF_TARGETS} are taken: send fewer or shorter ones"
             )
         if self.joint and self.top_k > MAX_JOINT_TOP_K:
             raise contradiction(f"with joint, top_k is at most {MAX_JOINT_TOP_K}, not {self.top_k}")
@@ -196,7 +196,7 @@ class TextClassificationParameters(Parameters):
     )
     head: str | None = Field(
         None,
-        max_length=MAX_HEAD_CHARS,
+        max_length=_MAX_HEAD_CHARS,
         description="The classifier, of a model that has several; left out, its default one.",
     )
     max_layers: int | None = Field(
@@ -267,7 +267,7 @@ class FillMaskRequest(Request):
 class TextClassificationRequest(Request):
     """Classify one text, or pair of texts, or several."""
 
-    inputs: OneOrMany[TextItem]
+    inputs: OneOrMany[_TextItem]
     parameters: OrNull[TextClassificationParameters] = TextClassificationParameters()
 
 
@@ -281,7 +281,7 @@ class QuestionAnsweringRequest(Request):
 class SentenceOrderRequest(Request):
     """Say whether the second text follows the first, or how well sentences follow each other."""
 
-    inputs: OneOrMany[OrderItem]
+    inputs: OneOrMany[_OrderItem]
     parameters: OrNull[SentenceOrderParameters] = SentenceOrderParameters()
 
 
@@ -479,7 +479,7 @@ class InfoReply(Reply):
     max_masks: int = Field(MAX_MASKS, description="Masks in all texts of a request together.")
     max_sentences: int = Field(MAX_SENTENCES, description="Sentences of one text.")
     max_reordered: int = Field(MAX_REORDERED, description="Sentences that are reordered.")
-    max_choices: int = Field(MAX_CHOICES, description="Choices of one question.")
+    max_choices: int = Field(_MAX_CHOICES, description="Choices of one question.")
     card: ModelCard | None = Field(None, description="What the model is, and how it was made.")
 
     def __str__(self) -> str:

@@ -63,7 +63,7 @@ class PaddedBatch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Exits:
+class _Exits:
     """The result of a batch whose texts may have fewer layers than all.
 
     Attributes:
@@ -118,7 +118,7 @@ class CpuEncoder:
         limits = {MAX_LAYERS: no_limits_B, PATIENCE: no_limits_B} if self.has_exits else {}
         return self._run({**batch.feed(), **limits}, [_OUTPUT])[0]
 
-    def run_with_exits(self, batch: PaddedBatch, early_exits: Sequence[EarlyExit | None]) -> Exits:
+    def run_with_exits(self, batch: PaddedBatch, early_exits: Sequence[EarlyExit | None]) -> _Exits:
         """Return the result of a graph that has exits.
 
         Args:
@@ -130,7 +130,7 @@ class CpuEncoder:
         }
         feed = batch.feed() | {name: np.array(value, np.int64) for name, value in limits.items()}
         hidden, logits, layers = self._run(feed, [_OUTPUT, EXIT_LOGITS, EXIT_LAYERS])
-        return Exits(hidden=hidden, logits=logits.numpy(), layers=layers.numpy())
+        return _Exits(hidden=hidden, logits=logits.numpy(), layers=layers.numpy())
 
     def _run(self, feed: Mapping[str, Ints], outputs: Sequence[str]) -> list[ort.OrtValue]:
         binding = self.session.io_binding()

@@ -21,9 +21,9 @@ Logits: TypeAlias = NDArray[np.float32]
 # The memory of one entry of an answer, without its text: the object, and its part of the reply.
 ENTRY_BYTES: Final = 500
 
-AnswerT_co = TypeVar("AnswerT_co", covariant=True)
-ItemT_contra = TypeVar("ItemT_contra", contravariant=True)
-ParametersT_contra = TypeVar("ParametersT_contra", contravariant=True)
+_AnswerT_co = TypeVar("_AnswerT_co", covariant=True)
+_ItemT_contra = TypeVar("_ItemT_contra", contravariant=True)
+_ParametersT_contra = TypeVar("_ParametersT_contra", contravariant=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ class EncoderInput:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Round(Generic[AnswerT_co]):
+class Round(Generic[_AnswerT_co]):
     """One round of encoder inputs for an item.
 
     Attributes:
@@ -80,7 +80,7 @@ class Round(Generic[AnswerT_co]):
     """
 
     inputs: list[EncoderInput]
-    finish: Callable[[list[Logits]], AnswerT_co | Round[AnswerT_co]]
+    finish: Callable[[list[Logits]], _AnswerT_co | Round[_AnswerT_co]]
 
     @property
     def num_tokens(self) -> int:
@@ -89,7 +89,7 @@ class Round(Generic[AnswerT_co]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared(Round[AnswerT_co]):
+class Prepared(Round[_AnswerT_co]):
     """An item ready for the engine: its first round, which for most tasks is the only one.
 
     Attributes:
@@ -121,10 +121,12 @@ class Runner(Protocol):
         ...
 
 
-class Task(Protocol[ItemT_contra, ParametersT_contra, AnswerT_co]):
+class Task(Protocol[_ItemT_contra, _ParametersT_contra, _AnswerT_co]):
     """The logic of one endpoint, independent of the runtime."""
 
-    def prepare(self, item: ItemT_contra, parameters: ParametersT_contra) -> Prepared[AnswerT_co]:
+    def prepare(
+        self, item: _ItemT_contra, parameters: _ParametersT_contra
+    ) -> Prepared[_AnswerT_co]:
         """Encode one item.
 
         Raises:
