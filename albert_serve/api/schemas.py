@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from albert_serve.api.embeddings import Embedding, FeatureExtractionRequest, TokenFeatures
+from albert_serve.api.embeddings import Embedding, TokenFeatures
 from albert_serve.api.model_card import ModelCard, card_text
 from albert_serve.api.wire import (
     MANY,
@@ -29,6 +29,7 @@ from albert_serve.api.wire import (
 from albert_serve.api.wire import TRUNCATED_AT_HEADER as TRUNCATED_AT_HEADER
 from albert_serve.api.wire import TRUNCATED_HEADER as TRUNCATED_HEADER
 from albert_serve.api.wire import AnyTruncation as AnyTruncation
+from albert_serve.api.wire import TaskRequest as TaskRequest
 from albert_serve.api.wire import Truncation as Truncation
 from albert_serve.api.wire import describe as describe  # part of the contract, too
 
@@ -257,49 +258,39 @@ class MultipleChoiceParameters(Parameters):
     )
 
 
-class FillMaskRequest(Request):
+class FillMaskRequest(TaskRequest):
     """Fill the masks of one text or of several."""
 
     inputs: OneOrMany[Text]
     parameters: OrNull[FillMaskParameters] = FillMaskParameters()
 
 
-class TextClassificationRequest(Request):
+class TextClassificationRequest(TaskRequest):
     """Classify one text, or pair of texts, or several."""
 
     inputs: OneOrMany[_TextItem]
     parameters: OrNull[TextClassificationParameters] = TextClassificationParameters()
 
 
-class QuestionAnsweringRequest(Request):
+class QuestionAnsweringRequest(TaskRequest):
     """Find the answer to a question in a text, for one such pair or several."""
 
     inputs: OneOrMany[QuestionContext]
     parameters: OrNull[QuestionAnsweringParameters] = QuestionAnsweringParameters()
 
 
-class SentenceOrderRequest(Request):
+class SentenceOrderRequest(TaskRequest):
     """Say whether the second text follows the first, or how well sentences follow each other."""
 
     inputs: OneOrMany[_OrderItem]
     parameters: OrNull[SentenceOrderParameters] = SentenceOrderParameters()
 
 
-class MultipleChoiceRequest(Request):
+class MultipleChoiceRequest(TaskRequest):
     """Choose among the answers to a question, or the endings of a text, for one or several."""
 
     inputs: OneOrMany[ChoiceQuestion]
     parameters: OrNull[MultipleChoiceParameters] = MultipleChoiceParameters()
-
-
-TaskRequest: TypeAlias = (
-    FillMaskRequest
-    | TextClassificationRequest
-    | QuestionAnsweringRequest
-    | SentenceOrderRequest
-    | MultipleChoiceRequest
-    | FeatureExtractionRequest
-)
 
 
 class FilledToken(Reply):
