@@ -9,11 +9,17 @@ from typing import Any, Final, TypeAlias
 from albert_serve.api.embeddings import FEATURE_EXTRACTION, FeatureExtractionRequest
 from albert_serve.api.schemas import (
     MAX_MASKS,
+    FeatureExtractionReply,
+    FillMaskReply,
     FillMaskRequest,
+    MultipleChoiceReply,
     MultipleChoiceRequest,
+    QuestionAnsweringReply,
     QuestionAnsweringRequest,
+    SentenceOrderReply,
     SentenceOrderRequest,
     TaskRequest,
+    TextClassificationReply,
     TextClassificationRequest,
 )
 from albert_serve.api.wire import Parameters
@@ -64,10 +70,12 @@ class Endpoint:
 
     Attributes:
         request: the schema of a request.
+        reply: the type of a reply's value.
         open: makes the task for a model.
     """
 
     request: type[TaskRequest]
+    reply: Any
     open: Callable[[TaskSetup], AnyTask]
 
     @property
@@ -77,14 +85,24 @@ class Endpoint:
 
 
 TASKS: Final[dict[str, Endpoint]] = {
-    "fill-mask": Endpoint(request=FillMaskRequest, open=FillMask.open),
+    "fill-mask": Endpoint(request=FillMaskRequest, reply=FillMaskReply, open=FillMask.open),
     "text-classification": Endpoint(
-        request=TextClassificationRequest, open=TextClassification.open
+        request=TextClassificationRequest,
+        reply=TextClassificationReply,
+        open=TextClassification.open,
     ),
-    "question-answering": Endpoint(request=QuestionAnsweringRequest, open=QuestionAnswering.open),
-    "sentence-order": Endpoint(request=SentenceOrderRequest, open=SentenceOrder.open),
-    "multiple-choice": Endpoint(request=MultipleChoiceRequest, open=MultipleChoice.open),
-    FEATURE_EXTRACTION: Endpoint(request=FeatureExtractionRequest, open=FeatureExtraction.open),
+    "question-answering": Endpoint(
+        request=QuestionAnsweringRequest, reply=QuestionAnsweringReply, open=QuestionAnswering.open
+    ),
+    "sentence-order": Endpoint(
+        request=SentenceOrderRequest, reply=SentenceOrderReply, open=SentenceOrder.open
+    ),
+    "multiple-choice": Endpoint(
+        request=MultipleChoiceRequest, reply=MultipleChoiceReply, open=MultipleChoice.open
+    ),
+    FEATURE_EXTRACTION: Endpoint(
+        request=FeatureExtractionRequest, reply=FeatureExtractionReply, open=FeatureExtraction.open
+    ),
 }
 
 
