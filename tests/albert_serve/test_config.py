@@ -163,15 +163,6 @@ def test_missing_keys_have_the_defaults_of_transformers() -> None:
     assert (ours.hidden_size, ours.num_heads, ours.ffn_size) == (4096, 64, 16384)
 
 
-def test_keys_of_other_programs_are_passed_over() -> None:
-    hf = TINY.to_hf() | {"architectures": ["AlbertModel"], "down_scale_factor": 1}
-    assert AlbertConfig.from_hf(hf) == TINY
-
-
-def test_the_python_name_of_the_activation_is_read() -> None:
-    assert AlbertConfig.from_hf({"hidden_act": "gelu_pytorch_tanh"}).activation == "gelu_tanh"
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -212,9 +203,3 @@ def test_a_config_json_that_cannot_be_read_is_refused(hf: dict[str, Any], messag
 def test_an_unknown_preset_is_refused() -> None:
     with pytest.raises(ConfigError, match="no preset 'huge'; there are base, large"):
         preset("huge")
-
-
-def test_a_preset_takes_changes() -> None:
-    assert preset("base", num_layers=3).num_layers == 3
-    with pytest.raises(ConfigError, match="multiple"):
-        preset("base", num_heads=7)

@@ -133,17 +133,6 @@ def test_any_unicode_gets_the_ids_of_transformers(
     assert_same(tokenizer.encode(text, pair), hf, text, pair)
 
 
-def test_transformers_makes_another_tokenizer_of_spiece_model_alone(
-    tokenizer: AlbertTokenizer, spiece: Path
-) -> None:
-    """It adds the user-defined symbols as tokens, and puts a "▁" before what comes after one."""
-    converted = transformers.AlbertTokenizer.from_pretrained(spiece.parent)
-    assert converted.tokenize("the-the") == ["▁the", "-", "▁the"]
-    ours = [tokenizer.token(index) for index in tokenizer.encode_plain("the-the").ids]
-    assert "".join(ours) == "▁the-the"
-    assert_same(tokenizer.encode("the school"), converted, "the school")
-
-
 @many_texts
 @given(TEXTS)
 def test_decode_gives_the_text_of_transformers(
@@ -212,21 +201,6 @@ def test_words_are_slices_of_the_callers_text(
     assert [text[start:end] for start, end in spans] == words
 
 
-@many_texts
-@given(st.sampled_from(PARAGRAPHS), st.data())
-def test_a_slice_at_word_starts_encodes_to_the_same_ids(
-    tokenizer: AlbertTokenizer, text: str, data: st.DataObject
-) -> None:
-    plain = tokenizer.encode_plain(text)
-    pieces = [tokenizer.token(token_id) for token_id in plain.ids]
-    starts = [index for index, piece in enumerate(pieces) if piece.startswith("▁")]
-    first = data.draw(st.sampled_from(starts))
-    stop = data.draw(st.sampled_from([*(start for start in starts if start > first), len(plain)]))
-    window = plain.slice(first, stop)
-    cut = text[window.offsets[0][0] : window.offsets[-1][1]]
-    assert tokenizer.encode_plain(cut).ids == window.ids
-
-
 def test_a_pair_built_from_slices_keeps_offsets(tokenizer: AlbertTokenizer) -> None:
     question = tokenizer.encode_plain("the school?")
     context = tokenizer.encode_plain(PARAGRAPHS[0]).slice(10, 20)
@@ -235,12 +209,6 @@ def test_a_pair_built_from_slices_keeps_offsets(tokenizer: AlbertTokenizer) -> N
     assert built.ids == [2, *question.ids, 3, *context.ids, 3]
     assert built.types == [0] * (num_question + 2) + [1] * 11
     assert built.offsets == [(0, 0), *question.offsets, (0, 0), *context.offsets, (0, 0)]
-
-
-def test_encode_is_build_of_plain_encodings(tokenizer: AlbertTokenizer) -> None:
-    first, second = map(tokenizer.encode_plain, PARAGRAPHS[:2])
-    assert tokenizer.encode(PARAGRAPHS[0]) == tokenizer.build(first)
-    assert tokenizer.encode(*PARAGRAPHS[:2]) == tokenizer.build(first, second)
 
 
 def test_nothing_is_cut_or_padded_even_where_the_file_says_so(folder: Path, tmp_path: Path) -> None:
@@ -277,12 +245,6 @@ def test_words_that_were_never_seen_leave_nothing_behind(folder: Path) -> None:
     assert before is not None
     assert after is not None
     assert after - before < 8 << 20
-
-
-def test_an_empty_pair_still_ends_in_its_separator(tokenizer: AlbertTokenizer) -> None:
-    """`transformers` drops it, and with it the mark that there was a second text."""
-    assert tokenizer.encode("", "").ids == [2, 3, 3]
-    assert tokenizer.encode("", "").types == [0, 0, 1]
 
 
 def test_special_ids_and_tokens(tokenizer: AlbertTokenizer) -> None:

@@ -113,16 +113,6 @@ def test_an_imported_bundle_is_a_model_of_bentomls(
     assert files == {path.name for path in bundle_dir.iterdir()} | {"model.yaml"}
 
 
-def test_info_takes_a_tag_with_or_without_a_version(
-    bundle_dir: Path, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stored(bundle_dir, "--name", "reviews:1.0")
-    for tag in ("bentoml:reviews", "bentoml:reviews:latest", "bentoml:reviews:1.0"):
-        capsys.readouterr()
-        assert main(["info", tag]) == 0
-        assert capsys.readouterr().out.startswith(f"{home}/models/reviews/1.0: whole, ")
-
-
 def test_latest_is_the_bundle_that_was_imported_last(
     bundle_dir: Path, other_dir: Path, home: Path
 ) -> None:
@@ -165,14 +155,6 @@ def test_a_tag_that_exists_keeps_its_model(
     assert line.startswith("tiny:1 is in BentoML's model store already; ")
     kept = Bundle.open(home / "models/tiny/1")
     assert kept.manifest == Bundle.open(bundle_dir).manifest
-
-
-def test_a_home_that_cannot_be_written_to_is_one_line(
-    bundle_dir: Path, monkeypatch: pytest.MonkeyPatch, failure: Callable[..., str]
-) -> None:
-    monkeypatch.setenv("BENTOML_HOME", "/proc/none")
-    line = failure("import", bundle_dir)
-    assert line.startswith("BentoML cannot write to its folder /proc/none: ")
 
 
 @pytest.mark.parametrize("file", ["models", "models/tiny"])

@@ -129,12 +129,6 @@ def test_the_whole_vocabulary_equals_the_pipeline(
         assert sum(one.score for one in tokens) == pytest.approx(1.0)
 
 
-def test_only_the_rows_of_masks_are_gathered(task: FillMask, tokenizer: AlbertTokenizer) -> None:
-    [item] = task.prepare("a [MASK] b [MASK]", DEFAULT).inputs
-    assert item.rows is not None
-    assert [item.ids[row] for row in item.rows] == [tokenizer.mask_id] * 2
-
-
 def test_truncation_equals_the_pipeline(task: FillMask, answer: Answerer, oracle: Any) -> None:
     text = "[MASK] " + "word " * 200
     prepared = task.prepare(text, FillMaskParameters(truncation="truncate"))

@@ -82,23 +82,6 @@ def test_every_example_is_answered(choice_page: Page) -> None:
     expect(choice_page.locator("#multiple-choice-question")).to_have_value("")
 
 
-def test_an_example_of_the_model_needs_no_question_and_no_label(
-    choice_page: Page, http: httpx.Client
-) -> None:
-    info = http.get("/info").json()
-    [task] = [task for task in info["tasks"] if task["name"] == TASK]
-    ending = {"context": "It rained all day.", "choices": ["We got wet.", "We got lost."]}
-    task["examples"] = [
-        {"inputs": ending, "label": None},
-        {"inputs": {**ending, "question": "What then?"}, "label": None},
-    ]
-    choice_page.route("**/info", lambda route: route.fulfill(json=info))
-    choice_page.reload()
-    panel = choice_page.locator(f"#panel-{TASK}")
-    expect(panel.locator(".chip")).to_have_text(["It rained all day.", "What then?"])
-    expect(panel.locator(".bar")).to_have_count(2)
-
-
 def test_where_the_texts_were_cut_is_said(choice_page: Page, http: httpx.Client) -> None:
     context = "It was scored in the first inning. " * 40
     question = "Who scored it in the first inning? " * 20
@@ -117,11 +100,3 @@ def test_where_the_texts_were_cut_is_said(choice_page: Page, http: httpx.Client)
         f"The question was read after character {cuts['inputs.question']}."
     )
     assert_bars(panel.locator(".bars"), bars_of(reply.json()))
-
-
-def test_a_choice_that_was_cut_is_named_by_its_line(choice_page: Page) -> None:
-    panel = choice_page.locator(f"#panel-{TASK}")
-    panel.get_by_text("Options").click()
-    panel.get_by_label("Cut a context").check()
-    choose(choice_page, "A run.", "", "nobody\n" + "everybody in the first inning " * 40)
-    expect(panel.locator(".notes li")).to_contain_text("Choice 2 was read after character")

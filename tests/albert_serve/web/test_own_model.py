@@ -112,22 +112,6 @@ def test_the_examples_are_those_of_the_model(open_page: OpenPage, own: str) -> N
 
 
 @pytest.mark.extended
-def test_a_model_without_examples_has_neutral_ones(
-    open_page: OpenPage, own: str, own_client: httpx.Client
-) -> None:
-    info = own_client.get("/info").json()
-    for task in info["tasks"]:
-        task["examples"] = None
-    page = open_page("fill-mask", url=own)
-    page.route("**/info", lambda route: route.fulfill(json=info))
-    page.goto(f"{own}#text-classification")
-    page.reload()
-    chips = page.locator("#panel-text-classification .chip")
-    expect(chips.first).to_have_text("A question")
-    assert "film" not in " ".join(chips.all_inner_texts())
-
-
-@pytest.mark.extended
 def test_it_says_what_the_model_cannot_do(open_page: OpenPage, own: str) -> None:
     page = open_page("sentence-order", url=own)
     best = page.get_by_role("button", name="Find the best order")
@@ -141,10 +125,3 @@ def test_it_says_what_the_model_cannot_do(open_page: OpenPage, own: str) -> None
     )
     page.get_by_role("tab", name="Fill mask").click()
     expect(page.locator("#panel-fill-mask .measured")).to_have_count(0)
-
-
-@pytest.mark.extended
-def test_a_model_without_figures_has_no_warning(open_page: OpenPage) -> None:
-    page = open_page("sentence-order")
-    expect(page.get_by_role("button", name="Find the best order")).to_be_visible()
-    expect(page.locator("#order-limit")).to_have_count(0)
