@@ -96,7 +96,6 @@ class QuestionAnsweringOptions(TypedDict, total=False):
     handle_impossible_answer: bool
     null_score_diff_threshold: float
     align_to_words: bool
-    compat: bool
     truncation: AnyTruncation
 
 
