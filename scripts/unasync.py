@@ -28,7 +28,7 @@ _SUBSTITUTIONS: Final = (
     (r"\baiter_bytes\b", "iter_bytes"),
     (r"\b(async|await) ", ""),
     (r"\bAsync(?=[A-Z])", ""),
-    (r"\basync_(?=client|exchange|streams)", "sync_"),
+    (r"\basync_(?=client|exchange)", "sync_"),
     (r"\b(async|ASYNC)_", ""),
 )
 

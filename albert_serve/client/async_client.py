@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self, Unpack, overload
+from typing import TYPE_CHECKING, Self, Unpack, overload
 
 import httpx
 
@@ -27,15 +26,12 @@ from albert_serve.api.schemas import (
     TargetsAnswer,
 )
 from albert_serve.client import requests
-from albert_serve.client.async_exchange import AsyncExchange
-from albert_serve.client.async_streams import AsyncAnswerStream
+from albert_serve.client.async_exchange import AsyncAnswerStream, AsyncExchange
 from albert_serve.client.concurrency import AnyIterable
 from albert_serve.client.in_process import LOCAL_TIMEOUT_S, LOCAL_URL, open_transport
 from albert_serve.client.requests import (
-    AnswerT,
     ChoiceLike,
     ChoiceT,
-    Endpoint,
     FeatureExtractionOptions,
     FillMaskOptions,
     MultipleChoiceOptions,
@@ -195,7 +191,7 @@ class AsyncAlbertClient:
         Raises:
             NoMaskError: a text has no mask.
         """
-        return await self._ask(requests.FILL_MASK, inputs, options)
+        return await self._exchange.ask(requests.FILL_MASK, inputs, options)
 
     @overload
     async def fill_mask_jointly(
@@ -218,7 +214,7 @@ class AsyncAlbertClient:
         Raises:
             NoMaskError: a text has no mask.
         """
-        return await self._ask(requests.FILL_MASK_JOINTLY, inputs, options)
+        return await self._exchange.ask(requests.FILL_MASK_JOINTLY, inputs, options)
 
     @overload
     async def score_targets(
@@ -242,7 +238,7 @@ class AsyncAlbertClient:
             NoMaskError: a text has no mask.
         """
         parameters = requests.with_targets(targets, options)
-        return await self._ask(requests.SCORE_TARGETS, inputs, parameters)
+        return await self._exchange.ask(requests.SCORE_TARGETS, inputs, parameters)
 
     @overload
     async def text_classification(
@@ -261,7 +257,7 @@ class AsyncAlbertClient:
 
         An input is a string, or `{"text", "text_pair"}` as a dictionary or a `TextInput`.
         """
-        return await self._ask(requests.TEXT_CLASSIFICATION, inputs, options)
+        return await self._exchange.ask(requests.TEXT_CLASSIFICATION, inputs, options)
 
     @overload
     async def question_answering(
@@ -281,7 +277,7 @@ class AsyncAlbertClient:
         An input is `{"question", "context"}` as a dictionary or a `QuestionContext`. A context of
         any length is read, in windows. With `handle_impossible_answer` the answer may be "".
         """
-        return await self._ask(requests.QUESTION_ANSWERING, inputs, options)
+        return await self._exchange.ask(requests.QUESTION_ANSWERING, inputs, options)
 
     @overload
     async def sentence_order(
@@ -300,7 +296,7 @@ class AsyncAlbertClient:
 
         An input is `{"text", "text_pair"}` as a dictionary or a `TextPair`.
         """
-        return await self._ask(requests.SENTENCE_ORDER, inputs, options)
+        return await self._exchange.ask(requests.SENTENCE_ORDER, inputs, options)
 
     @overload
     async def coherence(
@@ -321,7 +317,7 @@ class AsyncAlbertClient:
         neighbouring pair, and their geometric mean.
         """
         texts = requests.one_or_more_texts(sentences)
-        return await self._ask(requests.COHERENCE, texts, options)
+        return await self._exchange.ask(requests.COHERENCE, texts, options)
 
     @overload
     async def reorder(
@@ -342,7 +338,7 @@ class AsyncAlbertClient:
         The answer has the coherence of the order given, too.
         """
         texts = requests.one_or_more_texts(sentences)
-        return await self._ask(requests.REORDER, texts, options)
+        return await self._exchange.ask(requests.REORDER, texts, options)
 
     @overload
     async def multiple_choice(
@@ -365,7 +361,7 @@ class AsyncAlbertClient:
         Raises:
             NotFoundError: the model has no head for multiple choice, as the one that ships.
         """
-        return await self._ask(requests.MULTIPLE_CHOICE, inputs, options)
+        return await self._exchange.ask(requests.MULTIPLE_CHOICE, inputs, options)
 
     @overload
     async def feature_extraction(
@@ -385,7 +381,7 @@ class AsyncAlbertClient:
         It has as many numbers as the model's hidden states. The dot product of two that were made
         with `normalize=True` is their cosine similarity.
         """
-        return await self._ask(requests.FEATURE_EXTRACTION, inputs, options)
+        return await self._exchange.ask(requests.FEATURE_EXTRACTION, inputs, options)
 
     @overload
     async def token_features(
@@ -404,7 +400,7 @@ class AsyncAlbertClient:
 
         The answer is a list of vectors, each of as many numbers as the model's hidden states.
         """
-        return await self._ask(requests.TOKEN_FEATURES, inputs, options)
+        return await self._exchange.ask(requests.TOKEN_FEATURES, inputs, options)
 
     async def info(self) -> InfoReply:
         """Return the description of the hosted model, and the service's limits.
@@ -434,76 +430,65 @@ class AsyncAlbertClient:
         self, rows: AnyIterable[str], **options: Unpack[FillMaskOptions]
     ) -> AsyncAnswerStream[FillMaskAnswer]:
         """Return a stream of what `fill_mask` returns for each row."""
-        return self._stream(requests.FILL_MASK, rows, options)
+        return self._exchange.stream(requests.FILL_MASK, rows, options)
 
     def fill_mask_jointly_stream(
         self, rows: AnyIterable[str], **options: Unpack[FillMaskOptions]
     ) -> AsyncAnswerStream[list[FilledMasks]]:
         """Return a stream of what `fill_mask_jointly` returns for each row."""
-        return self._stream(requests.FILL_MASK_JOINTLY, rows, options)
+        return self._exchange.stream(requests.FILL_MASK_JOINTLY, rows, options)
 
     def score_targets_stream(
         self, rows: AnyIterable[str], targets: list[str], **options: Unpack[ScoreTargetsOptions]
     ) -> AsyncAnswerStream[TargetsAnswer]:
         """Return a stream of what `score_targets` returns for each row."""
         parameters = requests.with_targets(targets, options)
-        return self._stream(requests.SCORE_TARGETS, rows, parameters)
+        return self._exchange.stream(requests.SCORE_TARGETS, rows, parameters)
 
     def text_classification_stream(
         self, rows: AnyIterable[TextLike], **options: Unpack[TextClassificationOptions]
     ) -> AsyncAnswerStream[list[LabelScore]]:
         """Return a stream of what `text_classification` returns for each row."""
-        return self._stream(requests.TEXT_CLASSIFICATION, rows, options)
+        return self._exchange.stream(requests.TEXT_CLASSIFICATION, rows, options)
 
     def question_answering_stream(
         self, rows: AnyIterable[QuestionLike], **options: Unpack[QuestionAnsweringOptions]
     ) -> AsyncAnswerStream[QuestionAnsweringAnswer]:
         """Return a stream of what `question_answering` returns for each row."""
-        return self._stream(requests.QUESTION_ANSWERING, rows, options)
+        return self._exchange.stream(requests.QUESTION_ANSWERING, rows, options)
 
     def sentence_order_stream(
         self, rows: AnyIterable[PairLike], **options: Unpack[SentenceOrderOptions]
     ) -> AsyncAnswerStream[Order]:
         """Return a stream of what `sentence_order` returns for each row."""
-        return self._stream(requests.SENTENCE_ORDER, rows, options)
+        return self._exchange.stream(requests.SENTENCE_ORDER, rows, options)
 
     def coherence_stream(
         self, rows: AnyIterable[list[str]], **options: Unpack[SentenceOrderOptions]
     ) -> AsyncAnswerStream[Coherence]:
         """Return a stream of what `coherence` returns for each row."""
-        return self._stream(requests.COHERENCE, rows, options)
+        return self._exchange.stream(requests.COHERENCE, rows, options)
 
     def reorder_stream(
         self, rows: AnyIterable[list[str]], **options: Unpack[SentenceOrderOptions]
     ) -> AsyncAnswerStream[Reordering]:
         """Return a stream of what `reorder` returns for each row."""
-        return self._stream(requests.REORDER, rows, options)
+        return self._exchange.stream(requests.REORDER, rows, options)
 
     def multiple_choice_stream(
         self, rows: AnyIterable[ChoiceLike], **options: Unpack[MultipleChoiceOptions]
     ) -> AsyncAnswerStream[MultipleChoiceAnswer]:
         """Return a stream of what `multiple_choice` returns for each row."""
-        return self._stream(requests.MULTIPLE_CHOICE, rows, options)
+        return self._exchange.stream(requests.MULTIPLE_CHOICE, rows, options)
 
     def feature_extraction_stream(
         self, rows: AnyIterable[str], **options: Unpack[FeatureExtractionOptions]
     ) -> AsyncAnswerStream[Embedding]:
         """Return a stream of what `feature_extraction` returns for each row."""
-        return self._stream(requests.FEATURE_EXTRACTION, rows, options)
+        return self._exchange.stream(requests.FEATURE_EXTRACTION, rows, options)
 
     def token_features_stream(
         self, rows: AnyIterable[str], **options: Unpack[TokenFeaturesOptions]
     ) -> AsyncAnswerStream[list[Embedding]]:
         """Return a stream of what `token_features` returns for each row."""
-        return self._stream(requests.TOKEN_FEATURES, rows, options)
-
-    async def _ask(
-        self, endpoint: Endpoint[AnswerT], inputs: object, options: Mapping[str, Any]
-    ) -> AnswerT | list[AnswerT]:
-        answer: AnswerT | list[AnswerT] = await self._exchange.send(endpoint.call(inputs, options))
-        return answer
-
-    def _stream(
-        self, endpoint: Endpoint[AnswerT], rows: AnyIterable[Any], options: Mapping[str, Any]
-    ) -> AsyncAnswerStream[AnswerT]:
-        return AsyncAnswerStream(self._exchange.stream(endpoint, rows, options))
+        return self._exchange.stream(requests.TOKEN_FEATURES, rows, options)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
 
 import httpx
 
@@ -21,7 +21,7 @@ from albert_serve.client.concurrency import (
     async_read_rows,
 )
 from albert_serve.client.replies import Received
-from albert_serve.client.requests import HEALTH, INFO, Endpoint
+from albert_serve.client.requests import HEALTH, INFO, AnswerT, Endpoint
 from albert_serve.client.retries import (
     PASSING,
     RETRIED_STATUSES,
@@ -47,6 +47,46 @@ _FIRST_PROBE_DELAY_S: Final = 0.1
 _LONGEST_PROBE_DELAY_S: Final = 2.0
 
 
+class AsyncAnswerStream(AsyncIterator[AnswerT]):
+    """The answers to rows, in the order of the rows.
+
+    Rows are read as answers are taken: about 500 ahead, in requests of up to 32, so that memory
+    does not grow with their number. An error of the rows' iterator is raised after the answers to
+    the rows before it. After the end of `async with`, or `aclose`, no other request is sent.
+
+    A row that is refused raises its error, and ends the stream; `with_errors` goes on instead. In
+    both, `error.input_index` is the row's index. What is no fault of a row always ends the stream:
+    a service that is overloaded or out of reach, also after all retries, a wrong key or option.
+    """
+
+    def __init__(self, results: AsyncGenerator[AnswerT | RequestError, None]) -> None:
+        self._results = results
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> AnswerT:
+        result = await anext(self._results)
+        if isinstance(result, RequestError):
+            await self.aclose()
+            raise result
+        return result
+
+    def with_errors(self) -> AsyncGenerator[AnswerT | RequestError, None]:
+        """Return the stream with the error of a refused row in place of its answer."""
+        return self._results
+
+    async def aclose(self) -> None:
+        """End the stream; there are no answers afterwards."""
+        await self._results.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
 class AsyncExchange:
     """Sends calls to one service, and caches its limits.
 
@@ -65,6 +105,17 @@ class AsyncExchange:
         """Close the connections, unless they are of the caller's client."""
         if self.is_own:
             await self._http.aclose()
+
+    async def ask(
+        self, endpoint: Endpoint[AnswerT], inputs: object, options: Mapping[str, Any]
+    ) -> AnswerT | list[AnswerT]:
+        """Get the answer to an input, or those to a list.
+
+        Raises:
+            RequestError: there is no answer; the subclass gives the reason.
+        """
+        answer: AnswerT | list[AnswerT] = await self.send(endpoint.call(inputs, options))
+        return answer
 
     async def send(self, call: Call[ReplyT]) -> ReplyT:
         """Get the answer to a call; a list is split into parts within the service's limits.
@@ -86,15 +137,15 @@ class AsyncExchange:
             return cast("ReplyT", list(chain.from_iterable(answers)))  # a list is answered with one
 
     def stream(
-        self, endpoint: Endpoint[Any], rows: AnyIterable[Any], options: Mapping[str, Any]
-    ) -> AsyncGenerator[Any, None]:
-        """Get the answers to rows, in order; an error in place of that of a refused row.
+        self, endpoint: Endpoint[AnswerT], rows: AnyIterable[Any], options: Mapping[str, Any]
+    ) -> AsyncAnswerStream[AnswerT]:
+        """Get the answers to rows, in order.
 
         Raises:
             RequestError: the service refuses for another reason than a row, or an option is wrong.
         """
         check_rows(rows, ASYNC_KINDS_OF_ROWS)
-        return self._stream(rows, Batch(endpoint=endpoint, options=options))
+        return AsyncAnswerStream(self._stream(rows, Batch(endpoint=endpoint, options=options)))
 
     async def _stream(self, rows: AnyIterable[Any], empty: Batch) -> AsyncGenerator[Any, None]:
         limits = await self._fetch_limits(self._deadline())

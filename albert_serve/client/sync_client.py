@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Self, Unpack, overload
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Self, Unpack, overload
 
 import httpx
 
@@ -30,10 +30,8 @@ from albert_serve.api.schemas import (
 from albert_serve.client import requests
 from albert_serve.client.in_process import LOCAL_TIMEOUT_S, LOCAL_URL, open_transport
 from albert_serve.client.requests import (
-    AnswerT,
     ChoiceLike,
     ChoiceT,
-    Endpoint,
     FeatureExtractionOptions,
     FillMaskOptions,
     MultipleChoiceOptions,
@@ -59,8 +57,7 @@ from albert_serve.client.server import (
     authorization,
     service_url,
 )
-from albert_serve.client.sync_exchange import Exchange
-from albert_serve.client.sync_streams import AnswerStream
+from albert_serve.client.sync_exchange import AnswerStream, Exchange
 
 if TYPE_CHECKING:
     from albert_serve.settings import Device
@@ -193,7 +190,7 @@ class AlbertClient:
         Raises:
             NoMaskError: a text has no mask.
         """
-        return self._ask(requests.FILL_MASK, inputs, options)
+        return self._exchange.ask(requests.FILL_MASK, inputs, options)
 
     @overload
     def fill_mask_jointly(
@@ -216,7 +213,7 @@ class AlbertClient:
         Raises:
             NoMaskError: a text has no mask.
         """
-        return self._ask(requests.FILL_MASK_JOINTLY, inputs, options)
+        return self._exchange.ask(requests.FILL_MASK_JOINTLY, inputs, options)
 
     @overload
     def score_targets(
@@ -240,7 +237,7 @@ class AlbertClient:
             NoMaskError: a text has no mask.
         """
         parameters = requests.with_targets(targets, options)
-        return self._ask(requests.SCORE_TARGETS, inputs, parameters)
+        return self._exchange.ask(requests.SCORE_TARGETS, inputs, parameters)
 
     @overload
     def text_classification(
@@ -259,7 +256,7 @@ class AlbertClient:
 
         An input is a string, or `{"text", "text_pair"}` as a dictionary or a `TextInput`.
         """
-        return self._ask(requests.TEXT_CLASSIFICATION, inputs, options)
+        return self._exchange.ask(requests.TEXT_CLASSIFICATION, inputs, options)
 
     @overload
     def question_answering(
@@ -279,7 +276,7 @@ class AlbertClient:
         An input is `{"question", "context"}` as a dictionary or a `QuestionContext`. A context of
         any length is read, in windows. With `handle_impossible_answer` the answer may be "".
         """
-        return self._ask(requests.QUESTION_ANSWERING, inputs, options)
+        return self._exchange.ask(requests.QUESTION_ANSWERING, inputs, options)
 
     @overload
     def sentence_order(
@@ -298,7 +295,7 @@ class AlbertClient:
 
         An input is `{"text", "text_pair"}` as a dictionary or a `TextPair`.
         """
-        return self._ask(requests.SENTENCE_ORDER, inputs, options)
+        return self._exchange.ask(requests.SENTENCE_ORDER, inputs, options)
 
     @overload
     def coherence(
@@ -319,7 +316,7 @@ class AlbertClient:
         neighbouring pair, and their geometric mean.
         """
         texts = requests.one_or_more_texts(sentences)
-        return self._ask(requests.COHERENCE, texts, options)
+        return self._exchange.ask(requests.COHERENCE, texts, options)
 
     @overload
     def reorder(
@@ -340,7 +337,7 @@ class AlbertClient:
         The answer has the coherence of the order given, too.
         """
         texts = requests.one_or_more_texts(sentences)
-        return self._ask(requests.REORDER, texts, options)
+        return self._exchange.ask(requests.REORDER, texts, options)
 
     @overload
     def multiple_choice(
@@ -363,7 +360,7 @@ class AlbertClient:
         Raises:
             NotFoundError: the model has no head for multiple choice, as the one that ships.
         """
-        return self._ask(requests.MULTIPLE_CHOICE, inputs, options)
+        return self._exchange.ask(requests.MULTIPLE_CHOICE, inputs, options)
 
     @overload
     def feature_extraction(
@@ -383,7 +380,7 @@ class AlbertClient:
         It has as many numbers as the model's hidden states. The dot product of two that were made
         with `normalize=True` is their cosine similarity.
         """
-        return self._ask(requests.FEATURE_EXTRACTION, inputs, options)
+        return self._exchange.ask(requests.FEATURE_EXTRACTION, inputs, options)
 
     @overload
     def token_features(
@@ -402,7 +399,7 @@ class AlbertClient:
 
         The answer is a list of vectors, each of as many numbers as the model's hidden states.
         """
-        return self._ask(requests.TOKEN_FEATURES, inputs, options)
+        return self._exchange.ask(requests.TOKEN_FEATURES, inputs, options)
 
     def info(self) -> InfoReply:
         """Return the description of the hosted model, and the service's limits.
@@ -432,76 +429,65 @@ class AlbertClient:
         self, rows: Iterable[str], **options: Unpack[FillMaskOptions]
     ) -> AnswerStream[FillMaskAnswer]:
         """Return a stream of what `fill_mask` returns for each row."""
-        return self._stream(requests.FILL_MASK, rows, options)
+        return self._exchange.stream(requests.FILL_MASK, rows, options)
 
     def fill_mask_jointly_stream(
         self, rows: Iterable[str], **options: Unpack[FillMaskOptions]
     ) -> AnswerStream[list[FilledMasks]]:
         """Return a stream of what `fill_mask_jointly` returns for each row."""
-        return self._stream(requests.FILL_MASK_JOINTLY, rows, options)
+        return self._exchange.stream(requests.FILL_MASK_JOINTLY, rows, options)
 
     def score_targets_stream(
         self, rows: Iterable[str], targets: list[str], **options: Unpack[ScoreTargetsOptions]
     ) -> AnswerStream[TargetsAnswer]:
         """Return a stream of what `score_targets` returns for each row."""
         parameters = requests.with_targets(targets, options)
-        return self._stream(requests.SCORE_TARGETS, rows, parameters)
+        return self._exchange.stream(requests.SCORE_TARGETS, rows, parameters)
 
     def text_classification_stream(
         self, rows: Iterable[TextLike], **options: Unpack[TextClassificationOptions]
     ) -> AnswerStream[list[LabelScore]]:
         """Return a stream of what `text_classification` returns for each row."""
-        return self._stream(requests.TEXT_CLASSIFICATION, rows, options)
+        return self._exchange.stream(requests.TEXT_CLASSIFICATION, rows, options)
 
     def question_answering_stream(
         self, rows: Iterable[QuestionLike], **options: Unpack[QuestionAnsweringOptions]
     ) -> AnswerStream[QuestionAnsweringAnswer]:
         """Return a stream of what `question_answering` returns for each row."""
-        return self._stream(requests.QUESTION_ANSWERING, rows, options)
+        return self._exchange.stream(requests.QUESTION_ANSWERING, rows, options)
 
     def sentence_order_stream(
         self, rows: Iterable[PairLike], **options: Unpack[SentenceOrderOptions]
     ) -> AnswerStream[Order]:
         """Return a stream of what `sentence_order` returns for each row."""
-        return self._stream(requests.SENTENCE_ORDER, rows, options)
+        return self._exchange.stream(requests.SENTENCE_ORDER, rows, options)
 
     def coherence_stream(
         self, rows: Iterable[list[str]], **options: Unpack[SentenceOrderOptions]
     ) -> AnswerStream[Coherence]:
         """Return a stream of what `coherence` returns for each row."""
-        return self._stream(requests.COHERENCE, rows, options)
+        return self._exchange.stream(requests.COHERENCE, rows, options)
 
     def reorder_stream(
         self, rows: Iterable[list[str]], **options: Unpack[SentenceOrderOptions]
     ) -> AnswerStream[Reordering]:
         """Return a stream of what `reorder` returns for each row."""
-        return self._stream(requests.REORDER, rows, options)
+        return self._exchange.stream(requests.REORDER, rows, options)
 
     def multiple_choice_stream(
         self, rows: Iterable[ChoiceLike], **options: Unpack[MultipleChoiceOptions]
     ) -> AnswerStream[MultipleChoiceAnswer]:
         """Return a stream of what `multiple_choice` returns for each row."""
-        return self._stream(requests.MULTIPLE_CHOICE, rows, options)
+        return self._exchange.stream(requests.MULTIPLE_CHOICE, rows, options)
 
     def feature_extraction_stream(
         self, rows: Iterable[str], **options: Unpack[FeatureExtractionOptions]
     ) -> AnswerStream[Embedding]:
         """Return a stream of what `feature_extraction` returns for each row."""
-        return self._stream(requests.FEATURE_EXTRACTION, rows, options)
+        return self._exchange.stream(requests.FEATURE_EXTRACTION, rows, options)
 
     def token_features_stream(
         self, rows: Iterable[str], **options: Unpack[TokenFeaturesOptions]
     ) -> AnswerStream[list[Embedding]]:
         """Return a stream of what `token_features` returns for each row."""
-        return self._stream(requests.TOKEN_FEATURES, rows, options)
-
-    def _ask(
-        self, endpoint: Endpoint[AnswerT], inputs: object, options: Mapping[str, Any]
-    ) -> AnswerT | list[AnswerT]:
-        answer: AnswerT | list[AnswerT] = self._exchange.send(endpoint.call(inputs, options))
-        return answer
-
-    def _stream(
-        self, endpoint: Endpoint[AnswerT], rows: Iterable[Any], options: Mapping[str, Any]
-    ) -> AnswerStream[AnswerT]:
-        return AnswerStream(self._exchange.stream(endpoint, rows, options))
+        return self._exchange.stream(requests.TOKEN_FEATURES, rows, options)

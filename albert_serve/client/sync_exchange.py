@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
 
 import httpx
 
@@ -21,7 +21,7 @@ from albert_serve.client.concurrency import (
     read_rows,
 )
 from albert_serve.client.replies import Received
-from albert_serve.client.requests import HEALTH, INFO, Endpoint
+from albert_serve.client.requests import HEALTH, INFO, AnswerT, Endpoint
 from albert_serve.client.retries import (
     PASSING,
     RETRIED_STATUSES,
@@ -47,6 +47,46 @@ _FIRST_PROBE_DELAY_S: Final = 0.1
 _LONGEST_PROBE_DELAY_S: Final = 2.0
 
 
+class AnswerStream(Iterator[AnswerT]):
+    """The answers to rows, in the order of the rows.
+
+    Rows are read as answers are taken: about 500 ahead, in requests of up to 32, so that memory
+    does not grow with their number. An error of the rows' iterator is raised after the answers to
+    the rows before it. After the end of `with`, or `close`, no other request is sent.
+
+    A row that is refused raises its error, and ends the stream; `with_errors` goes on instead. In
+    both, `error.input_index` is the row's index. What is no fault of a row always ends the stream:
+    a service that is overloaded or out of reach, also after all retries, a wrong key or option.
+    """
+
+    def __init__(self, results: Generator[AnswerT | RequestError, None, None]) -> None:
+        self._results = results
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> AnswerT:
+        result = next(self._results)
+        if isinstance(result, RequestError):
+            self.close()
+            raise result
+        return result
+
+    def with_errors(self) -> Generator[AnswerT | RequestError, None, None]:
+        """Return the stream with the error of a refused row in place of its answer."""
+        return self._results
+
+    def close(self) -> None:
+        """End the stream; there are no answers afterwards."""
+        self._results.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 class Exchange:
     """Sends calls to one service, and caches its limits.
 
@@ -65,6 +105,17 @@ class Exchange:
         """Close the connections, unless they are of the caller's client."""
         if self.is_own:
             self._http.close()
+
+    def ask(
+        self, endpoint: Endpoint[AnswerT], inputs: object, options: Mapping[str, Any]
+    ) -> AnswerT | list[AnswerT]:
+        """Get the answer to an input, or those to a list.
+
+        Raises:
+            RequestError: there is no answer; the subclass gives the reason.
+        """
+        answer: AnswerT | list[AnswerT] = self.send(endpoint.call(inputs, options))
+        return answer
 
     def send(self, call: Call[ReplyT]) -> ReplyT:
         """Get the answer to a call; a list is split into parts within the service's limits.
@@ -86,15 +137,15 @@ class Exchange:
             return cast("ReplyT", list(chain.from_iterable(answers)))  # a list is answered with one
 
     def stream(
-        self, endpoint: Endpoint[Any], rows: Iterable[Any], options: Mapping[str, Any]
-    ) -> Generator[Any, None, None]:
-        """Get the answers to rows, in order; an error in place of that of a refused row.
+        self, endpoint: Endpoint[AnswerT], rows: Iterable[Any], options: Mapping[str, Any]
+    ) -> AnswerStream[AnswerT]:
+        """Get the answers to rows, in order.
 
         Raises:
             RequestError: the service refuses for another reason than a row, or an option is wrong.
         """
         check_rows(rows, KINDS_OF_ROWS)
-        return self._stream(rows, Batch(endpoint=endpoint, options=options))
+        return AnswerStream(self._stream(rows, Batch(endpoint=endpoint, options=options)))
 
     def _stream(self, rows: Iterable[Any], empty: Batch) -> Generator[Any, None, None]:
         limits = self._fetch_limits(self._deadline())
