@@ -98,8 +98,10 @@ class AsyncWorkers(_Pending["asyncio.Task[Any]"]):
 
     async def wait(self, reading: asyncio.Future[Any]) -> bool:
         """Wait until a row is read or a function done; return whether the row is read."""
-        running = (task for task in self._pending if not task.done())
-        await asyncio.wait({reading, *running}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.sleep(0)  # most rows are read by then
+        if not reading.done():
+            running = (task for task in self._pending if not task.done())
+            await asyncio.wait({reading, *running}, return_when=asyncio.FIRST_COMPLETED)
         return reading.done()
 
     async def _call(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
