@@ -30,10 +30,10 @@ FEATURE_EXTRACTION: Final = "feature-extraction"
 EMBEDDINGS: Final = "embeddings"
 EMBEDDINGS_PATH: Final = f"/v1/{EMBEDDINGS}"
 
-_Pooling: TypeAlias = Literal["mean", "cls", "none"]
+Pooling: TypeAlias = Literal["mean", "cls", "none"]
 Pooled: TypeAlias = Literal["mean", "cls"]
 TruncationDirection: TypeAlias = Literal["right", "left"]
-_EncodingFormat: TypeAlias = Literal["float", "base64"]
+EncodingFormat: TypeAlias = Literal["float", "base64"]
 
 # What Hugging Face's clients can send and no model here has a use for.
 _REFUSED: Final = {
@@ -46,7 +46,7 @@ _REFUSED: Final = {
 class FeatureExtractionParameters(Parameters):
     """The parameters of feature extraction."""
 
-    pooling: _Pooling = Field(
+    pooling: Pooling = Field(
         "mean",
         description="The embedding of a text: the mean of its tokens' vectors, [CLS] and [SEP] "
         'among them, or the vector of [CLS]; "none" for the vectors themselves.',
@@ -134,7 +134,7 @@ class EmbeddingsRequest(Request):
     model: str | None = Field(
         None, description="The name of the model that answers at this path, if it is given."
     )
-    encoding_format: _EncodingFormat = Field(
+    encoding_format: EncodingFormat = Field(
         "float", description="base64: the float32 numbers, little-endian."
     )
     dimensions: int | None = Field(

@@ -41,7 +41,7 @@ WARNINGS_HEADER: Final = "X-Albert-Warnings"
 # The texts of a reply whose cuts are told in its header.
 MAX_CUTS_SHOWN: Final = 64
 
-_MAX_HEAD_CHARS: Final = 64
+MAX_HEAD_CHARS: Final = 64
 MAX_TOP_K: Final = 1000
 MAX_TARGETS: Final = 1000
 _MAX_TARGET_CHARS: Final = 1000
@@ -54,7 +54,7 @@ MAX_SENTENCES: Final = 256
 # Reordering reads all pairs in both orders.
 MAX_REORDERED: Final = 32
 # Of one question of multiple choice.
-_MAX_CHOICES: Final = 256
+MAX_CHOICES: Final = 256
 # A question is tokenised with each of its choices.
 MAX_CHOICE_QUESTION_CHARS: Final = 4000
 
@@ -109,7 +109,7 @@ class ChoiceQuestion(Request):
         description="Precedes each choice: a question on the context, or the beginning that "
         "all choices share. Each takes the place of a blank, `_`, if it has one.",
     )
-    choices: list[Text] = Field(min_length=2, max_length=_MAX_CHOICES)
+    choices: list[Text] = Field(min_length=2, max_length=MAX_CHOICES)
 
 
 def num_items_of(inputs: object) -> int:
@@ -131,7 +131,7 @@ def _pair_or_sentences(value: object) -> str:
     return _SENTENCES if many else _PAIR
 
 
-_TextItem: TypeAlias = Annotated[
+TextItem: TypeAlias = Annotated[
     Annotated[Text, Tag(_TEXT)] | Annotated[TextInput, Tag(_OBJECT)],
     Discriminator(_text_or_object),
 ]
@@ -141,7 +141,7 @@ Targets: TypeAlias = Annotated[
     | Annotated[list[Target], Field(min_length=1, max_length=MAX_TARGETS), Tag(MANY)],
     Discriminator(one_or_many),
 ]
-_OrderItem: TypeAlias = Annotated[
+OrderItem: TypeAlias = Annotated[
     Annotated[TextPair, Tag(_PAIR)] | Annotated[Sentences, Tag(_SENTENCES)],
     Discriminator(_pair_or_sentences),
 ]
@@ -197,7 +197,7 @@ class TextClassificationParameters(Parameters):
     )
     head: str | None = Field(
         None,
-        max_length=_MAX_HEAD_CHARS,
+        max_length=MAX_HEAD_CHARS,
         description="The classifier, of a model that has several; left out, its default one.",
     )
     max_layers: int | None = Field(
@@ -268,7 +268,7 @@ class FillMaskRequest(TaskRequest):
 class TextClassificationRequest(TaskRequest):
     """Classify one text, or pair of texts, or several."""
 
-    inputs: OneOrMany[_TextItem]
+    inputs: OneOrMany[TextItem]
     parameters: OrNull[TextClassificationParameters] = TextClassificationParameters()
 
 
@@ -282,7 +282,7 @@ class QuestionAnsweringRequest(TaskRequest):
 class SentenceOrderRequest(TaskRequest):
     """Say whether the second text follows the first, or how well sentences follow each other."""
 
-    inputs: OneOrMany[_OrderItem]
+    inputs: OneOrMany[OrderItem]
     parameters: OrNull[SentenceOrderParameters] = SentenceOrderParameters()
 
 
@@ -470,7 +470,7 @@ class InfoReply(Reply):
     max_masks: int = Field(MAX_MASKS, description="Masks in all texts of a request together.")
     max_sentences: int = Field(MAX_SENTENCES, description="Sentences of one text.")
     max_reordered: int = Field(MAX_REORDERED, description="Sentences that are reordered.")
-    max_choices: int = Field(_MAX_CHOICES, description="Choices of one question.")
+    max_choices: int = Field(MAX_CHOICES, description="Choices of one question.")
     card: ModelCard | None = Field(None, description="What the model is, and how it was made.")
 
     def __str__(self) -> str:
