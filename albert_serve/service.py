@@ -31,8 +31,9 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.errors import AlbertServeError
 from albert_serve.runtime.ort import check_runtime
-from albert_serve.server.admission import AdmissionController
+from albert_serve.server.admission import ConcurrencyGate
 from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, cors_options
+from albert_serve.server.bentoml.documents import fixed_routes
 from albert_serve.server.bentoml.endpoints import Info, MediaTypes, NoInput, answer, input_of
 from albert_serve.server.bentoml.event_loop import accept_many
 from albert_serve.server.bentoml.http import limit_connections
@@ -42,14 +43,11 @@ from albert_serve.server.bentoml.supervision import SERVICE_NAME, end_with, supe
 from albert_serve.server.bentoml.timeouts import leave_timeouts_out
 from albert_serve.server.bentoml.tracing import NO_SPANS, CallersTrace, has_exporter
 from albert_serve.server.documents.openapi import describe_service
-from albert_serve.server.documents.shared_replies import SharedReplies
 from albert_serve.server.error_replies import ErrorReplies
 from albert_serve.server.logging import configure_logs
 from albert_serve.server.metrics import Metrics
 from albert_serve.server.models.registry import Models, check_models
-from albert_serve.server.paths import Labels, Paths
 from albert_serve.server.process.pid_file import hold_pid_file
-from albert_serve.server.process.threads import take_short_turns
 from albert_serve.server.routes import make_app
 from albert_serve.settings import DEFAULT_VARIABLE, Settings, num_workers, supervisor_pid
 
@@ -133,7 +131,7 @@ class Serving:
     @bentoml.api(route="/info", input_spec=NoInput, output_spec=Info)  # type: ignore[untyped-decorator]
     async def info(self) -> InfoReply:
         """Describe the model and the service's limits."""
-        return self._hosted.default.info()
+        return self._hosted.default.description
 
     @bentoml.on_deployment  # type: ignore[untyped-decorator]
     @staticmethod
@@ -180,8 +178,7 @@ class Serving:
     @property
     def _hosted(self) -> Models:
         """The models; started here within another service, where no startup hook is called."""
-        if not self._models.names:
-            self._models.start()
+        self._models.start()
         return self._models
 
     def _drain_on_sigterm(self) -> None:
@@ -227,12 +224,10 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         configure_logs(settings.log_format)
         limit_connections()
         accept_many()
-        take_short_turns()
         self.inject_config()
         if not has_exporter():
             self.config["tracing"] = dict(NO_SPANS)
             self.add_asgi_middleware(CallersTrace)
-        self.add_asgi_middleware(Paths)
         self.add_asgi_middleware(ErrorReplies)
         cors = cors_options(settings)
         if settings.cors_origins:
@@ -241,15 +236,13 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
             keys = _read_keys(settings)
             self.add_asgi_middleware(ApiKeyMiddleware, keys=keys, surfaces=settings.guard)
         self.add_asgi_middleware(MediaTypes, is_internal=not is_main)
-        self.add_asgi_middleware(SharedReplies)
         app = super().to_asgi(is_main=is_main)
         leave_timeouts_out(app)
-        app.add_middleware(Labels)
+        app.router.routes[:0] = fixed_routes(self)
         app.add_middleware(
-            AdmissionController,
-            directory=lambda: _app.state.models,
-            max_latency_s=settings.max_wait_s,
-            max_batch_latency_s=settings.deadline_s / 2,
+            ConcurrencyGate,
+            models=lambda: _app.state.models,
+            settings=settings,
             around_refusals=partial(CORSMiddleware, **cors) if settings.cors_origins else None,
         )
         return app

@@ -37,7 +37,6 @@ REQUEST_ID_HEADER: Final = "X-Request-ID"
 _VALID_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 # Monitoring requests these every few seconds.
 _UNLOGGED_PATHS: Final = HEALTH_PATHS | {METRICS_PATH}
-_RAISED: Final = "albert_serve.error"
 # Prefixes of the headers that an error reply keeps of the reply that it replaces: for browsers.
 _KEPT_HEADERS: Final = ("vary", "access-control-")
 _logger = logging.getLogger(__name__)
@@ -58,6 +57,7 @@ class ErrorReplies:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        scope["path"] = target_of(scope).path  # in place of its label, which BentoML's metrics saw
         scope["albert_serve.request_id"] = find_or_make_id(Headers(scope=scope))
         context = REQUEST_ID.set(request_id_of(scope))
         started_s = time.perf_counter()
@@ -98,8 +98,6 @@ class _Reply:
             headers = MutableHeaders(raw=message.setdefault("headers", []))
             if message["status"] >= HTTPStatus.BAD_REQUEST and REQUEST_ID_HEADER not in headers:
                 self._replaced_by = _replacement(self._scope, message["status"], headers)
-                if _RAISED in self._scope:
-                    self._replaced_by = error_response(self._scope[_RAISED], self._scope)
             else:
                 headers[REQUEST_ID_HEADER] = request_id_of(self._scope)
         ends = message["type"] == "http.response.body" and not message.get("more_body")
@@ -114,11 +112,6 @@ def request_id_of(scope: Scope) -> str:
     """The id of the request: the caller's own, or one made for it."""
     request_id: str = scope["albert_serve.request_id"]
     return request_id
-
-
-def keep_error(error: AlbertServeError, scope: Scope) -> None:
-    """Keep an error that is raised through BentoML: its reply replaces BentoML's."""
-    scope[_RAISED] = error
 
 
 def id_header(scope: Scope) -> dict[str, str]:
@@ -221,5 +214,5 @@ def _error_reply(scope: Scope, status: int, error_type: str, message: str) -> Re
         reply.model_dump_json(),
         status,
         headers=id_header(scope),
-        media_type="application/json",
+        media_type=JSON,
     )
