@@ -16,7 +16,7 @@ from albert_serve.batching.admission import ConcurrencyLimiter, RefusalPacer
 from albert_serve.batching.scheduler import PRIORITIES, Priority
 from albert_serve.errors import QueueFullError
 from albert_serve.server.auth import PRIORITY_HEADER
-from albert_serve.server.error_replies import error_response, find_or_make_id
+from albert_serve.server.error_replies import error_response
 from albert_serve.server.logging import RepeatedWarning
 from albert_serve.server.paths import Target, target_of
 
@@ -91,7 +91,6 @@ class AdmissionController:
             return limiter.refuse()
 
         if limiter.is_full():
-            scope["albert_serve.request_id"] = find_or_make_id(Headers(scope=scope))
             scope[_REFUSAL] = refuse()
             await self._pacer.wait()
             await self._refuse(scope, receive, send)

@@ -37,7 +37,7 @@ REQUEST_ID_HEADER: Final = "X-Request-ID"
 _VALID_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 # Monitoring requests these every few seconds.
 _UNLOGGED_PATHS: Final = HEALTH_PATHS | {METRICS_PATH}
-_RAISED: Final = "albert_serve.error"
+_ID: Final = "albert_serve.request_id"
 # Prefixes of the headers that an error reply keeps of the reply that it replaces: for browsers.
 _KEPT_HEADERS: Final = ("vary", "access-control-")
 _logger = logging.getLogger(__name__)
@@ -58,7 +58,6 @@ class ErrorReplies:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        scope["albert_serve.request_id"] = find_or_make_id(Headers(scope=scope))
         context = REQUEST_ID.set(request_id_of(scope))
         started_s = time.perf_counter()
         reply = _Reply(scope, receive, send)
@@ -98,8 +97,6 @@ class _Reply:
             headers = MutableHeaders(raw=message.setdefault("headers", []))
             if message["status"] >= HTTPStatus.BAD_REQUEST and REQUEST_ID_HEADER not in headers:
                 self._replaced_by = _replacement(self._scope, message["status"], headers)
-                if _RAISED in self._scope:
-                    self._replaced_by = error_response(self._scope[_RAISED], self._scope)
             else:
                 headers[REQUEST_ID_HEADER] = request_id_of(self._scope)
         ends = message["type"] == "http.response.body" and not message.get("more_body")
@@ -111,14 +108,11 @@ class _Reply:
 
 
 def request_id_of(scope: Scope) -> str:
-    """The id of the request: the caller's own, or one made for it."""
-    request_id: str = scope["albert_serve.request_id"]
+    """The id of the request: the caller's own, or one made for it at the first call."""
+    if _ID not in scope:
+        scope[_ID] = find_or_make_id(Headers(scope=scope))
+    request_id: str = scope[_ID]
     return request_id
-
-
-def keep_error(error: AlbertServeError, scope: Scope) -> None:
-    """Keep an error that is raised through BentoML: its reply replaces BentoML's."""
-    scope[_RAISED] = error
 
 
 def id_header(scope: Scope) -> dict[str, str]:

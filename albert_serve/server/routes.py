@@ -1,7 +1,4 @@
-"""The routes that BentoML has no notion of, as a Starlette application that `service.py` mounts.
-
-The endpoints of the default model are BentoML's (`service.py`).
-"""
+"""The routes of the service, as a Starlette application that `service.py` mounts."""
 
 from __future__ import annotations
 
@@ -43,10 +40,11 @@ def make_app(openapi: Callable[[], dict[str, Any]]) -> Starlette:
     """
     tasks = [
         Route(
-            f"{MODEL_PATH}/{name}",
+            f"{prefix}/{name}",
             _with_error_replies(functools.partial(_task, name)),
             methods=["POST"],
         )
+        for prefix in ("", MODEL_PATH)
         for name in TASKS
     ]
     app = Starlette(
@@ -58,7 +56,9 @@ def make_app(openapi: Callable[[], dict[str, Any]]) -> Starlette:
             ),
             Route(MODELS_PATH, _with_error_replies(_list)),
             Route(MODEL_PATH, _with_error_replies(_info)),
-            *(Route(f"{prefix}/info", _with_error_replies(_info)) for prefix in ("", MODEL_PATH)),
+            # BentoML's clients post to the endpoint of the method `info`.
+            Route("/info", _with_error_replies(_info), methods=["GET", "POST"]),
+            Route(f"{MODEL_PATH}/info", _with_error_replies(_info)),
             *(
                 Route(f"{prefix}/health", _with_error_replies(_health))
                 for prefix in ("", MODEL_PATH)
