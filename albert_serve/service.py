@@ -1,9 +1,9 @@
 """The BentoML service: `bentoml serve albert_serve.service:AlbertServe`.
 
-The endpoints of the default model are BentoML's: its clients call them as methods, and another
-service composes them with `bentoml.depends(AlbertServe)`. What BentoML has no notion of is mounted
-(`server/routes.py`). Error replies are in `server/error_replies.py`, and authentication in
-`server/auth.py`.
+HTTP requests are answered by the routes that are mounted (`server/routes.py`). The endpoints of the
+default model are methods, too: those of BentoML's clients, and for another service, which composes
+this one with `bentoml.depends(AlbertServe)`. Error replies are in `server/error_replies.py`, and
+authentication is in `server/auth.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from functools import cache, partial
 from typing import Any, Final
 
 import bentoml
+from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 
 from albert_serve.api.schemas import (
@@ -33,9 +34,8 @@ from albert_serve.errors import AlbertServeError
 from albert_serve.runtime.ort import check_runtime
 from albert_serve.server.admission import ConcurrencyGate
 from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, cors_options
-from albert_serve.server.bentoml.documents import fixed_routes
-from albert_serve.server.bentoml.endpoints import Info, MediaTypes, NoInput, answer, input_of
-from albert_serve.server.bentoml.event_loop import accept_many
+from albert_serve.server.bentoml.documents import share_documents
+from albert_serve.server.bentoml.endpoints import Info, answer, input_of
 from albert_serve.server.bentoml.http import limit_connections
 from albert_serve.server.bentoml.restarts import end_worker, mark_started
 from albert_serve.server.bentoml.start import check_command_line
@@ -53,8 +53,6 @@ from albert_serve.settings import DEFAULT_VARIABLE, Settings, num_workers, super
 
 # What clients of the same deployment wait; our deadlines are shorter and reply with the reason.
 _BENTOML_TIMEOUT_S: Final = 60
-# The context of a call within this process, where BentoML passes none.
-_IN_PROCESS: Final[Any] = None
 _app = make_app(lambda: describe_service(AlbertServe.openapi_spec.asdict()))
 _metrics = cache(Metrics)  # those of a process, however many instances it has
 
@@ -71,64 +69,56 @@ class Serving:
         self._background: set[asyncio.Task[None]] = set()
 
     @bentoml.api(route="/fill-mask", input_spec=input_of("fill-mask"))  # type: ignore[untyped-decorator]
-    async def fill_mask(
-        self, inputs: Any, parameters: Any = None, ctx: bentoml.Context = _IN_PROCESS
-    ) -> FillMaskReply:
+    async def fill_mask(self, inputs: Any, parameters: Any = None) -> FillMaskReply:
         """Fill the masks of one text or of several."""
-        reply: FillMaskReply = await answer(self._hosted, "fill-mask", inputs, parameters, ctx)
+        reply: FillMaskReply = await answer(self._hosted, "fill-mask", inputs, parameters)
         return reply
 
     @bentoml.api(route="/text-classification", input_spec=input_of("text-classification"))  # type: ignore[untyped-decorator]
     async def text_classification(
-        self, inputs: Any, parameters: Any = None, ctx: bentoml.Context = _IN_PROCESS
+        self, inputs: Any, parameters: Any = None
     ) -> TextClassificationReply:
         """Classify one text, or pair of texts, or several."""
         reply: TextClassificationReply = await answer(
-            self._hosted, "text-classification", inputs, parameters, ctx
+            self._hosted, "text-classification", inputs, parameters
         )
         return reply
 
     @bentoml.api(route="/question-answering", input_spec=input_of("question-answering"))  # type: ignore[untyped-decorator]
     async def question_answering(
-        self, inputs: Any, parameters: Any = None, ctx: bentoml.Context = _IN_PROCESS
+        self, inputs: Any, parameters: Any = None
     ) -> QuestionAnsweringReply:
         """Find the answer to a question in a text, for one such pair or several."""
         reply: QuestionAnsweringReply = await answer(
-            self._hosted, "question-answering", inputs, parameters, ctx
+            self._hosted, "question-answering", inputs, parameters
         )
         return reply
 
     @bentoml.api(route="/sentence-order", input_spec=input_of("sentence-order"))  # type: ignore[untyped-decorator]
-    async def sentence_order(
-        self, inputs: Any, parameters: Any = None, ctx: bentoml.Context = _IN_PROCESS
-    ) -> SentenceOrderReply:
+    async def sentence_order(self, inputs: Any, parameters: Any = None) -> SentenceOrderReply:
         """Say whether one text follows another, or how well sentences follow each other."""
-        reply: SentenceOrderReply = await answer(
-            self._hosted, "sentence-order", inputs, parameters, ctx
-        )
+        reply: SentenceOrderReply = await answer(self._hosted, "sentence-order", inputs, parameters)
         return reply
 
     @bentoml.api(route="/multiple-choice", input_spec=input_of("multiple-choice"))  # type: ignore[untyped-decorator]
-    async def multiple_choice(
-        self, inputs: Any, parameters: Any = None, ctx: bentoml.Context = _IN_PROCESS
-    ) -> MultipleChoiceReply:
+    async def multiple_choice(self, inputs: Any, parameters: Any = None) -> MultipleChoiceReply:
         """Choose among the answers to a question, or the endings of a text."""
         reply: MultipleChoiceReply = await answer(
-            self._hosted, "multiple-choice", inputs, parameters, ctx
+            self._hosted, "multiple-choice", inputs, parameters
         )
         return reply
 
     @bentoml.api(route="/feature-extraction", input_spec=input_of("feature-extraction"))  # type: ignore[untyped-decorator]
     async def feature_extraction(
-        self, inputs: Any, parameters: Any = None, ctx: bentoml.Context = _IN_PROCESS
+        self, inputs: Any, parameters: Any = None
     ) -> FeatureExtractionReply:
         """Return the embedding of one text or of several, or the vectors of their tokens."""
         reply: FeatureExtractionReply = await answer(
-            self._hosted, "feature-extraction", inputs, parameters, ctx
+            self._hosted, "feature-extraction", inputs, parameters
         )
         return reply
 
-    @bentoml.api(route="/info", input_spec=NoInput, output_spec=Info)  # type: ignore[untyped-decorator]
+    @bentoml.api(route="/info", output_spec=Info)  # type: ignore[untyped-decorator]
     async def info(self) -> InfoReply:
         """Describe the model and the service's limits."""
         return self._hosted.default.description
@@ -223,22 +213,23 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         settings = Settings.from_environment()
         configure_logs(settings.log_format)
         limit_connections()
-        accept_many()
         self.inject_config()
         if not has_exporter():
             self.config["tracing"] = dict(NO_SPANS)
             self.add_asgi_middleware(CallersTrace)
-        self.add_asgi_middleware(ErrorReplies)
+        if is_main:
+            self.add_asgi_middleware(ErrorReplies)
         cors = cors_options(settings)
         if settings.cors_origins:
             self.add_asgi_middleware(CORSMiddleware, **cors)
         if settings.has_keys:
             keys = _read_keys(settings)
             self.add_asgi_middleware(ApiKeyMiddleware, keys=keys, surfaces=settings.guard)
-        self.add_asgi_middleware(MediaTypes, is_internal=not is_main)
         app = super().to_asgi(is_main=is_main)
         leave_timeouts_out(app)
-        app.router.routes[:0] = fixed_routes(self)
+        if is_main:
+            self._leave_requests_to_our_routes(app)
+        share_documents(app, self)
         app.add_middleware(
             ConcurrencyGate,
             models=lambda: _app.state.models,
@@ -246,6 +237,17 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
             around_refusals=partial(CORSMiddleware, **cors) if settings.cors_origins else None,
         )
         return app
+
+    def _leave_requests_to_our_routes(self, app: Starlette) -> None:
+        """Remove BentoML's routes of the endpoints, so that those of `server/routes.py` answer.
+
+        BentoML would read a body of any size and content type, take any time for it, and refuse an
+        invalid one with another status and format.
+        """
+        endpoints = {method.route for method in self.apis.values()}
+        app.router.routes = [
+            route for route in app.router.routes if getattr(route, "path", None) not in endpoints
+        ]
 
 
 def _read_keys(settings: Settings) -> ApiKeys:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from albert_serve.batching.admission import ConcurrencyLimiter, RefusalPacer
 from albert_serve.batching.scheduler import PRIORITIES, Priority
 from albert_serve.server.auth import PRIORITY_HEADER
-from albert_serve.server.error_replies import error_response, find_or_make_id
+from albert_serve.server.error_replies import error_response
 from albert_serve.server.logging import RepeatedWarning
 from albert_serve.server.models.registry import Models
 from albert_serve.server.paths import target_of
@@ -76,7 +76,6 @@ class ConcurrencyGate:
         if limiter.is_full():
             models.count_refusal(model, task)
             self._refusals.log(model)
-            scope["albert_serve.request_id"] = find_or_make_id(Headers(scope=scope))
             scope[_REFUSAL] = limiter.refuse()
             await self._pacer.wait()
             await self._refuse(scope, receive, send)

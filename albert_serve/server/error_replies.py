@@ -37,6 +37,7 @@ REQUEST_ID_HEADER: Final = "X-Request-ID"
 _VALID_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 # Monitoring requests these every few seconds.
 _UNLOGGED_PATHS: Final = HEALTH_PATHS | {METRICS_PATH}
+_ID: Final = "albert_serve.request_id"
 # Prefixes of the headers that an error reply keeps of the reply that it replaces: for browsers.
 _KEPT_HEADERS: Final = ("vary", "access-control-")
 _logger = logging.getLogger(__name__)
@@ -58,7 +59,6 @@ class ErrorReplies:
             await self.app(scope, receive, send)
             return
         scope["path"] = target_of(scope).path  # in place of its label, which BentoML's metrics saw
-        scope["albert_serve.request_id"] = find_or_make_id(Headers(scope=scope))
         context = REQUEST_ID.set(request_id_of(scope))
         started_s = time.perf_counter()
         reply = _Reply(scope, receive, send)
@@ -109,8 +109,10 @@ class _Reply:
 
 
 def request_id_of(scope: Scope) -> str:
-    """The id of the request: the caller's own, or one made for it."""
-    request_id: str = scope["albert_serve.request_id"]
+    """The id of the request: the caller's own, or one made for it at the first call."""
+    if _ID not in scope:
+        scope[_ID] = find_or_make_id(Headers(scope=scope))
+    request_id: str = scope[_ID]
     return request_id
 
 

@@ -7,19 +7,21 @@ and metrics in up to 40 threads at once.
 from __future__ import annotations
 
 import asyncio
+import json
 from functools import cache
 from typing import Any
 
 from bentoml._internal.configuration.containers import BentoMLContainer
+from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from albert_serve.server.paths import METRICS_PATH
 
 
-def fixed_routes(service: Any) -> list[Route]:
-    """Return the routes that go before BentoML's.
+def share_documents(app: Starlette, service: Any) -> None:
+    """Replace BentoML's routes of these documents, where it has them.
 
     Args:
         service: BentoML's.
@@ -28,7 +30,7 @@ def fixed_routes(service: Any) -> list[Route]:
 
     @cache
     def make_schema() -> bytes:
-        return JSONResponse(service.schema()).body
+        return json.dumps(service.schema()).encode()
 
     async def schema(_: Request) -> Response:
         return Response(make_schema(), media_type="application/json")
@@ -39,4 +41,10 @@ def fixed_routes(service: Any) -> list[Route]:
             text = await asyncio.to_thread(client.generate_latest)
         return Response(text, media_type=client.CONTENT_TYPE_LATEST)
 
-    return [Route("/schema.json", schema), Route(METRICS_PATH, metrics)]
+    endpoints = {"/schema.json": schema, METRICS_PATH: metrics}
+    app.router.routes = [
+        Route(path, endpoints[path])
+        if isinstance(route, Route) and (path := route.path) in endpoints
+        else route
+        for route in app.router.routes
+    ]

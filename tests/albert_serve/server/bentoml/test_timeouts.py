@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import warnings
 from typing import Any
 
 import bentoml
 import pytest
-from starlette.requests import Request
 from starlette.testclient import TestClient
 
 # BentoML's own, and those of what it imports; so it is imported in the tests.
@@ -41,21 +38,3 @@ def test_no_timer_is_left_for_a_request() -> None:
     assert [each.cls for each in app.user_middleware] == kinds
     with TestClient(app) as client:
         assert client.post("/echo", json={"text": "a"}).text == "a"
-
-
-def test_an_input_is_left_unread_without_a_warning() -> None:
-    from _bentoml_impl.serde import JSONSerde  # type: ignore[import-untyped]
-
-    from albert_serve.server.bentoml.endpoints import NoInput, input_of
-
-    request = Request({"type": "http", "method": "POST", "headers": []})
-    expected: dict[Any, Any] = {
-        input_of("fill-mask"): {"inputs": None, "parameters": None},
-        NoInput: {},
-    }
-    for kind, fields in expected.items():
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            unread = asyncio.run(kind.from_http_request(request, JSONSerde()))
-            # As BentoML calls the endpoint.
-            assert {name: getattr(unread, name) for name in unread.model_fields} == fields
