@@ -102,6 +102,12 @@ class Diary(BatchObserver):
     def cancelled(self, task: str) -> None:
         self.counts["cancelled", task] += 1
 
+    def shed(self, task: str) -> None:
+        self.counts["shed", task] += 1
+
+    def expired(self, task: str) -> None:
+        self.counts["expired", task] += 1
+
 
 def make_batcher(engine: FakeEngine, max_queue_tokens: int = 1_000_000) -> Batcher:
     return Batcher(engine, max_queue_tokens=max_queue_tokens)

@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from albert_serve.server.models.effort import effort_of
+from albert_serve.server.process.threads import Effort
 
 from albert_serve.api.schemas import TaskRequest
 from albert_serve.errors import InvalidInputError, TextTooLongError, TooMuchAtOnceError
-from albert_serve.server.models.effort import effort_of
-from albert_serve.server.process.threads import Effort
 from albert_serve.tasks import TASKS, TaskSetup, open_task, prepare_request
 from albert_serve.tasks.fill_mask import targets
 from albert_serve.tasks.question_answering import spans
