@@ -395,12 +395,10 @@ def _listed_workers(models: Path) -> int:
 
 
 def allocator_variables() -> dict[str, str]:
-    """Return the variables by which a worker has one heap for all threads and for Python's objects.
+    """Return the variables by which a worker has one heap for all threads.
 
-    Those of the environment hold. Allocators other than glibc's return no free pages, so with these
-    Python keeps its own.
+    glibc returns the free pages of its first heap only. Those of the environment hold.
     """
-    heap = {"MALLOC_ARENA_MAX": "1", "PYTHONMALLOC": "malloc"}
     if platform.libc_ver()[0] != "glibc":
         return {}
-    return {name: os.environ.get(name, value) for name, value in heap.items()}
+    return {"MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "1")}
