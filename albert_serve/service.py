@@ -36,7 +36,13 @@ from albert_serve.server.admission import AdmissionController
 from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, cors_options
 from albert_serve.server.bentoml.endpoints import Info, answer, input_of
 from albert_serve.server.bentoml.http import limit_connections
-from albert_serve.server.bentoml.start import check_command_line
+from albert_serve.server.bentoml.middleware import (
+    NO_SPANS,
+    CallersTrace,
+    has_exporter,
+    leave_timeouts_out,
+)
+from albert_serve.server.bentoml.start import check_command_line, listens_on_loopback
 from albert_serve.server.bentoml.supervision import (
     SERVICE_NAME,
     end_with,
@@ -44,11 +50,10 @@ from albert_serve.server.bentoml.supervision import (
     mark_started,
     supervise,
 )
-from albert_serve.server.bentoml.timeouts import leave_timeouts_out
-from albert_serve.server.bentoml.tracing import NO_SPANS, CallersTrace, has_exporter
 from albert_serve.server.documents.openapi import describe_service
 from albert_serve.server.documents.shared_replies import SharedReplies
 from albert_serve.server.error_replies import ErrorReplies
+from albert_serve.server.hosts import AllowedHosts
 from albert_serve.server.logging import configure_logs
 from albert_serve.server.metrics import Metrics, reserve_files
 from albert_serve.server.models.registry import Models, check_models
@@ -57,6 +62,8 @@ from albert_serve.server.process.pid_file import hold_pid_file
 from albert_serve.server.routes import make_app
 from albert_serve.settings import (
     DEFAULT_VARIABLE,
+    HOSTS_VARIABLE,
+    LOOPBACK_HOSTS,
     Settings,
     metrics_folder,
     num_workers,
@@ -146,6 +153,8 @@ class Serving:
             configure_logs(settings.log_format)
             if settings.has_keys:
                 _read_keys(settings)
+            if not settings.needs_key and not settings.allowed_hosts and listens_on_loopback():
+                os.environ[HOSTS_VARIABLE] = ",".join(LOOPBACK_HOSTS)
             # Workers that start later, after the catalogue has changed, use the same default.
             os.environ[DEFAULT_VARIABLE] = check_models(settings)
             # First: SIGHUP no longer ends this process when its PID is known.
@@ -235,6 +244,8 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         self.add_asgi_middleware(Paths)
         if is_main:
             self.add_asgi_middleware(ErrorReplies)
+        if is_main and settings.allowed_hosts and "*" not in settings.allowed_hosts:
+            self.add_asgi_middleware(AllowedHosts, hosts=settings.allowed_hosts)
         cors = cors_options(settings)
         if settings.cors_origins:
             self.add_asgi_middleware(CORSMiddleware, **cors)

@@ -156,6 +156,8 @@ def test_a_key_file_without_a_name_does_not_open_the_service() -> None:
     [
         ("ALBERT_SERVE_API_KEY", "did you mean ALBERT_SERVE_API_KEYS?"),
         ("albert_serve_api_keys", "did you mean ALBERT_SERVE_API_KEYS?"),
+        ("ALBERT_SERVER_API_KEYS", "did you mean ALBERT_SERVE_API_KEYS?"),
+        ("ALBERT_KEYS", "unset it"),
         ("ALBERT_SERVE_NUM_WORKERS", "did you mean ALBERT_SERVE_WORKERS?"),
         ("ALBERT_SERVE_TRACING_HEADERS", "unset it; docs/settings.md lists them"),
         ("ALBERT_SERVE_PORT", "no such setting"),
@@ -167,7 +169,15 @@ def test_a_misspelt_variable_is_refused(variable: str, hint: str) -> None:
     assert hint in str(caught.value)
 
 
-@pytest.mark.parametrize("service", ["", "QA_"])
+def test_other_variables_with_our_name_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    known = {"ALBERT_URL": "http://localhost:3000", "ALBERT_API_KEY": "k" * 16}
+    for _ in range(2):
+        Settings.from_environment({**BUNDLE, **known, "ALBERT_SERVER_WORKERS": "4"})
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("ALBERT_SERVER_WORKERS is set, but there is no such setting; did you")
+
+
+@pytest.mark.parametrize("service", ["SERVE_", "SERVE_QA_", "KEYS_"])
 def test_the_variables_that_kubernetes_makes_of_a_service_are_no_misspelt_ones(
     service: str,
 ) -> None:
@@ -182,7 +192,7 @@ def test_the_variables_that_kubernetes_makes_of_a_service_are_no_misspelt_ones(
         "PORT_80_TCP_PORT": "80",
         "PORT_80_TCP_ADDR": "10.96.0.12",
     }
-    named = {f"ALBERT_SERVE_{service}{name}": value for name, value in made.items()}
+    named = {f"ALBERT_{service}{name}": value for name, value in made.items()}
     assert Settings.from_environment({**BUNDLE, **named}).num_workers == 1
 
 
