@@ -32,8 +32,9 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.errors import AlbertServeError
 from albert_serve.runtime.ort import check_runtime
-from albert_serve.server.admission import AdmissionController
+from albert_serve.server.admission import ConcurrencyGate
 from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, cors_options
+from albert_serve.server.bentoml.documents import share_documents
 from albert_serve.server.bentoml.endpoints import Info, answer, input_of
 from albert_serve.server.bentoml.http import limit_connections
 from albert_serve.server.bentoml.middleware import (
@@ -51,13 +52,11 @@ from albert_serve.server.bentoml.supervision import (
     supervise,
 )
 from albert_serve.server.documents.openapi import describe_service
-from albert_serve.server.documents.shared_replies import SharedReplies
 from albert_serve.server.error_replies import ErrorReplies
 from albert_serve.server.hosts import AllowedHosts
 from albert_serve.server.logging import configure_logs
 from albert_serve.server.metrics import Metrics, reserve_files
 from albert_serve.server.models.registry import Models, check_models
-from albert_serve.server.paths import Labels, Paths
 from albert_serve.server.process.pid_file import hold_pid_file
 from albert_serve.server.routes import make_app
 from albert_serve.settings import (
@@ -140,7 +139,7 @@ class Serving:
     @bentoml.api(route="/info", output_spec=Info)  # type: ignore[untyped-decorator]
     async def info(self) -> InfoReply:
         """Describe the model and the service's limits."""
-        return self._hosted.default.info()
+        return self._hosted.default.description
 
     @bentoml.on_deployment  # type: ignore[untyped-decorator]
     @staticmethod
@@ -188,8 +187,7 @@ class Serving:
     @property
     def _hosted(self) -> Models:
         """The models; started here within another service, where no startup hook is called."""
-        if not self._models.names:
-            self._models.start()
+        self._models.start()
         return self._models
 
     def _drain_on_sigterm(self) -> None:
@@ -241,7 +239,6 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         if not has_exporter():
             self.config["tracing"] = dict(NO_SPANS)
             self.add_asgi_middleware(CallersTrace)
-        self.add_asgi_middleware(Paths)
         if is_main:
             self.add_asgi_middleware(ErrorReplies)
         if is_main and settings.allowed_hosts and "*" not in settings.allowed_hosts:
@@ -252,17 +249,15 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         if settings.has_keys:
             keys = _read_keys(settings)
             self.add_asgi_middleware(ApiKeyMiddleware, keys=keys, surfaces=settings.guard)
-        self.add_asgi_middleware(SharedReplies)
         app = super().to_asgi(is_main=is_main)
         leave_timeouts_out(app)
         if is_main:
             self._leave_requests_to_our_routes(app)
-        app.add_middleware(Labels)
+        share_documents(app, self)
         app.add_middleware(
-            AdmissionController,
-            directory=lambda: _app.state.models,
-            max_latency_s=settings.max_wait_s,
-            max_batch_latency_s=settings.deadline_s / 2,
+            ConcurrencyGate,
+            models=lambda: _app.state.models,
+            settings=settings,
             around_refusals=partial(CORSMiddleware, **cors) if settings.cors_origins else None,
         )
         return app

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, values
 
-from albert_serve.batching.events import BatchReport
+from albert_serve.batching.events import BatchObserver, BatchReport
 
 _PREFIX: Final = "albert_serve"
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -138,7 +138,7 @@ class Metrics:
             self._models.labels(model, self._precisions.pop(model)).set(0)
 
 
-class PrometheusObserver:
+class PrometheusObserver(BatchObserver):
     """Counts the events of a model's batcher."""
 
     def __init__(self, metrics: Metrics, model: str, tasks: Iterable[str]) -> None:
