@@ -114,24 +114,16 @@ def _check_set(value: object) -> object:
     return value
 
 
-def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
-    for origin in origins:
-        if origin != "*" and not _ORIGIN.fullmatch(origin):
-            raise ValueError(
-                f"holds {origin!r}; an origin is like https://app.example.com, without a path, "
-                "or * for all"
-            )
-    return origins
+def _each_like(pattern: re.Pattern[str], description: str) -> AfterValidator:
+    """Return a check of comma-separated values, each of which may be * as well."""
 
+    def check(values: tuple[str, ...]) -> tuple[str, ...]:
+        for value in values:
+            if value != "*" and not pattern.fullmatch(value):
+                raise ValueError(f"holds {value!r}; {description}, or * for all")
+        return values
 
-def _check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
-    for host in hosts:
-        if host != "*" and not _HOST.fullmatch(host):
-            raise ValueError(
-                f"holds {host!r}; a host is like app.example.com, *.example.com, 192.0.2.1 or "
-                "[2001:db8::1], without a port, or * for all"
-            )
-    return hosts
+    return AfterValidator(check)
 
 
 def _cache_folder() -> Path | None:
@@ -217,10 +209,16 @@ class Settings(BaseSettings):
     api_keys_file: Annotated[Path | None, BeforeValidator(_check_set)] = None
     guard: Annotated[tuple[Surface, ...], NoDecode, BeforeValidator(_split)] = get_args(Surface)
     cors_origins: Annotated[
-        tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_origins)
+        tuple[str, ...],
+        NoDecode,
+        BeforeValidator(_split),
+        _each_like(_ORIGIN, "an origin is like https://app.example.com, without a path"),
     ] = ()
     allowed_hosts: Annotated[
-        tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_hosts)
+        tuple[str, ...],
+        NoDecode,
+        BeforeValidator(_split),
+        _each_like(_HOST, "a host is like app.example.com, *.example.com or [::1], without a port"),
     ] = ()
     log_format: Literal["text", "json"] = "text"
     pid_file: Path | None = None
