@@ -37,19 +37,37 @@ from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, cors_options
 from albert_serve.server.bentoml.documents import share_documents
 from albert_serve.server.bentoml.endpoints import Info, answer, input_of
 from albert_serve.server.bentoml.http import limit_connections
-from albert_serve.server.bentoml.restarts import end_worker, mark_started
-from albert_serve.server.bentoml.start import check_command_line
-from albert_serve.server.bentoml.supervision import SERVICE_NAME, end_with, supervise
-from albert_serve.server.bentoml.timeouts import leave_timeouts_out
-from albert_serve.server.bentoml.tracing import NO_SPANS, CallersTrace, has_exporter
+from albert_serve.server.bentoml.middleware import (
+    NO_SPANS,
+    CallersTrace,
+    has_exporter,
+    leave_timeouts_out,
+)
+from albert_serve.server.bentoml.start import check_command_line, listens_on_loopback
+from albert_serve.server.bentoml.supervision import (
+    SERVICE_NAME,
+    end_with,
+    end_worker,
+    mark_started,
+    supervise,
+)
 from albert_serve.server.documents.openapi import describe_service
 from albert_serve.server.error_replies import ErrorReplies
+from albert_serve.server.hosts import AllowedHosts
 from albert_serve.server.logging import configure_logs
-from albert_serve.server.metrics import Metrics
+from albert_serve.server.metrics import Metrics, reserve_files
 from albert_serve.server.models.registry import Models, check_models
 from albert_serve.server.process.pid_file import hold_pid_file
 from albert_serve.server.routes import make_app
-from albert_serve.settings import DEFAULT_VARIABLE, Settings, num_workers, supervisor_pid
+from albert_serve.settings import (
+    DEFAULT_VARIABLE,
+    HOSTS_VARIABLE,
+    LOOPBACK_HOSTS,
+    Settings,
+    metrics_folder,
+    num_workers,
+    supervisor_pid,
+)
 
 # What clients of the same deployment wait; our deadlines are shorter and reply with the reason.
 _BENTOML_TIMEOUT_S: Final = 60
@@ -134,10 +152,11 @@ class Serving:
             configure_logs(settings.log_format)
             if settings.has_keys:
                 _read_keys(settings)
+            if not settings.needs_key and not settings.allowed_hosts and listens_on_loopback():
+                os.environ[HOSTS_VARIABLE] = ",".join(LOOPBACK_HOSTS)
             # Workers that start later, after the catalogue has changed, use the same default.
             os.environ[DEFAULT_VARIABLE] = check_models(settings)
-            # First: SIGHUP no longer ends this process when its PID is known, and the file is
-            # removed before `Restarts.exit` ends it.
+            # First: SIGHUP no longer ends this process when its PID is known.
             supervise()
             if settings.pid_file is not None:
                 hold_pid_file(settings.pid_file)
@@ -214,11 +233,16 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         configure_logs(settings.log_format)
         limit_connections()
         self.inject_config()
+        folder = metrics_folder()
+        if folder is not None and not reserve_files(folder):
+            self.config["metrics"] = {"enabled": False}
         if not has_exporter():
             self.config["tracing"] = dict(NO_SPANS)
             self.add_asgi_middleware(CallersTrace)
         if is_main:
             self.add_asgi_middleware(ErrorReplies)
+        if is_main and settings.allowed_hosts and "*" not in settings.allowed_hosts:
+            self.add_asgi_middleware(AllowedHosts, hosts=settings.allowed_hosts)
         cors = cors_options(settings)
         if settings.cors_origins:
             self.add_asgi_middleware(CORSMiddleware, **cors)

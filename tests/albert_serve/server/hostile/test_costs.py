@@ -92,13 +92,6 @@ def test_each_choice_counts_with_its_context(task_setup: TaskSetup) -> None:
         prepare_request(task, task_request, max_tokens=40 * least)
 
 
-def test_a_question_is_work_for_each_of_its_choices() -> None:
-    alone = {"context": "a", "choices": ["b"] * 100}
-    assert effort_of(request("multiple-choice", alone)) < Effort.LARGE
-    question = request("multiple-choice", {**alone, "question": "q" * 100})
-    assert effort_of(question) is Effort.LARGE
-
-
 def test_targets_are_read_once_for_all_texts(task_setup: TaskSetup) -> None:
     words = [f"word{number}" for number in range(50)]
     targets.read_first_pieces.cache_clear()
