@@ -52,7 +52,7 @@ from albert_serve.server.bentoml.supervision import (
     supervise,
 )
 from albert_serve.server.documents.openapi import describe_service
-from albert_serve.server.error_replies import ErrorReplies
+from albert_serve.server.error_replies import EXCEPTION_HANDLERS, ErrorReplies
 from albert_serve.server.hosts import AllowedHosts
 from albert_serve.server.logging import configure_logs
 from albert_serve.server.metrics import Metrics, reserve_files
@@ -253,6 +253,7 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         leave_timeouts_out(app)
         if is_main:
             self._leave_requests_to_our_routes(app)
+            app.exception_handlers.update(EXCEPTION_HANDLERS)
         share_documents(app, self)
         app.add_middleware(
             ConcurrencyGate,

@@ -14,9 +14,9 @@ from starlette.routing import Route
 
 from albert_serve.api.embeddings import EMBEDDINGS, EMBEDDINGS_PATH, FEATURE_EXTRACTION
 from albert_serve.api.schemas import MODEL_PATH, MODELS_PATH, ModelsReply
-from albert_serve.errors import AlbertServeError, NotReadyError
-from albert_serve.server.answering import answer_request, reply_to_error
-from albert_serve.server.error_replies import JSON
+from albert_serve.errors import NotReadyError
+from albert_serve.server.answering import answer_request
+from albert_serve.server.error_replies import EXCEPTION_HANDLERS, JSON
 from albert_serve.server.models.hosted_model import HostedModel
 from albert_serve.server.openai_form import read_embeddings
 from albert_serve.tasks import TASKS
@@ -88,15 +88,10 @@ def make_app(openapi: Callable[[], dict[str, Any]]) -> Starlette:
             Route("/docs", _docs),
             Route("/docs.json", docs_json),
         ],
-        exception_handlers={AlbertServeError: _reply_to_error},
+        exception_handlers=EXCEPTION_HANDLERS,
     )
     app.state.models = None
     return app
-
-
-async def _reply_to_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, AlbertServeError)
-    return reply_to_error(error, request)
 
 
 async def _task(name: str, request: Request) -> Response:
