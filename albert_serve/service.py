@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import bentoml
 from starlette.applications import Starlette
-from starlette.middleware.cors import CORSMiddleware
 
 from albert_serve.api.schemas import (
     FeatureExtractionReply,
@@ -33,7 +32,7 @@ from albert_serve.api.schemas import (
 from albert_serve.errors import AlbertServeError
 from albert_serve.runtime.ort import check_runtime
 from albert_serve.server.admission import ConcurrencyGate
-from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, cors_options
+from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, PageOrigins, cors_options
 from albert_serve.server.bentoml.documents import share_documents
 from albert_serve.server.bentoml.endpoints import Info, answer, input_of
 from albert_serve.server.bentoml.http import limit_connections
@@ -245,7 +244,7 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
             self.add_asgi_middleware(AllowedHosts, hosts=settings.allowed_hosts)
         cors = cors_options(settings)
         if settings.cors_origins:
-            self.add_asgi_middleware(CORSMiddleware, **cors)
+            self.add_asgi_middleware(PageOrigins, **cors)
         if settings.has_keys:
             keys = _read_keys(settings)
             self.add_asgi_middleware(ApiKeyMiddleware, keys=keys, surfaces=settings.guard)
@@ -259,7 +258,7 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
             ConcurrencyGate,
             models=lambda: _app.state.models,
             settings=settings,
-            around_refusals=partial(CORSMiddleware, **cors) if settings.cors_origins else None,
+            around_refusals=partial(PageOrigins, **cors) if settings.cors_origins else None,
         )
         return app
 

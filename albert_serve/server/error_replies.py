@@ -27,7 +27,6 @@ from albert_serve.api.schemas import ErrorReply
 from albert_serve.errors import (
     AlbertServeError,
     QueueFullError,
-    UnsupportedMediaError,
     request_error,
 )
 from albert_serve.server.logging import REQUEST_ID
@@ -117,17 +116,6 @@ def error_response(error: AlbertServeError, scope: Scope) -> Response:
     if isinstance(error, QueueFullError):
         response.headers["Retry-After"] = str(math.ceil(error.retry_after_s))
     return response
-
-
-def media_type_of(headers: Headers) -> str:
-    """Return the declared media type of a body; "" if there is none."""
-    return headers.get("content-type", "").split(";")[0].strip().lower()
-
-
-def not_json(media_type: str) -> UnsupportedMediaError:
-    """Return the error of a body that is not declared as JSON."""
-    got = f"the content type is {media_type}" if media_type else "there is no Content-Type"
-    return UnsupportedMediaError(f"{got}; send application/json")
 
 
 async def _reply_to_error(request: Request, error: Exception) -> Response:

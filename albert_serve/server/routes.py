@@ -16,6 +16,7 @@ from albert_serve.api.embeddings import EMBEDDINGS, EMBEDDINGS_PATH, FEATURE_EXT
 from albert_serve.api.schemas import MODEL_PATH, MODELS_PATH, ModelsReply
 from albert_serve.errors import NotReadyError
 from albert_serve.server.answering import answer_request
+from albert_serve.server.bodies import check_media_type
 from albert_serve.server.error_replies import EXCEPTION_HANDLERS, JSON
 from albert_serve.server.models.hosted_model import HostedModel
 from albert_serve.server.openai_form import read_embeddings
@@ -113,6 +114,8 @@ async def _list(request: Request) -> Response:
 
 
 async def _info(request: Request) -> Response:
+    if request.method == "POST":
+        check_media_type(request.headers)
     return Response(_model(request).info_json, media_type=JSON)
 
 
