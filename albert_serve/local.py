@@ -54,7 +54,7 @@ class LocalTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
     def __init__(self, bundle: str | os.PathLike[str] | None, options: RuntimeOptions) -> None:
         model = _open(_default() if bundle is None else Path(bundle), options)
         app = make_app(dict)
-        app.state.models = _OneModel(model)
+        app.state.models = OneModel(model)
         self._app: httpx.ASGITransport | None = httpx.ASGITransport(ErrorReplies(app))
         self._lock = threading.Lock()  # nothing is submitted once the loop may have ended
         closing = asyncio.Event()
@@ -101,12 +101,11 @@ class LocalTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
             return asyncio.run_coroutine_threadsafe(_answer(self._app, request), self._loop)
 
 
-class _OneModel:
+class OneModel:
     """The model that the routes of the service answer with."""
 
-    accepting = True
-
     def __init__(self, model: HostedModel) -> None:
+        self.accepting = True
         self.default = model
         self.names = [model.name]
 

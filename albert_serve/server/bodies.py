@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -11,10 +12,10 @@ from starlette.requests import ClientDisconnect, Request
 
 from albert_serve.errors import (
     BodyTooLargeError,
-    DeadlineExceededError,
     MalformedRequestError,
     UnsupportedMediaError,
 )
+from albert_serve.server.deadlines import finish_in_time
 from albert_serve.server.error_replies import JSON, media_type_of, not_json
 
 
@@ -40,11 +41,11 @@ async def read_body(
         raise UnsupportedMediaError(
             f"the content encoding is {coding[:40]!r}; send the body as it is"
         )
-    try:
-        async with asyncio.timeout(deadline_s):
-            return await _read_body(request, max_bytes, count)
-    except TimeoutError:
-        raise DeadlineExceededError(f"the body did not arrive within {deadline_s:g} s") from None
+    return await finish_in_time(
+        asyncio.ensure_future(_read_body(request, max_bytes, count)),
+        time.monotonic() + deadline_s,
+        f"the body did not arrive within {deadline_s:g} s",
+    )
 
 
 def parse_json(body: bytes) -> Any:

@@ -16,7 +16,8 @@ from functools import partial
 from typing import Final, TypeVar, TypeVarTuple, Unpack
 
 from albert_serve.batching.throughput import limit_retry_after_s
-from albert_serve.errors import DeadlineExceededError, QueueFullError
+from albert_serve.errors import QueueFullError
+from albert_serve.server.deadlines import finish_in_time
 
 # Bodies of up to this size are read within some 2 ms.
 SMALL_BYTES: Final = 1 << 12
@@ -123,17 +124,11 @@ class LargeRequests:
         if num_bytes <= SMALL_BYTES:
             return function(*args)
         run = partial(copy_context().run, function, *args)
-        future = asyncio.get_running_loop().run_in_executor(self._thread, run)
-        try:
-            # Not `asyncio.timeout`: the tracebacks of its exceptions keep the request in memory.
-            await asyncio.wait({future}, timeout=max(0.0, ends_s - time.monotonic()))
-            if future.done():
-                return future.result()
-            raise DeadlineExceededError("no answer before the deadline; send less at once")
-        finally:
-            future.cancel()
-            # An exception's traceback holds this frame, and `future` the exception.
-            del future
+        return await finish_in_time(
+            asyncio.get_running_loop().run_in_executor(self._thread, run),
+            ends_s,
+            "no answer before the deadline; send less at once",
+        )
 
 
 def _timed(function: Callable[[], _ResultT]) -> tuple[_ResultT, float]:

@@ -63,7 +63,7 @@ def test_one_bad_bundle_of_a_folder_is_named_and_the_others_start(
     name = "a b" if spoil is misname else "first"
     assert name in caplog.text
     models = load(settings)
-    assert list(models._loaded) == ["second"]
+    assert models.names == ["second"]
     reloaded(models)
     assert models.default.name == "second"
 
@@ -92,7 +92,7 @@ def test_a_graph_that_loops_without_end_is_given_up(
     assert check_models(settings_of(shelf)) == "first"
     assert "model endless was not loaded" in caplog.text
     assert "not answered within 0.5 s" in caplog.text
-    assert list(load(settings_of(shelf))._loaded) == ["first", "second"]
+    assert load(settings_of(shelf)).names == ["first", "second"]
 
 
 def loop_first(model: onnx.ModelProto) -> bytes:
