@@ -9,8 +9,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from albert_serve.server.models.effort import effort_of
-from albert_serve.server.process.threads import Effort
 
 from albert_serve.api.schemas import TaskRequest
 from albert_serve.errors import InvalidInputError, TextTooLongError, TooMuchAtOnceError
