@@ -114,7 +114,7 @@ async def _list(request: Request) -> Response:
 
 
 async def _info(request: Request) -> Response:
-    if request.method == "POST":
+    if request.method == "POST" and "content-type" in request.headers:
         check_media_type(request.headers)
     return Response(_model(request).info_json, media_type=JSON)
 

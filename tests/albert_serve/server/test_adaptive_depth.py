@@ -164,21 +164,3 @@ def test_more_layers_than_the_model_has_are_refused(http: httpx.Client) -> None:
     reply = http.post("/text-classification", json=body)
     assert reply.status_code == 422
     assert "max_layers is 4; the model has 3 layers" in reply.json()["error"]
-
-
-@pytest.mark.parametrize(
-    ("limits", "message"),
-    [
-        ({"max_layers": 0}, "parameters.max_layers must be greater than or equal to 1"),
-        ({"patience": 0}, "parameters.patience must be greater than or equal to 1"),
-        ({"patience": 1.5}, "parameters.patience must be a valid integer"),
-        ({"patience": 1}, "this one answers after all of its 3 layers"),
-        ({"max_layers": 3}, "this one answers after all of its 3 layers"),
-    ],
-)
-def test_a_model_without_such_classifiers_refuses(
-    client: httpx.Client, limits: dict[str, Any], message: str
-) -> None:
-    reply = client.post("/text-classification", json={"inputs": "a", "parameters": limits})
-    assert reply.status_code == 422
-    assert message in reply.json()["error"]

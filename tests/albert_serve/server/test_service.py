@@ -167,8 +167,6 @@ JSON = {"content-type": "application/json"}
         pytest.param(400, "malformed", "/fill-mask", b'{"inputs": "\xff"}', id="not UTF-8"),
         pytest.param(404, "not_found", "/translation", b"{}", id="no such route"),
         pytest.param(413, "body_too_large", "/fill-mask", b" " * 60_001, id="body"),
-        pytest.param(422, "invalid_input", "/fill-mask", b"[]", id="not an object"),
-        pytest.param(422, "invalid_input", "/fill-mask", b'{"inputs": []}', id="no items"),
     ],
 )
 def test_every_refusal_of_a_body_has_the_envelope(
@@ -200,33 +198,6 @@ def test_a_body_over_the_limit_is_refused_in_chunks_too(client: httpx.Client) ->
         client.post("/fill-mask", content=chunks(), headers=JSON), 413, "body_too_large"
     )
     assert post(client, "fill-mask", MASKED).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("task", "inputs", "parameters", "message"),
-    [
-        pytest.param("fill-mask", 3, {}, "inputs must be a valid string, not 3", id="type"),
-        pytest.param("fill-mask", MASKED, {"top_k": 0}, "parameters.top_k", id="parameter"),
-        pytest.param(
-            "fill-mask", MASKED, {"topk": 3}, "is not known here; allowed are", id="unknown"
-        ),
-        pytest.param("fill-mask", [MASKED, "none"], {}, r"inputs[1]: the text has no", id="index"),
-        pytest.param("fill-mask", "a " * 200 + "[MASK]", {}, "reads at most 128", id="too long"),
-        pytest.param("fill-mask", [MASKED] * (MAX_ITEMS + 1), {}, "at most 32", id="items"),
-        pytest.param("fill-mask", "[MASK] \ud800", {}, "surrogate", id="surrogate"),
-        pytest.param(
-            "question-answering", {"question": "", "context": "c"}, {}, "empty", id="question"
-        ),
-        pytest.param("sentence-order", {"text": "a"}, {}, "inputs.text_pair is missing", id="pair"),
-    ],
-)
-def test_what_cannot_be_answered_is_told_in_one_sentence(
-    client: httpx.Client, task: str, inputs: Any, parameters: dict[str, Any], message: str
-) -> None:
-    reply = post(client, task, inputs, parameters)
-    assert message in reply.json()["error"]
-    assert reply.status_code == 422
-    assert "\n" not in reply.json()["error"]
 
 
 def test_request_ids_are_echoed_when_sane_and_made_otherwise(client: httpx.Client) -> None:
@@ -291,9 +262,12 @@ def test_a_damaged_bundle_is_refused_at_the_start_in_one_line(
 def post(
     client: httpx.Client, task: str, inputs: Any, parameters: dict[str, Any] | None = None
 ) -> httpx.Response:
-    # ASCII JSON, which can carry half of a surrogate pair.
-    body = json.dumps({"inputs": inputs, "parameters": parameters or {}})
-    return client.post(f"/{task}", content=body, headers=JSON)
+    return post_json(client, f"/{task}", {"inputs": inputs, "parameters": parameters or {}})
+
+
+def post_json(client: httpx.Client, path: str, body: Any) -> httpx.Response:
+    """In ASCII, which can carry half of a surrogate pair."""
+    return client.post(path, content=json.dumps(body), headers=JSON)
 
 
 def assert_envelope(reply: httpx.Response, status: int, error_type: str) -> None:
