@@ -57,13 +57,13 @@ class ErrorReplies:
             await self.app(scope, receive, send)
             return
         scope["path"] = target_of(scope).path  # in place of its label, which BentoML's metrics saw
-        context = REQUEST_ID.set(request_id_of(scope))
+        context = REQUEST_ID.set(_request_id(scope))
         started_s = time.perf_counter()
         reply = _Reply(scope, send)
         try:
             await self.app(scope, receive, reply.send)
         except Exception:
-            _logger.exception("request %s failed", request_id_of(scope))
+            _logger.exception("request %s failed", _request_id(scope))
             if reply.status is None:
                 await _internal_reply(scope)(scope, receive, reply.send)
             elif not reply.is_finished:
@@ -90,13 +90,13 @@ class _Reply:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = MutableHeaders(raw=message.setdefault("headers", []))
-            headers[REQUEST_ID_HEADER] = request_id_of(self._scope)
+            headers[REQUEST_ID_HEADER] = _request_id(self._scope)
         is_last = message["type"] == "http.response.body" and not message.get("more_body")
         await self._send(message)
         self.is_finished = self.is_finished or is_last
 
 
-def request_id_of(scope: Scope) -> str:
+def _request_id(scope: Scope) -> str:
     """The id of the request: the caller's own, or one made for it at the first call."""
     if _ID not in scope:
         callers = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
@@ -121,7 +121,7 @@ def error_response(error: AlbertServeError, scope: Scope) -> Response:
 async def _reply_to_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, AlbertServeError)
     if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        _logger.error("request %s failed", request_id_of(request.scope), exc_info=error)
+        _logger.error("request %s failed", _request_id(request.scope), exc_info=error)
     return error_response(error, request.scope)
 
 
@@ -177,7 +177,7 @@ def _log_access(scope: Scope, status: int | None, duration_s: float) -> None:
         path,
         status or "-",
         duration_ms,
-        request_id_of(scope),
+        _request_id(scope),
         extra={
             "method": scope["method"],
             "path": path,
@@ -188,7 +188,7 @@ def _log_access(scope: Scope, status: int | None, duration_s: float) -> None:
 
 
 def _error_reply(scope: Scope, status: int, error_type: str, message: str) -> Response:
-    ids = {"error_type": error_type, "request_id": request_id_of(scope)}
+    ids = {"error_type": error_type, "request_id": _request_id(scope)}
     reply = (
         OpenAIErrorReply(error=OpenAIError(message=message, type=error_type), **ids)
         if target_of(scope).is_openai
@@ -197,6 +197,6 @@ def _error_reply(scope: Scope, status: int, error_type: str, message: str) -> Re
     return Response(
         reply.model_dump_json(),
         status,
-        headers={REQUEST_ID_HEADER: request_id_of(scope)},  # of the gate's, outside of the rest
+        headers={REQUEST_ID_HEADER: _request_id(scope)},  # of the gate's, outside of the rest
         media_type=JSON,
     )

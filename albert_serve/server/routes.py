@@ -33,7 +33,7 @@ _DOCS_PAGE: Final = """<!doctype html>
 """
 
 
-class HostedModels(Protocol):
+class _HostedModels(Protocol):
     """The models that the routes answer with."""
 
     accepting: bool
@@ -130,8 +130,8 @@ async def _docs(_request: Request) -> Response:
     return HTMLResponse(_DOCS_PAGE)
 
 
-def _models(request: Request) -> HostedModels:
-    models: HostedModels | None = request.app.state.models
+def _models(request: Request) -> _HostedModels:
+    models: _HostedModels | None = request.app.state.models
     if models is None:
         raise NotReadyError("the service is starting")
     return models

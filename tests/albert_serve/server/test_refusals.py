@@ -33,7 +33,7 @@ INVALID: list[tuple[str, Any, str]] = [
     ("/question-answering", inputs({"question": "", "context": "c"}), "question is empty"),
     ("/sentence-order", inputs({"text": "a"}), "inputs.text_pair is missing"),
     *(
-        ("/text-classification", inputs("a", **parameters), message)
+        ("/text-classification", {"inputs": "a", "parameters": parameters}, message)
         for parameters, message in [
             ({"head": "topic"}, "the model has no head 'topic'; it has default"),
             ({"head": "a" * 65}, "parameters.head has 65 characters; at most 64"),
@@ -50,7 +50,7 @@ INVALID: list[tuple[str, Any, str]] = [
         ]
     ),
     *(
-        ("/multiple-choice", inputs(question, **parameters), message)
+        ("/multiple-choice", {"inputs": question, "parameters": parameters}, message)
         for question, parameters, message in [
             ({"context": "a", "choices": ["b"]}, {}, "inputs.choices must hold at least 2 items"),
             ({"context": "a"}, {}, "inputs.choices is missing"),
