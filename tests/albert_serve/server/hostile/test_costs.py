@@ -12,8 +12,6 @@ import pytest
 
 from albert_serve.api.schemas import TaskRequest
 from albert_serve.errors import InvalidInputError, TextTooLongError, TooMuchAtOnceError
-from albert_serve.server.models.effort import effort_of
-from albert_serve.server.process.threads import Effort
 from albert_serve.tasks import TASKS, TaskSetup, open_task, prepare_request
 from albert_serve.tasks.fill_mask import targets
 from albert_serve.tasks.question_answering import spans
@@ -71,13 +69,6 @@ def test_each_choice_counts_with_its_context(task_setup: TaskSetup) -> None:
     assert prepared.num_tokens > 40 * least
     with pytest.raises(TooMuchAtOnceError, match=f"has over {40 * least} tokens"):
         prepare_request(task, task_request, max_tokens=40 * least)
-
-
-def test_a_question_is_work_for_each_of_its_choices() -> None:
-    alone = {"context": "a", "choices": ["b"] * 100}
-    assert effort_of(request("multiple-choice", alone)) < Effort.LARGE
-    question = request("multiple-choice", {**alone, "question": "q" * 100})
-    assert effort_of(question) is Effort.LARGE
 
 
 def test_targets_are_read_once_for_all_texts(task_setup: TaskSetup) -> None:

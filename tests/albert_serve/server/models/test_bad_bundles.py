@@ -59,7 +59,7 @@ def test_one_bad_bundle_of_a_folder_is_named_and_the_others_start(
     name = "a b" if spoil is misname else "first"
     assert name in caplog.text
     models = load(settings)
-    assert list(models._loaded) == ["second"]
+    assert models.names == ["second"]
     reloaded(models)
     assert models.default.name == "second"
 

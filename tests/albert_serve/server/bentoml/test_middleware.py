@@ -1,4 +1,4 @@
-"""OpenTelemetry: whose trace a request belongs to, as the log has it."""
+"""What is left out of BentoML's middleware: spans that nobody takes, and its timeout."""
 
 from __future__ import annotations
 
@@ -65,3 +65,29 @@ def test_a_callers_trace_is_taken_up_and_another_made_only_for_an_exporter(
     else:
         assert re.fullmatch(r"[0-9a-f]{32}", own)
         assert own != TRACE_ID
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # BentoML's, and of what it imports
+def test_bentomls_timeout_is_left_out() -> None:
+    """It would leave a timer for a minute after each reply."""
+    import bentoml
+    from bentoml._internal.server.http.traffic import TimeoutMiddleware
+    from starlette.testclient import TestClient
+
+    from albert_serve.server.bentoml.middleware import leave_timeouts_out
+
+    @bentoml.service(traffic={"timeout": 60}, metrics={"enabled": False})
+    class Echo:
+        @bentoml.api  # type: ignore[untyped-decorator]
+        def echo(self, text: str) -> str:
+            return text
+
+    service: Any = Echo
+    app = service.to_asgi()
+    kinds = [each.cls for each in app.user_middleware]
+    assert TimeoutMiddleware in kinds
+    leave_timeouts_out(app)
+    kinds.remove(TimeoutMiddleware)
+    assert [each.cls for each in app.user_middleware] == kinds
+    with TestClient(app) as client:
+        assert client.post("/echo", json={"text": "a"}).text == "a"

@@ -1,20 +1,29 @@
-"""OpenTelemetry: spans only where an exporter takes them, else only the caller's trace for the log.
-
-BentoML makes spans for every request, even without an exporter; that is half of the latency that
-it adds (docs/decisions.md).
-"""
+"""BentoML's own middleware: what is left out of it, as each part costs every request some time."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from bentoml._internal.configuration.containers import BentoMLContainer
+from bentoml._internal.server.http.traffic import TimeoutMiddleware
 from opentelemetry import context, propagate
+from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-# BentoML's configuration by which it makes no span.
+# BentoML's configuration by which it makes no span. It would make some for every request, even
+# without an exporter; that is half of the latency that it adds (docs/decisions.md).
 NO_SPANS: Final = {"excluded_urls": ".*"}
+
+
+def leave_timeouts_out(app: Starlette) -> None:
+    """Remove BentoML's timeout, which keeps a timer for a minute after each reply, and a task.
+
+    Each request has a deadline of this service. BentoML's configuration takes no service without a
+    timeout. Call it before the first request.
+    """
+    timeout: Any = TimeoutMiddleware
+    app.user_middleware = [each for each in app.user_middleware if each.cls is not timeout]
 
 
 def has_exporter() -> bool:
