@@ -34,13 +34,6 @@ def lines(
     return lambda: capsys.readouterr().err.splitlines()
 
 
-def test_without_a_terminal_each_report_is_a_line(lines: Callable[[], list[str]]) -> None:
-    assert list(progress(iter("ab"), title="reading", unit="files")) == ["a", "b"]
-    first, second = lines()
-    assert first.startswith("reading: 1 files in 00:0")
-    assert second.startswith("reading: 2 files in 00:0")
-
-
 def test_a_known_total_has_a_share_and_the_time_that_is_left(
     lines: Callable[[], list[str]],
 ) -> None:

@@ -9,6 +9,7 @@ Shape legend: R masks, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -64,16 +65,16 @@ class FillMask:
         pieces = read_whole(self.tokenizer, targets) if parameters.multi_token_targets else ()
         fitted = self._fit(item, parameters.truncation, max(map(len, pieces), default=1) - 1)
         text = self._find_masks(fitted)
-        candidates, warnings = None, tuple[str, ...]()
-        if targets and not pieces:
-            candidates, warnings = read_first_pieces(self.tokenizer, targets)
+        warnings: Sequence[str] = ()
         first: Round[AnyFillMaskAnswer]
         if pieces:
             first = TargetScoring(text=text, targets=pieces, top_k=parameters.top_k).start()
-        elif parameters.joint:
-            first = JointFilling(text=text, candidates=candidates, top_k=parameters.top_k).start()
         else:
-            first = _Filling(text=text, candidates=candidates, top_k=parameters.top_k).start()
+            candidates = None
+            if targets:
+                candidates, warnings = read_first_pieces(self.tokenizer, targets)
+            kind = JointFilling if parameters.joint else _Filling
+            first = kind(text=text, candidates=candidates, top_k=parameters.top_k).start()
         # Of whole targets all are held until they are ranked.
         num_choices = len(pieces) or min(parameters.top_k, len(targets) or parameters.top_k)
         # Each entry of an answer contains the whole text.

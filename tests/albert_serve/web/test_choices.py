@@ -49,11 +49,6 @@ def request_of(page: Page) -> Any:
     return sent.value.post_data_json
 
 
-def test_a_bundle_of_it_alone_has_its_tab_and_that_of_embeddings(choice_page: Page) -> None:
-    expect(choice_page.get_by_role("tab")).to_have_text(["Multiple choice", "Embeddings"])
-    expect(choice_page.get_by_role("heading", name="Choose an answer")).to_be_visible()
-
-
 def test_choices_stand_in_the_order_of_the_reply(choice_page: Page, http: httpx.Client) -> None:
     choices = ["ships", "cars", "<b>trains</b>", "cars", "nobody at all"]
     panel = choose(choice_page, CONTEXT, QUESTION, "\n\n ".join(choices) + "\n")
@@ -69,17 +64,6 @@ def test_a_question_that_is_not_there_is_not_sent(choice_page: Page, http: httpx
     inputs = {"context": "It rained all day.", "choices": ["We got wet.", "We got lost."]}
     assert_bars(panel.locator(".bars"), bars_of(ask(http, TASK, inputs)))
     assert request_of(choice_page) == {"inputs": inputs}
-
-
-def test_every_example_is_answered(choice_page: Page) -> None:
-    panel = choice_page.locator(f"#panel-{TASK}")
-    for chip in panel.locator(".chip").all():
-        chip.click()
-        expect(choice_page.locator("[aria-busy]")).to_have_count(0)
-        expect(panel.get_by_role("alert")).to_be_hidden()
-        lines = choice_page.input_value("#multiple-choice-choices").split("\n")
-        assert sorted(panel.locator(".bar-label").all_inner_texts()) == sorted(lines)
-    expect(choice_page.locator("#multiple-choice-question")).to_have_value("")
 
 
 def test_where_the_texts_were_cut_is_said(choice_page: Page, http: httpx.Client) -> None:

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import re
+
 import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
 from tests.albert_serve.web.browsing import OpenPage, ask, assert_width, percent
 
-
-def test_sentences_show_the_coherence_of_their_order(
-    open_page: OpenPage,
-    client: httpx.Client,
-) -> None:
-    page = open_page("sentence-order")
-    assert_scored(page, client, sentences_of(page))
-    page.get_by_role("button", name="A recipe").click()
-    expect(page.locator(".sentence textarea").first).to_have_value("Fold in the flour.")
-    assert_scored(page, client, sentences_of(page))
+# Longer than the page waits for a further change.
+SCORED_AFTER_MS = 500
 
 
 @pytest.mark.extended
-def test_buttons_move_remove_and_add_sentences(
-    open_page: OpenPage,
-    client: httpx.Client,
+def test_arrow_keys_move_a_sentence_and_the_score(
+    open_page: OpenPage, client: httpx.Client
 ) -> None:
+    page = open_page("sentence-order")
+    first, second, third, fourth = sentences_of(page)
+    page.get_by_role("button", name="Move sentence 1 of 4", exact=True).focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    assert_scored(page, client, [second, third, first, fourth])
+    expect(page.get_by_role("button", name="Move sentence 3 of 4", exact=True)).to_be_focused()
+    expect(page.locator("#panel-sentence-order [role=status]")).to_contain_text(
+        re.compile(r"^Now 3 of 4\. Coherence \d+\.\d%")
+    )
+    page.keyboard.press("End")
+    page.keyboard.press("End")
+    assert_scored(page, client, [second, third, fourth, first])
+    page.keyboard.press("Home")
+    assert_scored(page, client, [first, second, third, fourth])
+
+
+@pytest.mark.extended
+def test_buttons_move_remove_and_add_sentences(open_page: OpenPage, client: httpx.Client) -> None:
     page = open_page("sentence-order")
     first, second, third, fourth = sentences_of(page)
     page.get_by_role("button", name="Move sentence 2 of 4 up").click()
@@ -45,10 +57,7 @@ def test_buttons_move_remove_and_add_sentences(
 
 
 @pytest.mark.extended
-def test_a_sentence_is_dragged_to_its_place(
-    open_page: OpenPage,
-    client: httpx.Client,
-) -> None:
+def test_a_sentence_is_dragged_to_its_place(open_page: OpenPage, client: httpx.Client) -> None:
     page = open_page("sentence-order", reduced_motion="no-preference")
     first, second, third, fourth = sentences_of(page)
     drag(page, 3, to=0)
@@ -65,10 +74,7 @@ def test_a_sentence_is_dragged_to_its_place(
 
 
 @pytest.mark.extended
-def test_the_best_order_is_put_into_place(
-    open_page: OpenPage,
-    client: httpx.Client,
-) -> None:
+def test_the_best_order_is_put_into_place(open_page: OpenPage, client: httpx.Client) -> None:
     page = open_page("sentence-order")
     texts = sentences_of(page)
     result = ask(client, "sentence-order", {"sentences": texts}, {"reorder": True})
@@ -83,6 +89,25 @@ def test_the_best_order_is_put_into_place(
     assert sorted(sentences_of(page)) == sorted(texts)
     assert sentences_of(page) != best
     assert_scored(page, client, sentences_of(page))
+
+
+@pytest.mark.extended
+def test_no_answer_is_taken_to_an_order_that_is_past(
+    open_page: OpenPage, client: httpx.Client
+) -> None:
+    page = open_page("sentence-order")
+    first, second, third, fourth = sentences_of(page)
+    page.clock.install()
+    page.clock.pause_at(page.evaluate("Date.now()") + 1000)
+    page.route("**/sentence-order", lambda _held: None, times=1)
+    page.get_by_role("button", name="Move sentence 1 of 4", exact=True).focus()
+    page.keyboard.press("ArrowDown")
+    with page.expect_request("**/sentence-order"):
+        page.clock.run_for(SCORED_AFTER_MS)
+    with page.expect_event("requestfailed"):
+        page.keyboard.press("ArrowDown")
+    page.clock.run_for(SCORED_AFTER_MS)
+    assert_scored(page, client, [second, third, first, fourth])
 
 
 def sentences_of(page: Page) -> list[str]:

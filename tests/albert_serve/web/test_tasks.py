@@ -25,21 +25,6 @@ def test_it_says_what_is_served(open_page: OpenPage, client: httpx.Client) -> No
     expect(page.locator("footer")).to_contain_text(f"Reads up to {info['max_positions']} tokens")
 
 
-def test_only_the_tasks_of_the_model_are_shown(
-    open_page: OpenPage,
-    client: httpx.Client,
-    site: str,
-) -> None:
-    page = open_page()
-    info = client.get("/info").json()
-    info["tasks"] = [task for task in info["tasks"] if task["name"] == "question-answering"]
-    page.route("**/info", lambda route: route.fulfill(json=info))
-    page.goto(site)
-    page.reload()
-    expect(page.get_by_role("tab")).to_have_text(["Questions"])
-    expect(page.get_by_role("heading", name="Find the answer")).to_be_visible()
-
-
 def test_masks_are_filled_as_the_api_fills_them(
     open_page: OpenPage,
     client: httpx.Client,
@@ -82,6 +67,19 @@ def test_options_of_fill_mask_reach_the_api_and_its_notes_are_shown(
     offset = json.loads(reply.headers["X-Albert-Truncated-At"])["inputs"]
     note = f"Tokens that were left out: {num_cut}. The text was read up to character {offset}."
     expect(panel.locator(".notes li")).to_have_text([*warnings, note])
+
+
+def test_each_of_several_masks_has_its_own_list(
+    open_page: OpenPage,
+    client: httpx.Client,
+) -> None:
+    panel = open_page("fill-mask").locator("#panel-fill-mask")
+    panel.get_by_role("button", name="Two blanks").click()
+    expected = ask(client, "fill-mask", "The [MASK] was built in the [MASK] century.")
+    for index, group in enumerate(expected):
+        scores = [(one["token_str"], one["score"]) for one in group]
+        assert_bars(panel.locator(".bars").nth(index), scores)
+    expect(panel.locator("mark")).to_have_text([group[0]["token_str"] for group in expected])
 
 
 def test_masks_are_filled_together_on_request(
