@@ -251,10 +251,9 @@ def test_a_large_request_takes_twice_as_long_beside_any_number_of_short_ones(
     num_before: int,
 ) -> None:
     """Also where large ones were alone before, which gains short ones nothing."""
-    comes_s = 0.5 if num_before else 0.0
     before = [Arrival(lengths=[60] * num_before)] if num_before else []
-    large = Arrival(lengths=[60] * 10, comes_s=comes_s + 20)
-    short = [Arrival(lengths=[16], comes_s=comes_s + 20) for _ in range(400)]
+    large = Arrival(lengths=[60] * 10, comes_s=20.0)
+    short = [Arrival(lengths=[16], comes_s=20.0) for _ in range(400)]
     steps = list(simulate([*before, large, *short]))
     came = next(place for place, step in enumerate(steps) if large in step.waiting)
     done = max(place for place, step in enumerate(steps) if (large, 0) in step.members)
