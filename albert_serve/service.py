@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import bentoml
 from starlette.applications import Starlette
-from starlette.middleware.cors import CORSMiddleware
 
 from albert_serve.api.schemas import (
     FeatureExtractionReply,
@@ -33,7 +32,7 @@ from albert_serve.api.schemas import (
 from albert_serve.errors import AlbertServeError
 from albert_serve.runtime.ort import check_runtime
 from albert_serve.server.admission import ConcurrencyGate
-from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, cors_options
+from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, PageOrigins, cors_options
 from albert_serve.server.bentoml.documents import share_documents
 from albert_serve.server.bentoml.endpoints import Info, answer, input_of
 from albert_serve.server.bentoml.http import limit_connections
@@ -52,7 +51,7 @@ from albert_serve.server.bentoml.supervision import (
     supervise,
 )
 from albert_serve.server.documents.openapi import describe_service
-from albert_serve.server.error_replies import ErrorReplies
+from albert_serve.server.error_replies import EXCEPTION_HANDLERS, ErrorReplies
 from albert_serve.server.hosts import AllowedHosts
 from albert_serve.server.logging import configure_logs
 from albert_serve.server.metrics import Metrics, reserve_files
@@ -245,7 +244,7 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
             self.add_asgi_middleware(AllowedHosts, hosts=settings.allowed_hosts)
         cors = cors_options(settings)
         if settings.cors_origins:
-            self.add_asgi_middleware(CORSMiddleware, **cors)
+            self.add_asgi_middleware(PageOrigins, **cors)
         if settings.has_keys:
             keys = _read_keys(settings)
             self.add_asgi_middleware(ApiKeyMiddleware, keys=keys, surfaces=settings.guard)
@@ -253,12 +252,13 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         leave_timeouts_out(app)
         if is_main:
             self._leave_requests_to_our_routes(app)
+            app.exception_handlers.update(EXCEPTION_HANDLERS)
         share_documents(app, self)
         app.add_middleware(
             ConcurrencyGate,
             models=lambda: _app.state.models,
             settings=settings,
-            around_refusals=partial(CORSMiddleware, **cors) if settings.cors_origins else None,
+            around_refusals=partial(PageOrigins, **cors) if settings.cors_origins else None,
         )
         return app
 

@@ -29,7 +29,7 @@ from albert_serve.errors import (
 from albert_serve.tasks.base import EncoderInput, Logits
 
 
-class BatchRunner(Protocol):
+class _BatchRunner(Protocol):
     """The interface of an engine that runs batches as the scheduler forms them."""
 
     max_batch_tokens: int
@@ -80,7 +80,7 @@ class Batcher:
 
     def __init__(
         self,
-        engine: BatchRunner,
+        engine: _BatchRunner,
         *,
         max_queue_tokens: int,
         max_wait_s: float = 1.0,

@@ -53,7 +53,7 @@ class Request:
         self.num_waiting_tokens = sum(self.lengths)
 
 
-RequestT = TypeVar("RequestT", bound=Request)
+_RequestT = TypeVar("_RequestT", bound=Request)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ class Moment:
 
 
 @dataclass(kw_only=True, slots=True)
-class Batch(Generic[RequestT]):
+class Batch(Generic[_RequestT]):
     """A micro-batch.
 
     Attributes:
@@ -80,8 +80,8 @@ class Batch(Generic[RequestT]):
         num_padding_tokens: padding tokens of the other inputs, in all.
     """
 
-    members: list[tuple[RequestT, int]] = field(default_factory=list)
-    given_up: list[RequestT] = field(default_factory=list)
+    members: list[tuple[_RequestT, int]] = field(default_factory=list)
+    given_up: list[_RequestT] = field(default_factory=list)
     longest: int = 0
     num_padding_tokens: int = 0
 
@@ -96,7 +96,7 @@ class Batch(Generic[RequestT]):
             return self.num_padding_tokens + len(self.members) * (length - self.longest)
         return self.num_padding_tokens + self.longest - length
 
-    def append(self, request: RequestT, index: int) -> None:
+    def append(self, request: _RequestT, index: int) -> None:
         """Add an input."""
         length = request.lengths[index]
         self.num_padding_tokens = self.padding_with(length)
@@ -104,7 +104,7 @@ class Batch(Generic[RequestT]):
         self.members.append((request, index))
 
 
-class Scheduler(Generic[RequestT]):
+class Scheduler(Generic[_RequestT]):
     """The waiting requests. The cost of `take` depends on the batch, not on the queue.
 
     Args:
@@ -128,7 +128,7 @@ class Scheduler(Generic[RequestT]):
         self._call_cost_tokens = call_cost_tokens
         self._batch_share = batch_share
         self._slot_tokens = slot_tokens
-        self._queues: dict[Priority, _Queue[RequestT]] = {
+        self._queues: dict[Priority, _Queue[_RequestT]] = {
             name: _Queue(slot_tokens) for name in PRIORITIES
         }
         self._batch_credit_tokens = 0.0
@@ -164,15 +164,15 @@ class Scheduler(Generic[RequestT]):
         """Return the slots that a request of this size needs."""
         return max(1, -(-num_tokens // self._slot_tokens))
 
-    def add(self, request: RequestT) -> None:
+    def add(self, request: _RequestT) -> None:
         """Add a request; its slot comes after those of the waiting requests."""
         self._queues[request.priority].add(request)
 
-    def remove(self, request: RequestT) -> None:
+    def remove(self, request: _RequestT) -> None:
         """Remove the waiting inputs of a request, if there are any."""
         self._queues[request.priority].remove(request)
 
-    def is_late(self, request: RequestT, moment: Moment) -> bool:
+    def is_late(self, request: _RequestT, moment: Moment) -> bool:
         """Whether the deadline of a waiting request has passed, or will have when it is done.
 
         The latter is estimated as if the request had the engine to itself. A request that waits
@@ -184,13 +184,13 @@ class Scheduler(Generic[RequestT]):
         least_s = request.num_waiting_tokens * moment.best_s_per_token
         return moment.now_s + least_s > request.ends_s and self.num_requests > 1
 
-    def take(self, moment: Moment, *, max_batch_tokens: int) -> Batch[RequestT]:
+    def take(self, moment: Moment, *, max_batch_tokens: int) -> Batch[_RequestT]:
         """Remove and return the next batch; it has no members if nothing waits.
 
         Args:
             max_batch_tokens: the limit of tokens, padding included; a longer input runs alone.
         """
-        batch: Batch[RequestT] = Batch()
+        batch: Batch[_RequestT] = Batch()
         while self.num_requests:
             priority = self._next_priority()
             queue = self._queues[priority]
@@ -220,7 +220,7 @@ class Scheduler(Generic[RequestT]):
         else:
             self._batch_credit_tokens += cost_tokens * self._batch_share / (1 - self._batch_share)
 
-    def _gave_up(self, request: RequestT, batch: Batch[RequestT], moment: Moment) -> bool:
+    def _gave_up(self, request: _RequestT, batch: Batch[_RequestT], moment: Moment) -> bool:
         late = self.is_late(request, moment)
         if late:
             self.remove(request)
@@ -228,7 +228,7 @@ class Scheduler(Generic[RequestT]):
         return late
 
     def _fill(
-        self, batch: Batch[RequestT], seed: RequestT, moment: Moment, max_batch_tokens: int
+        self, batch: Batch[_RequestT], seed: _RequestT, moment: Moment, max_batch_tokens: int
     ) -> None:
         queue = self._queues[seed.priority]
         batch.append(seed, queue.take(seed, max(seed.waiting)))
@@ -238,7 +238,7 @@ class Scheduler(Generic[RequestT]):
                 batch.append(request, queue.take(request, length))
 
     def _next_length(
-        self, queue: _Queue[RequestT], batch: Batch[RequestT], max_batch_tokens: int
+        self, queue: _Queue[_RequestT], batch: Batch[_RequestT], max_batch_tokens: int
     ) -> int | None:
         """Return the length that adds the least padding; None if the batch has no room for it."""
         num_members = len(batch.members) + 1
@@ -255,7 +255,7 @@ class Scheduler(Generic[RequestT]):
         return min(fitting)[1] if fitting else None
 
 
-class _Queue(Generic[RequestT]):
+class _Queue(Generic[_RequestT]):
     """The requests of one priority.
 
     Attributes:
@@ -271,10 +271,10 @@ class _Queue(Generic[RequestT]):
         self._slot_tokens = slot_tokens
         # In order of their slots. Ordered dictionaries, here and below, because a plain one takes
         # longer to find its first key the more were removed before it.
-        self._short: OrderedDict[RequestT, None] = OrderedDict()
-        self._large: OrderedDict[RequestT, None] = OrderedDict()
+        self._short: OrderedDict[_RequestT, None] = OrderedDict()
+        self._large: OrderedDict[_RequestT, None] = OrderedDict()
         self._short_credit_tokens = 0  # of compute, for that of large requests
-        self._by_length: dict[int, OrderedDict[RequestT, None]] = {}
+        self._by_length: dict[int, OrderedDict[_RequestT, None]] = {}
         self._lengths: list[int] = []  # the keys of _by_length, ascending
 
     def __len__(self) -> int:
@@ -284,7 +284,7 @@ class _Queue(Generic[RequestT]):
     def has_both_sizes(self) -> bool:
         return bool(self._short and self._large)
 
-    def add(self, request: RequestT) -> None:
+    def add(self, request: _RequestT) -> None:
         if not request.waiting:
             return
         request.is_short = self._is_short(request.num_waiting_tokens)
@@ -296,7 +296,7 @@ class _Queue(Generic[RequestT]):
                 insort(self._lengths, length)
             self._by_length[length][request] = None
 
-    def remove(self, request: RequestT) -> None:
+    def remove(self, request: _RequestT) -> None:
         if request not in self._same_size(request):
             return
         del self._same_size(request)[request]
@@ -313,12 +313,12 @@ class _Queue(Generic[RequestT]):
         num_large_tokens = self.num_slot_tokens - self.num_short_tokens
         return self.num_short_tokens + min(num_large_tokens, num_batches * self._slot_tokens)
 
-    def first(self) -> RequestT:
+    def first(self) -> _RequestT:
         """Return the request whose slot is next."""
         is_shorts_turn = self._short_credit_tokens >= 0 or not self._large
         return next(iter(self._short if self._short and is_shorts_turn else self._large))
 
-    def end_slot(self, request: RequestT, cost_tokens: int) -> None:
+    def end_slot(self, request: _RequestT, cost_tokens: int) -> None:
         """Put a request last, if any of it is left.
 
         Args:
@@ -331,10 +331,10 @@ class _Queue(Generic[RequestT]):
     def has_length(self, length: int) -> bool:
         return length in self._by_length
 
-    def first_of_length(self, length: int) -> RequestT:
+    def first_of_length(self, length: int) -> _RequestT:
         return next(iter(self._by_length[length]))
 
-    def take(self, request: RequestT, length: int) -> int:
+    def take(self, request: _RequestT, length: int) -> int:
         """Take an input of this length, and return its index; the request then comes last."""
         indices = request.waiting[length]
         index = indices.pop()
@@ -357,17 +357,17 @@ class _Queue(Generic[RequestT]):
     def _is_short(self, num_tokens: int) -> bool:
         return num_tokens <= _SHORT_SHARE * self._slot_tokens
 
-    def _same_size(self, request: RequestT) -> OrderedDict[RequestT, None]:
+    def _same_size(self, request: _RequestT) -> OrderedDict[_RequestT, None]:
         return self._short if request.is_short else self._large
 
-    def _count(self, request: RequestT, before: int, after: int) -> None:
+    def _count(self, request: _RequestT, before: int, after: int) -> None:
         """Update the counts after a change of one request's waiting tokens."""
         self.num_tokens += after - before
         self.num_slot_tokens += min(after, self._slot_tokens) - min(before, self._slot_tokens)
         if request.is_short:
             self.num_short_tokens += after - before
 
-    def _leave(self, request: RequestT, length: int) -> None:
+    def _leave(self, request: _RequestT, length: int) -> None:
         requests = self._by_length[length]
         del requests[request]
         if not requests:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from http import HTTPStatus
 from itertools import islice
 from typing import Any, Final, TypeAlias
 
@@ -27,17 +25,16 @@ from albert_serve.api.schemas import (
     describe,
 )
 from albert_serve.batching.scheduler import PRIORITIES, Priority
-from albert_serve.errors import AlbertServeError, InvalidInputError, NotFoundError
+from albert_serve.errors import InvalidInputError, NotFoundError
 from albert_serve.server.admission import priority_of
 from albert_serve.server.auth import PRIORITY_HEADER
 from albert_serve.server.bodies import parse_json, read_body
-from albert_serve.server.error_replies import JSON, error_response, id_header, request_id_of
+from albert_serve.server.error_replies import JSON
 from albert_serve.server.models.hosted_model import HostedModel
 from albert_serve.tasks import TASKS, Prepared, read_cuts
 
 # nginx's status for a client that disconnected; only the log shows it.
 _CLIENT_GONE: Final = 499
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,13 +106,6 @@ async def answer_call(model: HostedModel, task: str, inputs: Any, parameters: An
             num_bytes=num_bytes,
             ends_s=ends_s,
         )
-
-
-def reply_to_error(error: AlbertServeError, request: Request) -> Response:
-    """Return the error reply; errors of the service itself are logged."""
-    if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        _logger.error("request %s failed", request_id_of(request.scope), exc_info=error)
-    return error_response(error, request.scope)
 
 
 async def _reply(
@@ -199,7 +189,7 @@ async def _until_disconnect(request: Request, work: Coroutine[Any, Any, Response
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        return Response(status_code=_CLIENT_GONE, headers=id_header(request.scope))
+        return Response(status_code=_CLIENT_GONE)
     finally:
         working.cancel()
         gone.cancel()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
 from albert_serve.errors import (
@@ -16,7 +17,7 @@ from albert_serve.errors import (
     UnsupportedMediaError,
 )
 from albert_serve.server.deadlines import finish_in_time
-from albert_serve.server.error_replies import JSON, media_type_of, not_json
+from albert_serve.server.error_replies import JSON
 
 
 async def read_body(
@@ -33,19 +34,29 @@ async def read_body(
         DeadlineExceededError: the body did not arrive in time.
         MalformedRequestError: the connection closed within the body.
     """
-    media = media_type_of(request.headers)
-    if media != JSON:
-        raise not_json(media)
-    coding = request.headers.get("content-encoding", "identity").strip().lower()
-    if coding != "identity":
-        raise UnsupportedMediaError(
-            f"the content encoding is {coding[:40]!r}; send the body as it is"
-        )
+    check_media_type(request.headers)
     return await finish_in_time(
         asyncio.ensure_future(_read_body(request, max_bytes, count)),
         time.monotonic() + deadline_s,
         f"the body did not arrive within {deadline_s:g} s",
     )
+
+
+def check_media_type(headers: Headers) -> None:
+    """Refuse a body that is not declared as JSON.
+
+    Raises:
+        UnsupportedMediaError: the content type is not JSON, or the body is compressed.
+    """
+    media = headers.get("content-type", "").split(";")[0].strip().lower()
+    if media != JSON:
+        got = f"the content type is {media}" if media else "there is no Content-Type"
+        raise UnsupportedMediaError(f"{got}; send application/json")
+    coding = headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise UnsupportedMediaError(
+            f"the content encoding is {coding[:40]!r}; send the body as it is"
+        )
 
 
 def parse_json(body: bytes) -> Any:

@@ -14,9 +14,10 @@ from starlette.routing import Route
 
 from albert_serve.api.embeddings import EMBEDDINGS, EMBEDDINGS_PATH, FEATURE_EXTRACTION
 from albert_serve.api.schemas import MODEL_PATH, MODELS_PATH, ModelsReply
-from albert_serve.errors import AlbertServeError, NotReadyError
-from albert_serve.server.answering import answer_request, reply_to_error
-from albert_serve.server.error_replies import JSON
+from albert_serve.errors import NotReadyError
+from albert_serve.server.answering import answer_request
+from albert_serve.server.bodies import check_media_type
+from albert_serve.server.error_replies import EXCEPTION_HANDLERS, JSON
 from albert_serve.server.models.hosted_model import HostedModel
 from albert_serve.server.openai_form import read_embeddings
 from albert_serve.tasks import TASKS
@@ -32,7 +33,7 @@ _DOCS_PAGE: Final = """<!doctype html>
 """
 
 
-class HostedModels(Protocol):
+class _HostedModels(Protocol):
     """The models that the routes answer with."""
 
     accepting: bool
@@ -88,15 +89,10 @@ def make_app(openapi: Callable[[], dict[str, Any]]) -> Starlette:
             Route("/docs", _docs),
             Route("/docs.json", docs_json),
         ],
-        exception_handlers={AlbertServeError: _reply_to_error},
+        exception_handlers=EXCEPTION_HANDLERS,
     )
     app.state.models = None
     return app
-
-
-async def _reply_to_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, AlbertServeError)
-    return reply_to_error(error, request)
 
 
 async def _task(name: str, request: Request) -> Response:
@@ -118,6 +114,8 @@ async def _list(request: Request) -> Response:
 
 
 async def _info(request: Request) -> Response:
+    if request.method == "POST" and "content-type" in request.headers:
+        check_media_type(request.headers)
     return Response(_model(request).info_json, media_type=JSON)
 
 
@@ -132,8 +130,8 @@ async def _docs(_request: Request) -> Response:
     return HTMLResponse(_DOCS_PAGE)
 
 
-def _models(request: Request) -> HostedModels:
-    models: HostedModels | None = request.app.state.models
+def _models(request: Request) -> _HostedModels:
+    models: _HostedModels | None = request.app.state.models
     if models is None:
         raise NotReadyError("the service is starting")
     return models
