@@ -9,11 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, cast
+from weakref import WeakKeyDictionary
 
 import uvicorn.config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 MAX_HEAD_BYTES: Final = 1 << 16
 MAX_HEADERS: Final = 256
@@ -56,6 +61,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._num_read_bytes = 0.0
         self._num_unwanted_bytes = 0
         self._is_given_up = False
+        self._starts = _starts.setdefault(self.server_state, _Starts(self.loop))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin a connection."""
@@ -119,6 +125,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._num_read_bytes = 0.0
         super().on_message_complete()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._starts.add(cycle, partial(super()._start_asgi_task, cycle, app))
+
     def _count(self, num_bytes: float) -> None:
         self._num_parsed_bytes += num_bytes
         if self._num_parsed_bytes > MAX_HEAD_BYTES or self._num_headers > MAX_HEADERS:
@@ -133,6 +142,41 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._is_in_head and not is_answering:
             self.transport.write(_reply())
         self.transport.close()
+
+
+class _Starts:
+    """The requests of an event loop that have not begun: each of its iterations begins one.
+
+    A request takes some ten iterations, and an iteration does the next step of all that have begun.
+    If all that arrives began at once, clients that ask and leave would take the event loop: each
+    would be worked at before anybody notices that it has gone. One that leaves while it waits here
+    never begins.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: deque[tuple[RequestResponseCycle, Callable[[], None]]] = deque()
+        self._has_begun_one = False
+
+    def add(self, cycle: RequestResponseCycle, begin: Callable[[], None]) -> None:
+        """Begin a request when those before it have begun: at once, if none has just now."""
+        self._waiting.append((cycle, begin))
+        if not self._has_begun_one:
+            self._begin_next()
+
+    def _begin_next(self) -> None:
+        self._has_begun_one = False
+        while self._waiting and not self._has_begun_one:
+            cycle, begin = self._waiting.popleft()
+            if not cycle.disconnected:
+                begin()
+                self._has_begun_one = True
+        if self._has_begun_one:
+            self._loop.call_soon(self._begin_next)
+
+
+# Of each server of this process.
+_starts: WeakKeyDictionary[ServerState, _Starts] = WeakKeyDictionary()
 
 
 class _OpenTransport:

@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Callable
 from functools import partialmethod
 from pathlib import Path
 from typing import Any, Final
@@ -139,7 +140,7 @@ def _watch(watcher: Watcher, init: Any, workers: _Workers, *args: Any, **options
     that they have started.
     """
     env = dict(options.pop("env", None) or {})
-    hooks = {
+    hooks: dict[str, tuple[Callable[..., bool | None], bool]] = {
         "before_spawn": (workers.before_spawn, False),
         "after_spawn": (workers.after_spawn, False),
     }

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,15 +27,22 @@ OK_HEAD = b"POST / HTTP/1.1\r\nHost: here\r\n"
 
 @dataclass
 class Echo:
-    """An application that replies with the length of the body, slowly, or refuses it unread."""
+    """An application that replies with the length of the body, slowly, or refuses it unread.
+
+    Attributes:
+        pause_s: how long the next request keeps the event loop waiting.
+    """
 
     headers: list[list[tuple[bytes, bytes]]] = field(default_factory=list)
     num_begun: int = 0
+    pause_s: float = 0.0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
         self.num_begun += 1
+        pause_s, self.pause_s = self.pause_s, 0.0
+        time.sleep(pause_s)
         if scope["path"] == "/refused":
             start = [(b"content-length", b"0")]
             await send({"type": "http.response.start", "status": 401, "headers": start})
@@ -252,3 +260,25 @@ def test_replies_to_a_client_that_has_gone_are_dropped(
     assert exchange(address, one.replace(b"Host", CLOSE + b"Host")).startswith(b"HTTP/1.1 200")
     assert app.num_begun > 5
     assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_requests_whose_clients_have_left_before_they_began_never_begin(
+    address: tuple[str, int], app: Echo
+) -> None:
+    request = OK_HEAD + b"Content-Length: 0\r\n\r\n"
+    others = [socket.create_connection(address, timeout=TIMEOUT_S) for _ in range(16)]
+    for other in others:  # the server has accepted it
+        other.sendall(request)
+        assert other.recv(1 << 10).startswith(b"HTTP/1.1 200")
+    num_before = app.num_begun
+    app.pause_s = 0.5
+    with socket.create_connection(address, timeout=TIMEOUT_S) as first:
+        first.sendall(request)
+        while app.num_begun == num_before:
+            time.sleep(0.01)
+        for other in others:
+            other.sendall(request)
+            other.close()
+        assert first.recv(1 << 10).startswith(b"HTTP/1.1 200")
+    assert exchange(address, OK_HEAD + CLOSE + b"Content-Length: 0\r\n\r\n").endswith(b"\r\n0")
+    assert app.num_begun - num_before - 2 < len(others) / 2
