@@ -244,12 +244,6 @@ def test_a_mask_that_takes_the_space_before_has_offsets_without_it(folder: Path)
     assert plain.offsets[plain.ids.index(tokenizer.mask_id)] == (5, 11)
 
 
-def test_a_long_text_is_recognised_by_its_beginning(tokenizer: AlbertTokenizer) -> None:
-    assert tokenizer.is_longer("a b " * 10_000, 100)
-    assert not tokenizer.is_longer("a b " * 10, 100)
-    assert not tokenizer.is_longer("\u0301" * 100_000, 100), "no gap between words"
-
-
 @pytest.mark.parametrize("content", [b"{}", b"not json", b"\xff\xfe"])
 def test_a_damaged_file(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "tokenizer.json"
