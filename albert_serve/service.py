@@ -34,7 +34,7 @@ from albert_serve.runtime.ort import check_runtime
 from albert_serve.server.admission import ConcurrencyGate
 from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, PageOrigins, cors_options
 from albert_serve.server.bentoml.documents import share_documents
-from albert_serve.server.bentoml.endpoints import Info, answer, input_of
+from albert_serve.server.bentoml.endpoints import Info, endpoint
 from albert_serve.server.bentoml.http import limit_connections
 from albert_serve.server.bentoml.middleware import (
     NO_SPANS,
@@ -85,60 +85,37 @@ class Serving:
             raise
         self._background: set[asyncio.Task[None]] = set()
 
-    @bentoml.api(route="/fill-mask", input_spec=input_of("fill-mask"))  # type: ignore[untyped-decorator]
-    async def fill_mask(self, inputs: Any, parameters: Any = None) -> FillMaskReply:
-        """Fill the masks of one text or of several."""
-        reply: FillMaskReply = await answer(self._hosted, "fill-mask", inputs, parameters)
-        return reply
-
-    @bentoml.api(route="/text-classification", input_spec=input_of("text-classification"))  # type: ignore[untyped-decorator]
-    async def text_classification(
-        self, inputs: Any, parameters: Any = None
-    ) -> TextClassificationReply:
-        """Classify one text, or pair of texts, or several."""
-        reply: TextClassificationReply = await answer(
-            self._hosted, "text-classification", inputs, parameters
-        )
-        return reply
-
-    @bentoml.api(route="/question-answering", input_spec=input_of("question-answering"))  # type: ignore[untyped-decorator]
-    async def question_answering(
-        self, inputs: Any, parameters: Any = None
-    ) -> QuestionAnsweringReply:
-        """Find the answer to a question in a text, for one such pair or several."""
-        reply: QuestionAnsweringReply = await answer(
-            self._hosted, "question-answering", inputs, parameters
-        )
-        return reply
-
-    @bentoml.api(route="/sentence-order", input_spec=input_of("sentence-order"))  # type: ignore[untyped-decorator]
-    async def sentence_order(self, inputs: Any, parameters: Any = None) -> SentenceOrderReply:
-        """Say whether one text follows another, or how well sentences follow each other."""
-        reply: SentenceOrderReply = await answer(self._hosted, "sentence-order", inputs, parameters)
-        return reply
-
-    @bentoml.api(route="/multiple-choice", input_spec=input_of("multiple-choice"))  # type: ignore[untyped-decorator]
-    async def multiple_choice(self, inputs: Any, parameters: Any = None) -> MultipleChoiceReply:
-        """Choose among the answers to a question, or the endings of a text."""
-        reply: MultipleChoiceReply = await answer(
-            self._hosted, "multiple-choice", inputs, parameters
-        )
-        return reply
-
-    @bentoml.api(route="/feature-extraction", input_spec=input_of("feature-extraction"))  # type: ignore[untyped-decorator]
-    async def feature_extraction(
-        self, inputs: Any, parameters: Any = None
-    ) -> FeatureExtractionReply:
-        """Return the embedding of one text or of several, or the vectors of their tokens."""
-        reply: FeatureExtractionReply = await answer(
-            self._hosted, "feature-extraction", inputs, parameters
-        )
-        return reply
+    fill_mask = endpoint("fill-mask", FillMaskReply, "Fill the masks of one text or of several.")
+    text_classification = endpoint(
+        "text-classification",
+        TextClassificationReply,
+        "Classify one text, or pair of texts, or several.",
+    )
+    question_answering = endpoint(
+        "question-answering",
+        QuestionAnsweringReply,
+        "Find the answer to a question in a text, for one such pair or several.",
+    )
+    sentence_order = endpoint(
+        "sentence-order",
+        SentenceOrderReply,
+        "Say whether one text follows another, or how well sentences follow each other.",
+    )
+    multiple_choice = endpoint(
+        "multiple-choice",
+        MultipleChoiceReply,
+        "Choose among the answers to a question, or the endings of a text.",
+    )
+    feature_extraction = endpoint(
+        "feature-extraction",
+        FeatureExtractionReply,
+        "Return the embedding of one text or of several, or the vectors of their tokens.",
+    )
 
     @bentoml.api(route="/info", output_spec=Info)  # type: ignore[untyped-decorator]
     async def info(self) -> InfoReply:
         """Describe the model and the service's limits."""
-        return self._hosted.default.description
+        return self.hosted.default.description
 
     @bentoml.on_deployment  # type: ignore[untyped-decorator]
     @staticmethod
@@ -165,7 +142,7 @@ class Serving:
     @bentoml.on_startup  # type: ignore[untyped-decorator]
     async def start(self) -> None:
         """Start hosting the models."""
-        _app.state.models = self._hosted
+        _app.state.models = self.hosted
         if threading.current_thread() is threading.main_thread():  # it is not in a test's server
             self._drain_on_sigterm()
             self._reload_on_sighup()
@@ -184,7 +161,7 @@ class Serving:
         return _app.state.models is not None and self._models.accepting
 
     @property
-    def _hosted(self) -> Models:
+    def hosted(self) -> Models:
         """The models; started here within another service, where no startup hook is called."""
         self._models.start()
         return self._models

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Protocol
 
 import bentoml
 from bentoml.exceptions import BentoMLException
@@ -40,33 +40,40 @@ class Info(_Described, InfoReply):
     """The hosted model, and the service's limits."""
 
 
-def input_of(task: str) -> type[bentoml.IODescriptor]:
-    """Return the input of a task: its fields are those of the request."""
-    request = TASKS[task].request
-    bases: Any = (_Described, request)
-    return cast(
-        "type[bentoml.IODescriptor]",
-        create_model(request.__name__, __base__=bases, __doc__=request.__doc__),
-    )
+class Hosting(Protocol):
+    """What a service with these endpoints has."""
+
+    @property
+    def hosted(self) -> Models:
+        """The models that it hosts."""
+        ...
 
 
-async def answer(models: Models, task: str, inputs: Any, parameters: Any) -> Any:
-    """Answer a call from Python by the default model.
+def endpoint(task: str, reply: Any, description: str) -> Any:
+    """Return the method of a task, for calls from Python, which the default model answers.
 
     Calls come from this process, or from another service of the same deployment; HTTP requests
-    have routes of their own (`server/routes.py`).
+    have routes of their own (`server/routes.py`). The method raises the exception that BentoML's
+    clients raise for an error's status.
 
-    Returns:
-        The reply's value.
-
-    Raises:
-        BentoMLException: the call cannot be answered; it is the exception that BentoML's clients
-            raise for the error's status.
+    Args:
+        reply: the type of the reply's value.
+        description: the method's docstring, which the API document has.
     """
-    try:
-        return await answer_call(models.default, task, inputs, parameters)
-    except AlbertServeError as error:
-        raise as_bentomls(error) from error
+
+    async def answer(self: Hosting, inputs: Any, parameters: Any = None) -> Any:
+        try:
+            return await answer_call(self.hosted.default, task, inputs, parameters)
+        except AlbertServeError as error:
+            raise as_bentomls(error) from error
+
+    answer.__name__ = task.replace("-", "_")
+    answer.__doc__ = description
+    answer.__annotations__["return"] = reply
+    request = TASKS[task].request
+    bases: Any = (_Described, request)
+    fields = create_model(request.__name__, __base__=bases, __doc__=request.__doc__)
+    return bentoml.api(answer, route=f"/{task}", input_spec=fields)
 
 
 def as_bentomls(error: AlbertServeError) -> BentoMLException:
