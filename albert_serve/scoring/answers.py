@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
+from albert_serve.errors import AlbertServeError
 
 # A type of Arrow: a name, [the type of a list's values], or {the types of a structure's fields}.
 ColumnType: TypeAlias = "str | list[ColumnType] | dict[str, ColumnType]"
@@ -169,6 +170,11 @@ class Result:
 
     values: dict[str, Any]
     num_tokens: int = 0
+
+    @classmethod
+    def of_error(cls, error: AlbertServeError) -> Result:
+        """Return the result of a row that cannot be answered."""
+        return cls(values={"error": str(error), "error_type": error.error_type})
 
     @property
     def is_error(self) -> bool:

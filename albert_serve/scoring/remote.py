@@ -6,10 +6,11 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, Final, Self, TypeVar
 
+import httpx
 from pydantic import TypeAdapter
 
 from albert_serve.api.schemas import (
@@ -25,7 +26,6 @@ from albert_serve.bundle.manifest import DEFAULT_HEAD
 from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.client.async_client import AsyncAlbertClient
 from albert_serve.client.requests import Call, renumbered_places
-from albert_serve.client.transport import Outcome, Received, Send
 from albert_serve.errors import (
     AlbertServeError,
     BodyTooLargeError,
@@ -39,10 +39,8 @@ from albert_serve.errors import (
 )
 from albert_serve.scoring.answers import OUTPUT, Result
 from albert_serve.scoring.errors import ChangedJobError, ServiceUnavailableError
-from albert_serve.scoring.local import error_result
+from albert_serve.scoring.options import NUM_CONCURRENT, WAIT_S
 
-NUM_CONCURRENT: Final = 8
-WAIT_S: Final = 300.0
 _CALL_S: Final = 120.0
 _MAX_DELAY_S: Final = 10.0
 # Of one request, while the service answers others.
@@ -54,25 +52,14 @@ _OF_ROW: Final = (InvalidInputError, MalformedRequestError, BodyTooLargeError)
 _ANY: Final = TypeAdapter[Any](Any)
 
 _ResultT = TypeVar("_ResultT")
-# The replies to the call of the current task, a list in several parts.
-_replies: ContextVar[list[tuple[Call[Any], Received]]] = ContextVar("replies")
+# The successful replies to the call of the current task: a list may need several requests.
+_replies: ContextVar[list[httpx.Response]] = ContextVar("replies")
 
 
-class _Client(AsyncAlbertClient):
-    """A client without retries that also returns the notes of a reply."""
-
-    async def answer(self, call: Call[Any]) -> tuple[Any, dict[str, Any]]:
-        """Return the answer to a call, and the notes of its replies."""
-        replies: list[tuple[Call[Any], Received]] = []
-        _replies.set(replies)
-        answer = await self._send(call)
-        return answer, _notes(replies)
-
-    async def _perform(self, step: Send) -> Outcome:
-        outcome = await super()._perform(step)
-        if isinstance(outcome, Received) and 200 <= outcome.status < 300:
-            _replies.get([]).append((step.call, outcome))
-        return outcome
+async def _note(response: httpx.Response) -> None:
+    """Keep a reply for the headers in which the service reports truncation and warnings."""
+    if response.is_success:
+        _replies.get([]).append(response)
 
 
 class RemoteScorer:
@@ -115,13 +102,16 @@ class RemoteScorer:
         self._num_concurrent = num_concurrent
         self._wait_s = wait_s
         self._answered_s = time.monotonic()
-        self._client = _Client(
+        limits = httpx.Limits(max_connections=num_concurrent)
+        self._http = httpx.AsyncClient(limits=limits, event_hooks={"response": [_note]})
+        self._client = AsyncAlbertClient(
             url,
             model=model,
             api_key=api_key,
             timeout_s=_CALL_S,
             num_retries=0,
             max_concurrency=1,  # of one row, whose list may need several requests
+            http_client=self._http,
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -153,7 +143,7 @@ class RemoteScorer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._client.aclose()
+        await self._http.aclose()
 
     def _wait(self, work: Coroutine[Any, Any, _ResultT]) -> _ResultT:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -165,25 +155,18 @@ class RemoteScorer:
             raise ConfigError(f"{self._url} has no {self.task}; it has {', '.join(tasks)}")
         return _identity(info), _heads(tasks[self.task])
 
-    def prepare(self, request: TaskRequest) -> TaskRequest:
-        """Return the request, which the service checks."""
-        return request
-
-    def cost_bytes(self, work: TaskRequest) -> int:
-        """Return 0: it is not known."""
-        return 0
-
-    def run(self, works: Sequence[TaskRequest]) -> list[Result]:
-        """Send the requests, and return the results in order.
+    def answer(self, parts: Iterable[Sequence[TaskRequest]]) -> Iterator[list[Result]]:
+        """Yield the results of each part's requests, in order; see `Scorer`.
 
         Raises:
             ServiceUnavailableError: the service does not answer.
             ChangedJobError: it has another model than at the start.
             RequestError: it refuses all requests.
         """
-        return self._wait(self._run(works))
+        for requests in parts:
+            yield self._wait(self._run(requests))
 
-    async def _run(self, works: Sequence[TaskRequest]) -> list[Result]:
+    async def _run(self, requests: Sequence[TaskRequest]) -> list[Result]:
         self._answered_s = time.monotonic()
         slots = asyncio.Semaphore(self._num_concurrent)
 
@@ -193,10 +176,10 @@ class RemoteScorer:
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(answer(request)) for request in works]
+                tasks = [group.create_task(answer(request)) for request in requests]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
-        if works and _identity(await self._info()) != self.identity:
+        if requests and _identity(await self._info()) != self.identity:
             raise ChangedJobError(f"the model of {self._url} was replaced during the job")
         return [task.result() for task in tasks]
 
@@ -209,18 +192,24 @@ class RemoteScorer:
             method="POST", path=f"/{self.task}", body=body, read=_ANY.validate_json
         )
         try:
-            answer, notes = await self._until_answered(lambda: self._client.answer(call))
+            answer, notes = await self._until_answered(lambda: self._ask(call))
         except (*_OF_ROW, DeadlineExceededError) as error:
-            return error_result(error)
+            return Result.of_error(error)
         except RequestError as error:
             # Without an identifier it is not of the service, but of a proxy.
             if type(error) is not RequestError or error.request_id is None:
                 raise
-            return error_result(error)  # the engine failed at it
+            return Result.of_error(error)  # the engine failed at it
         is_list = isinstance(request.inputs, list)
         if isinstance(request, TextClassificationRequest) and not is_list:
             answer = answer[0]
         return Result(values={OUTPUT: answer, **notes})
+
+    async def _ask(self, call: Call[Any]) -> tuple[Any, dict[str, Any]]:
+        replies: list[httpx.Response] = []
+        _replies.set(replies)
+        answer = await self._client._send(call)
+        return answer, _notes(replies)
 
     async def _until_answered(self, ask: Callable[[], Awaitable[_ResultT]]) -> _ResultT:
         delay_s = 0.5
@@ -259,16 +248,18 @@ def _heads(task: TaskInfo) -> list[str]:
     return [head.name for head in task.heads or ()] or [DEFAULT_HEAD]
 
 
-def _notes(replies: Iterable[tuple[Call[Any], Received]]) -> dict[str, Any]:
-    """Return the notes of a call's replies, each of a part of its list."""
+def _notes(replies: Iterable[httpx.Response]) -> dict[str, Any]:
+    """Return the notes of a call's replies, each of the next part of its list."""
     warnings: list[str] = []
-    num_truncated = 0
+    num_truncated = num_before = 0
     cuts: dict[str, int] = {}
-    for call, reply in sorted(replies, key=lambda reply: reply[0].start):
+    for reply in replies:
         warnings += json.loads(reply.headers.get(WARNINGS_HEADER, "[]"))
         num_truncated += int(reply.headers.get(TRUNCATED_HEADER, "0"))
         places = reply.headers.get(TRUNCATED_AT_HEADER, "{}")
-        cuts |= json.loads(renumbered_places(places, call.start))
+        cuts |= json.loads(renumbered_places(places, num_before))
+        inputs = json.loads(reply.request.content or b"{}").get("inputs")
+        num_before += len(inputs) if isinstance(inputs, list) else 0
     notes = {
         "warnings": list(dict.fromkeys(warnings)),
         "truncated_tokens": num_truncated,

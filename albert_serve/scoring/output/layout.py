@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pydantic_core import to_jsonable_python
 
 from albert_serve.errors import InvalidInputError
-from albert_serve.scoring.answers import ColumnType, Result, answer_columns
+from albert_serve.scoring.answers import ColumnType, answer_columns
 from albert_serve.scoring.arrow_values import plain_values
-from albert_serve.scoring.errors import first_line
-from albert_serve.scoring.formats import FileType, optional_module
+from albert_serve.scoring.records import Record, Source
 from albert_serve.scoring.rows import Row, RowReader
-from albert_serve.scoring.sources import Record, Source
+from albert_serve.tables import TableType, first_line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +27,7 @@ class Layout:
             output is Parquet; None for JSONL, whose rows keep what they have.
     """
 
-    type: FileType
+    type: TableType
     reader: RowReader
     kept: Mapping[str, Any] | None
 
@@ -38,7 +38,6 @@ class Layout:
 
     def schema(self) -> Any:
         """Return the Arrow schema of a table."""
-        pa = optional_module("pyarrow", "Parquet")
         answers = answer_columns(self.reader.task)
         fields = [pa.field(name, kind) for name, kind in (self.kept or {}).items()]
         fields += [pa.field(name, arrow_type(kind)) for name, kind in answers.items()]
@@ -53,10 +52,6 @@ class Layout:
             values, inf_nan_mode="null", bytes_mode="base64", fallback=str
         )
         return plain
-
-    def json_values(self, row: Row, result: Result) -> dict[str, Any]:
-        """Return a row of JSONL."""
-        return {**self.kept_values(row), **result.values}
 
     def check_known(self, row: Row, kept: Collection[str]) -> None:
         """Check that a table has the columns that are kept of a row.
@@ -73,7 +68,7 @@ class Layout:
 
 
 def make_layout(
-    kind: FileType,
+    kind: TableType,
     reader: RowReader,
     sources: Sequence[Source],
     keep: Sequence[str] | None,
@@ -88,10 +83,10 @@ def make_layout(
         InvalidInputError: the files have different columns, or types of columns, or a column's
             name is not Unicode.
     """
-    if not kind.is_table:
+    if not kind.has_columns:
         return Layout(type=kind, reader=reader, kept=None)
     known = [source for source in sources if source.columns is not None]
-    text = _string() if kind.format == "parquet" else None
+    text = pa.string() if kind.format == "parquet" else None
     columns: dict[str, Any] = {}
     for source in known:
         kept = {
@@ -156,7 +151,6 @@ def _check_batches(known: Sequence[Source], columns: Mapping[str, Any]) -> None:
 
 
 def _infer(name: str, records: Sequence[Record]) -> Any:
-    pa = optional_module("pyarrow", "Parquet")
     try:
         kind = pa.array([record.values.get(name) for record in records]).type
     except (pa.ArrowException, OverflowError) as error:
@@ -164,16 +158,11 @@ def _infer(name: str, records: Sequence[Record]) -> Any:
             f"the column {name!r} has values of different types ({first_line(error)}); leave it "
             "out (--keep), or write .jsonl"
         ) from error
-    return _string() if pa.types.is_null(kind) else kind
-
-
-def _string() -> Any:
-    return optional_module("pyarrow", "Parquet").string()
+    return pa.string() if pa.types.is_null(kind) else kind
 
 
 def arrow_type(kind: ColumnType) -> Any:
     """Return the Arrow type of a column."""
-    pa = optional_module("pyarrow", "Parquet")
     if isinstance(kind, list):
         return pa.list_(arrow_type(kind[0]))
     if isinstance(kind, dict):

@@ -1,9 +1,8 @@
 """The parts of a job on disk: complete files, a manifest of what they come from, and a lock.
 
     _manifest.json   the job: hashes of its input, the model, the parameters
-    _parts.jsonl     a line for each complete part: file, size, hash, counts
+    _parts.jsonl     a line for each complete part: file, size, counts
     part-000000.csv  the parts
-    _answers.db      answers by request
     _SUCCESS         the last part is written; where the parts themselves are the output
 
 A part is complete when its line is written; whatever else a killed job left is written again.
@@ -17,22 +16,21 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import filelock
 
 from albert_serve.errors import InvalidInputError
-from albert_serve.files import put_in_place, sha256_of, sync, write_atomically
-from albert_serve.scoring.errors import ChangedJobError, LockedOutputError, OutputError
+from albert_serve.files import put_in_place, sync, write_atomically
+from albert_serve.scoring.errors import ChangedJobError, LockedOutputError, writing
 
 MANIFEST_FILE: Final = "_manifest.json"
 _LOG_FILE: Final = "_parts.jsonl"
 _LOCK_FILE: Final = "_lock"
-_MEMO_FILE: Final = "_answers.db"
 _SUCCESS_FILE: Final = "_SUCCESS"
-_FORMAT_VERSION: Final = 1
+_FORMAT_VERSION: Final = 2
 # What a changed job is told of each entry of the manifest.
 _NAMES: Final = {"inputs": "the input", "model": "the model", "version": "albert-serve's version"}
 
@@ -43,7 +41,6 @@ class PartEntry:
 
     file: str
     size: int
-    sha256: str
     counts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -108,11 +105,6 @@ class PartFolder:
         """The files of the complete parts, in order."""
         return [self.folder / entry.file for entry in self.entries]
 
-    @property
-    def memo_file(self) -> Path:
-        """The file of answers by request."""
-        return self.folder / _MEMO_FILE
-
     def write(
         self, suffix: str, counts: Mapping[str, Any], content: Callable[[BinaryIO], None]
     ) -> None:
@@ -128,12 +120,7 @@ class PartFolder:
                 content(stream)
             put_in_place(partial, file)
             sync(self.folder)
-            entry = PartEntry(
-                file=file.name,
-                size=file.stat().st_size,
-                sha256=sha256_of(file),
-                counts=dict(counts),
-            )
+            entry = PartEntry(file=file.name, size=file.stat().st_size, counts=dict(counts))
             self._append(entry)
         self.entries.append(entry)
 
@@ -159,9 +146,8 @@ class PartFolder:
         """
         with writing(self.folder):
             write_atomically(self.folder / _SUCCESS_FILE, b"")
-        for name in (_MEMO_FILE, _LOCK_FILE):
-            with contextlib.suppress(OSError):
-                (self.folder / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (self.folder / _LOCK_FILE).unlink(missing_ok=True)
 
     def _begin(self, job: Mapping[str, Any], *, restart: bool) -> None:
         manifest = self.folder / MANIFEST_FILE
@@ -171,7 +157,7 @@ class PartFolder:
             _check_unchanged(self.folder, known, current)
             self.entries = self._complete_parts()
             return
-        left = [self.folder / name for name in (_SUCCESS_FILE, _LOG_FILE, _MEMO_FILE)]
+        left = [self.folder / name for name in (_SUCCESS_FILE, _LOG_FILE)]
         for file in [*left, *self.folder.glob("part-*")]:
             file.unlink(missing_ok=True)
         write_atomically(manifest, json.dumps(current, indent=1).encode() + b"\n")
@@ -198,36 +184,15 @@ class PartFolder:
     def _is_whole(self, entry: PartEntry) -> bool:
         file = self.folder / entry.file
         try:
-            return file.stat().st_size == entry.size and sha256_of(file) == entry.sha256
+            return file.stat().st_size == entry.size
         except OSError:
             return False
 
     def _append(self, entry: PartEntry) -> None:
-        line = json.dumps(
-            {
-                "file": entry.file,
-                "size": entry.size,
-                "sha256": entry.sha256,
-                "counts": entry.counts,
-            }
-        )
         with (self.folder / _LOG_FILE).open("ab") as log:
-            log.write(line.encode() + b"\n")
+            log.write(json.dumps(asdict(entry)).encode() + b"\n")
             log.flush()
             os.fsync(log.fileno())
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Name the output in errors of the file system.
-
-    Raises:
-        OutputError: within the block, a file could not be written.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def _acquire(lock: filelock.BaseFileLock, folder: Path) -> None:

@@ -1,8 +1,7 @@
 """Answers by actors of Ray: each has an engine, and takes a part of the job at a time.
 
-Ray places the actors, restarts those that die and sends their parts again. A part whose actor does
-not come back is given to another as well, once that is idle: it has the same answer, whoever
-computes it.
+Ray places the actors, restarts those that die, on another node if theirs is gone, and calls them
+again. So a part is computed once or more, and its answer is taken once.
 """
 
 from __future__ import annotations
@@ -11,86 +10,67 @@ import logging
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from importlib import import_module
 from typing import Any, Final, Self
 
 from albert_serve import __version__
 from albert_serve.api.schemas import TaskRequest
 from albert_serve.bundle.manifest import Bundle
-from albert_serve.errors import AlbertServeError, ConfigError
+from albert_serve.errors import AlbertServeError, ConfigError, how_to_install
 from albert_serve.scoring.answers import Result
-from albert_serve.scoring.distributed.calls import Call, CallPool
 from albert_serve.scoring.distributed.model import WorkerModel
 from albert_serve.scoring.errors import ServiceUnavailableError, StoppedError
-from albert_serve.scoring.formats import optional_module
-from albert_serve.scoring.local import Tokenising, read_setup
+from albert_serve.scoring.local import head_names, read_setup
 from albert_serve.settings import Device, ray_address
-from albert_serve.tasks.load import on_device
 
-PATIENCE_S: Final = 30.0
 # More threads hardly make a worker faster: it tokenises with one.
 _MAX_THREADS: Final = 4
 # How often a part is sent again because its actor died.
 _MAX_RETRIES: Final = 3
-_PARTS_A_WORKER: Final = 3
-# How long the first worker waits for the others to start.
-_GRACE_S: Final = 5.0
+# So that an actor has its next call when it is ready with one.
+_CALLS_AN_ACTOR: Final = 2
+# Read for each actor: those that it has, and one that waits for an earlier one.
+_PARTS_AN_ACTOR: Final = 3
 _CONNECT_S: Final = 10.0
-# How often workers that start later are looked for, and parts that are overdue.
-_LOOK_S: Final = 1.0
+_WARN_EVERY_S: Final = 30.0
 
 _LOG: Final = logging.getLogger(__name__)
 
 
 class _Worker:
-    """The actor."""
+    """The actor: the scorer of its process."""
 
     def __init__(self, model: WorkerModel) -> None:
         self._model = model
 
     def open(self) -> None:
-        """Open the engine."""
         self._model.open()
 
-    def answer(self, requests: Sequence[TaskRequest]) -> tuple[list[Result], float]:
-        """Return the results, and the seconds that they took."""
-        scorer = self._model.open()
-        started_s = time.monotonic()
-        results = scorer.run([scorer.prepare(request) for request in requests])
-        return results, time.monotonic() - started_s
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Work:
-    """A request, and the approximate memory of its answer."""
-
-    request: TaskRequest
-    num_bytes: int
+    def run(self, requests: Sequence[TaskRequest]) -> list[Result]:
+        return self._model.open().run(requests)
 
 
 class RayScorer:
     """Answers with actors of Ray, several parts at once; for `with`.
 
     Args:
-        bundle: the model, whose tokenizer this process needs.
+        bundle: the model, for its task and revision.
         model: how the workers open it; its threads, revision and version are set here.
         num_workers: the number of actors; None: as many as the cluster has CPUs for, and GPUs if
             they run on them.
         num_threads: threads, and CPUs, of an actor; None: up to 4.
         address: the cluster's; None: `RAY_ADDRESS`, else the Ray that runs on this machine, else
             one that is started here. Ignored where Ray is initialised already.
-        patience_s: the least time with an actor after which a part is given to another one as well,
-            if that has none; it grows to the longest that a part has taken.
 
     Raises:
         ConfigError: Ray is not installed, a number is wrong, or no node has the CPUs or the GPU.
         NotFoundError: the bundle has no such task.
         ServiceUnavailableError: the cluster cannot be reached.
         StoppedError: SIGTERM came while Ray started.
-        AlbertServeError: an actor cannot open the model.
     """
 
     def __init__(
@@ -101,26 +81,20 @@ class RayScorer:
         num_workers: int | None = None,
         num_threads: int | None = None,
         address: str | None = None,
-        patience_s: float = PATIENCE_S,
     ) -> None:
         for name, number in (("workers", num_workers), ("threads", num_threads)):
             if number is not None and number < 1:
                 raise ConfigError(f"{name} is {number}; it must be 1 or more")
-        self._ray = optional_module("ray", "--engine ray", "ray")
+        self._ray = _import_ray()
         self.task = model.task
         self.identity = {"revision": bundle.manifest.revision}
-        setup = on_device(read_setup(bundle, model.task), model.device)
-        self._tokenising = Tokenising(model.task, setup)
-        self.heads = self._tokenising.heads
-        self._patience_s = patience_s
-        self._pool = CallPool(self._ray, patience_s)
-        self._is_started = not self._ray.is_initialized()
+        self.heads: Sequence[str] = head_names(model.task, read_setup(bundle, model.task))
         self._actors: list[Any] = []
-        self._opening: dict[Any, Any] = {}
+        self._is_started = not self._ray.is_initialized()
         if self._is_started:
             self._connect(address)
         try:
-            self._open_actors(model, num_workers, num_threads)
+            self._start_actors(model, num_workers, num_threads)
         except BaseException:
             self.close()
             raise
@@ -140,56 +114,55 @@ class RayScorer:
         if self._is_started:
             self._ray.shutdown()
 
-    @property
-    def num_ahead(self) -> int:
-        """The limit of parts that are begun and not taken."""
-        return _PARTS_A_WORKER * self._pool.num_actors
-
-    def prepare(self, request: TaskRequest) -> _Work:
-        """Tokenise a request, by which a part's rows are known.
+    def answer(self, parts: Iterable[Sequence[TaskRequest]]) -> Iterator[list[Result]]:
+        """Yield the results of each part's requests, in order, from whichever actor is free.
 
         Raises:
-            InvalidInputError: it cannot be answered.
-        """
-        num_bytes = self._tokenising.cost_bytes(self._tokenising.prepare(request))
-        return _Work(request=request, num_bytes=num_bytes)
-
-    def cost_bytes(self, work: _Work) -> int:
-        """Return the approximate memory of an answer."""
-        return work.num_bytes
-
-    def run(self, works: Sequence[_Work]) -> list[Result]:
-        """Return the results, in order; see `start`."""
-        return self.start(works)()
-
-    def start(self, works: Sequence[_Work]) -> Callable[[], list[Result]]:
-        """Send the requests of a part to an actor; the function returned waits for the results.
-
-        It raises:
-            ServiceUnavailableError: the cluster is gone, several actors died at the part, or it was
-                sent ten times to actors out of reach.
+            ServiceUnavailableError: the cluster is gone, or several actors died at a part.
             AlbertServeError: an actor cannot open the model.
         """
-        call = self._pool.submit([work.request for work in works])
-        return lambda: self._wait(call)
+        # An actor's first call opens the model; one that starts later takes part from then on.
+        running = {actor.open.remote(): actor for actor in self._actors}
+        free: deque[Any] = deque()
+        order: deque[Any] = deque()
+        done: dict[Any, list[Result]] = {}
+        for requests in parts:
+            while not free or len(order) >= _PARTS_AN_ACTOR * len(self._actors):
+                self._wait(running, free, done)
+                while order and order[0] in done:
+                    yield done.pop(order.popleft())
+            actor = free.popleft()
+            order.append(actor.run.remote(requests))
+            running[order[-1]] = actor
+        while order:
+            while order[0] not in done:
+                self._wait(running, free, done)
+            yield done.pop(order.popleft())
 
-    def _wait(self, call: Call) -> list[Result]:
-        while call.results is None:
-            for actor in self._opened(len(self._opening), 0):  # later than the others
-                self._pool.add(actor)
-            self._get(self._pool.receive, _LOOK_S)
-        return call.results
+    def _wait(
+        self, running: dict[Any, Any], free: deque[Any], done: dict[Any, list[Result]]
+    ) -> None:
+        """Wait for calls that run to end, and take their results."""
+        with self._ray_errors():
+            ended, _ = self._ray.wait(list(running), timeout=_WARN_EVERY_S)
+            for reference in ended:
+                results = self._ray.get(reference)
+                actor = running.pop(reference)
+                if results is None:  # the model is open
+                    free.extend([actor] * _CALLS_AN_ACTOR)
+                else:
+                    done[reference] = results
+                    free.append(actor)
+        if not ended and not free and not done:
+            cpus = self._ray.available_resources().get("CPU", 0)
+            _LOG.warning("waiting for %d calls of workers; %d CPUs are free", len(running), cpus)
 
-    def _get(self, get: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of Ray.
-
-        Raises:
-            AlbertServeError: the actor's.
-            ServiceUnavailableError: Ray failed, or an actor did.
-        """
+    @contextmanager
+    def _ray_errors(self) -> Iterator[None]:
+        """Raise an actor's own errors, and others of Ray as ServiceUnavailableError."""
         exceptions = self._ray.exceptions
         try:
-            return get(*arguments)
+            yield
         except exceptions.RayTaskError as error:
             if isinstance(error.cause, AlbertServeError):
                 raise error.cause from None
@@ -213,7 +186,7 @@ class RayScorer:
                 f"the Ray {address or 'of this machine'} cannot be reached: {_gist(error)}"
             ) from error
 
-    def _open_actors(
+    def _start_actors(
         self, model: WorkerModel, num_workers: int | None, num_threads: int | None
     ) -> None:
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
@@ -230,29 +203,13 @@ class RayScorer:
         revision = self.identity["revision"]
         model = replace(model, num_threads=num_threads, revision=revision, version=__version__)
         self._actors = [worker.remote(model) for _ in range(num_workers)]
-        self._opening = {actor.open.remote(): actor for actor in self._actors}
-        while not (ready := self._opened(1, self._patience_s)):
-            resources = self._ray.available_resources()
-            _LOG.warning(
-                "no worker has started yet: %d of %d CPUs are asked for, and %d CPUs are free",
-                num_workers,
-                num_threads,
-                resources.get("CPU", 0),
-            )
-        ready += self._opened(num_workers - 1, _GRACE_S)
-        for actor in ready:
-            self._pool.add(actor)
 
-    def _opened(self, count: int, timeout_s: float) -> list[Any]:
-        """Return up to so many actors that have opened the model since the last call."""
-        if not self._opening or not count:
-            return []
-        done, _ = self._get(
-            lambda: self._ray.wait(list(self._opening), num_returns=count, timeout=timeout_s)
-        )
-        for reference in done:
-            self._get(self._ray.get, reference)
-        return [self._opening.pop(reference) for reference in done]
+
+def _import_ray() -> Any:
+    try:
+        return import_module("ray")
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"--engine ray needs ray: {how_to_install('ray')}") from error
 
 
 def count_workers(nodes: Sequence[Mapping[str, float]], num_threads: int, *, device: Device) -> int:
