@@ -163,7 +163,6 @@ class _Job:
             self._description(),
             # What came through a pipe cannot be read again.
             restart=self.options.restart or not self.is_resumable,
-            is_kept=self.is_resumable,
             is_temporary=not is_folder,
         ) as parts:
             for entry in parts.entries:
@@ -187,7 +186,7 @@ class _Job:
         """Return the output's layout, and the records that are left to answer."""
         records = self._records(self.num_resumed_rows)
         first: list[Record] = []
-        if self.kind.has_columns and any(source.columns is None for source in self.sources):
+        if self.kind.has_columns and all(source.columns is None for source in self.sources):
             # The first of all rows, whatever has been answered before.
             start = self._records(0) if self.num_resumed_rows else records
             first = list(islice(start, _FIRST_ROWS))

@@ -77,34 +77,34 @@ def make_layout(
     """Return the layout of an output, from the columns of the input.
 
     Args:
-        first: the first records of the input; they decide the columns of JSONL in a table.
+        first: the first records, which decide the columns where no file has its own.
 
     Raises:
-        InvalidInputError: the files have different columns, or types of columns, or a column's
-            name is not Unicode.
+        InvalidInputError: the files have different columns, or types of columns.
     """
     if not kind.has_columns:
         return Layout(type=kind, reader=reader, kept=None)
-    known = [source for source in sources if source.columns is not None]
-    text = pa.string() if kind.format == "parquet" else None
-    columns: dict[str, Any] = {}
-    for source in known:
-        kept = {
+    is_typed = kind.format == "parquet"
+    text = pa.string() if is_typed else None
+    known = {
+        source.path: {
             name: type_ or text
-            for name, type_ in (source.columns or {}).items()
+            for name, type_ in source.columns.items()
             if keep is None or name in keep
         }
-        columns = columns or kept
-        _check_same(known[0].path, columns, source.path, kept, needs_types=kind.format == "parquet")
-    inferred = len(known) < len(sources)
-    if inferred:
-        added = [name for record in first for name in reader.kept(record) if name not in columns]
-        _check_names(added)
-        columns |= dict.fromkeys(added)
+        for source in sources
+        if source.columns is not None
+    }
+    columns: dict[str, Any] = dict.fromkeys(
+        name for record in first for name in reader.kept(record)
+    )
+    if known:
+        (path, columns), *others = known.items()
+        for other_path, other in others:
+            _check_same(path, columns, other_path, other, is_typed=is_typed)
     if keep is not None:
         columns = {name: columns.get(name) for name in keep}
-    if kind.format == "parquet":
-        _check_batches(known, columns)
+    if is_typed:
         columns = {name: type_ or _infer(name, first) for name, type_ in columns.items()}
     return Layout(type=kind, reader=reader, kept=columns)
 
@@ -114,7 +114,8 @@ def _check_same(
     columns: Mapping[str, Any],
     file: Path,
     others: Mapping[str, Any],
-    needs_types: bool,
+    *,
+    is_typed: bool,
 ) -> None:
     if set(columns) != set(others):
         odd = sorted(set(columns) ^ set(others))[0]
@@ -123,30 +124,11 @@ def _check_same(
             f"{has} has a column {odd!r} and {lacks} has none; a table has the same columns in all "
             "rows: name those to keep (--keep), or write .jsonl"
         )
-    for name in columns if needs_types else ():
+    for name in columns if is_typed else ():
         if columns[name] != others[name]:
             raise InvalidInputError(
                 f"the column {name!r} is {columns[name]} in {first} and {others[name]} in {file}; "
                 "convert it, or leave it out (--keep)"
-            )
-
-
-def _check_names(columns: Sequence[str]) -> None:
-    for name in columns:
-        if without_surrogates(name) != name:
-            raise InvalidInputError(
-                f"the column {name!r} has half a surrogate pair in its name; leave it out (--keep)"
-            )
-
-
-def _check_batches(known: Sequence[Source], columns: Mapping[str, Any]) -> None:
-    """Check that batches, whose columns are copied, have those that JSONL adds."""
-    for source in known:
-        lacking = [name for name in columns if name not in (source.columns or {})]
-        if lacking and source.type.format == "parquet":
-            raise InvalidInputError(
-                f"{source.path} has no column {lacking[0]!r}, which rows of another file have; "
-                "name the columns to keep (--keep), or write .jsonl"
             )
 
 

@@ -63,7 +63,6 @@ class PartFolder:
         job: Mapping[str, Any],
         *,
         restart: bool,
-        is_kept: bool,
         is_temporary: bool,
     ) -> Iterator[PartFolder]:
         """Lock a folder, and find the parts that are complete.
@@ -71,7 +70,6 @@ class PartFolder:
         Args:
             job: what the parts depend on, as JSON.
             restart: whether the parts that there are, are removed.
-            is_kept: whether complete parts stay when the job ends early.
             is_temporary: whether a folder without complete parts is removed, also if there was one
                 before.
 
@@ -96,7 +94,7 @@ class PartFolder:
             yield parts
         finally:
             is_finished = (folder / _SUCCESS_FILE).exists()
-            if is_new and not is_finished and not (is_kept and parts.entries):
+            if is_new and not is_finished and not parts.entries:
                 _remove(folder)
             lock.release()
 

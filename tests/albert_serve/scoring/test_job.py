@@ -519,18 +519,14 @@ def test_a_job_from_a_pipe_leaves_its_folder(tmp_path: Path) -> None:
     assert [row["id"] for part in parts for row in read_jsonl(part)] == list(range(30))
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
-def test_half_a_surrogate_pair_is_replaced_in_text(suffix: str, tmp_path: Path) -> None:
+def test_half_a_surrogate_pair_is_replaced_in_text(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"id": "\ud83d", "text": "a"},
         {"id": {"\ud83d": "\udc80"}, "text": "\ud83d"},
     ]
-    source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / f"out{suffix}"
+    source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.csv"
     assert score(source, output).num_rows == 2
-    ids = [
-        line.split(b"," if suffix == ".csv" else b"\t")[0]
-        for line in output.read_bytes().splitlines()
-    ]
+    ids = [line.split(b",")[0] for line in output.read_bytes().splitlines()]
     assert ids == [b"id", b"?", b'"{""?"": ""?""}"']
 
 
