@@ -7,11 +7,9 @@ again. So a part is computed once or more, and its answer is taken once.
 from __future__ import annotations
 
 import logging
-import signal
 import socket
-import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
@@ -23,9 +21,9 @@ from albert_serve.bundle.manifest import Bundle
 from albert_serve.errors import AlbertServeError, ConfigError, how_to_install
 from albert_serve.scoring.answers import Result
 from albert_serve.scoring.distributed.model import WorkerModel
-from albert_serve.scoring.errors import ServiceUnavailableError, StoppedError
+from albert_serve.scoring.errors import ServiceUnavailableError
 from albert_serve.scoring.local import head_names, read_setup
-from albert_serve.settings import Device, ray_address
+from albert_serve.settings import ray_address
 
 # More threads hardly make a worker faster: it tokenises with one.
 _MAX_THREADS: Final = 4
@@ -70,7 +68,6 @@ class RayScorer:
         ConfigError: Ray is not installed, a number is wrong, or no node has the CPUs or the GPU.
         NotFoundError: the bundle has no such task.
         ServiceUnavailableError: the cluster cannot be reached.
-        StoppedError: SIGTERM came while Ray started.
     """
 
     def __init__(
@@ -174,13 +171,12 @@ class RayScorer:
         address = address or ray_address()
         _check_reachable(address or "")
         try:
-            with keeping_sigterm():
-                self._ray.init(
-                    address=address,
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                )
+            self._ray.init(
+                address=address,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
         except (ConnectionError, OSError, RuntimeError, ValueError) as error:
             raise ServiceUnavailableError(
                 f"the Ray {address or 'of this machine'} cannot be reached: {_gist(error)}"
@@ -189,10 +185,19 @@ class RayScorer:
     def _start_actors(
         self, model: WorkerModel, num_workers: int | None, num_threads: int | None
     ) -> None:
-        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        smallest = min((cpus for node in nodes if (cpus := int(node.get("CPU", 0)))), default=1)
-        num_threads = num_threads or min(_MAX_THREADS, smallest)
-        num_workers = num_workers or count_workers(nodes, num_threads, device=model.device)
+        resources = self._ray.cluster_resources()
+        nodes = [int(node["Resources"].get("CPU", 0)) for node in self._ray.nodes()]
+        num_threads = num_threads or min([_MAX_THREADS, *filter(None, nodes)])
+        room = int(resources.get("CPU", 0)) // num_threads
+        needs = f"{num_threads} CPUs, the threads of a worker"
+        if model.device == "cuda":
+            room = min(room, int(resources.get("GPU", 0)))
+            needs += ", and a GPU (--device cuda)"
+        if num_workers is None and not room:
+            raise ConfigError(
+                f"the Ray cluster has not {needs}; choose fewer (--threads), or say how many "
+                "workers are to come (--workers)"
+            )
         worker = self._ray.remote(_Worker).options(
             num_cpus=num_threads,
             num_gpus=1 if model.device == "cuda" else 0,
@@ -202,7 +207,7 @@ class RayScorer:
         )
         revision = self.identity["revision"]
         model = replace(model, num_threads=num_threads, revision=revision, version=__version__)
-        self._actors = [worker.remote(model) for _ in range(num_workers)]
+        self._actors = [worker.remote(model) for _ in range(num_workers or room)]
 
 
 def _import_ray() -> Any:
@@ -210,46 +215,6 @@ def _import_ray() -> Any:
         return import_module("ray")
     except ModuleNotFoundError as error:
         raise ConfigError(f"--engine ray needs ray: {how_to_install('ray')}") from error
-
-
-def count_workers(nodes: Sequence[Mapping[str, float]], num_threads: int, *, device: Device) -> int:
-    """Return how many workers the nodes have room for.
-
-    Args:
-        nodes: the resources of each, by Ray's names.
-
-    Raises:
-        ConfigError: none.
-    """
-    rooms = [int(node.get("CPU", 0)) // num_threads for node in nodes]
-    needs = f"{num_threads} CPUs, the threads of a worker"
-    if device == "cuda":
-        gpus = [int(node.get("GPU", 0)) for node in nodes]
-        rooms = [min(room) for room in zip(rooms, gpus, strict=True)]
-        needs += ", and a GPU (--device cuda)"
-    if not sum(rooms):
-        raise ConfigError(
-            f"no node of the Ray cluster has {needs}; "
-            "choose fewer (--threads), or say how many workers are to come (--workers)"
-        )
-    return sum(rooms)
-
-
-@contextmanager
-def keeping_sigterm() -> Iterator[None]:
-    """Restore the handler of SIGTERM, which Ray replaces by one that exits.
-
-    Raises:
-        StoppedError: SIGTERM came meanwhile.
-    """
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    except SystemExit as error:
-        raise StoppedError("stopped while Ray started; the same command goes on") from error
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
 
 
 def _check_reachable(address: str) -> None:

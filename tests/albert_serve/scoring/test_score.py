@@ -149,6 +149,17 @@ def test_sentences_are_scored_bare_or_as_inputs(score: Score) -> None:
     assert both["error_type"] == "invalid_input"
 
 
+def test_lists_of_a_csv_are_json(
+    engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
+) -> None:
+    source, output = tmp_path / "in.csv", tmp_path / "out.jsonl"
+    source.write_text('id,sentences\n1,"[""It rained."", ""We stayed in.""]"\n2,It rained.\n')
+    score_file(engine, "sentence-order", task_setup, source, output)
+    scored, refused = read(output)
+    assert set(scored["output"]) == {"pairs", "coherence"}
+    assert refused["error"].startswith('sentences is not a JSON list such as ["a", "b"]: ')
+
+
 def test_items_of_several_rounds_score_as_they_do_alone(
     score: Score, answer: Answerer, task_setup: TaskSetup
 ) -> None:
@@ -160,6 +171,26 @@ def test_items_of_several_rounds_score_as_they_do_alone(
     assert [row["output"] for row in results] == [
         [filled.model_dump() for filled in answers] for answers in expected
     ]
+
+
+def test_a_row_that_breaks_the_engine_in_a_later_round_fails_alone(
+    engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
+) -> None:
+    poison = task_setup.tokenizer.token_id("€")
+
+    class Faltering(TorchEngine):
+        """Fails at the poison once one of the two masks beside it has been filled."""
+
+        def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+            if any(poison in item.ids and len(item.rows or []) == 1 for item in inputs):
+                raise EngineError("faltered")
+            return super().run(inputs)
+
+    rows = [{"inputs": ["[MASK] € [MASK]", "a [MASK]"]}, {"inputs": "[MASK] [MASK]"}]
+    source, output = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    faltering, joint = Faltering(engine.model), {"joint": True}
+    score_file(faltering, "fill-mask", task_setup, source, output, parameters=joint)
+    assert ["error" in row for row in read(output)] == [True, False]
 
 
 def test_a_bad_row_fails_alone(score: Score) -> None:
