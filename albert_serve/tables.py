@@ -33,7 +33,7 @@ from albert_serve.errors import (
 
 Format: TypeAlias = Literal["jsonl", "csv", "tsv", "parquet"]
 
-MAX_LINE_BYTES: Final = 16 << 20
+_MAX_LINE_BYTES: Final = 16 << 20
 DELIMITERS: Final = {"csv": ",", "tsv": "\t"}
 _SUFFIXES: Final[dict[str, Format]] = {
     ".jsonl": "jsonl",
@@ -188,13 +188,13 @@ def _import(name: str, purpose: str) -> Any:
         raise ConfigError(f"{purpose} needs pyarrow: {how_to_install('score')}") from error
 
 
-def bounded_lines(stream: io.BufferedReader) -> Iterator[bytes | None]:
-    """Yield the lines; None for one of more than `MAX_LINE_BYTES`, which is passed over."""
+def _bounded_lines(stream: io.BufferedReader) -> Iterator[bytes | None]:
+    """Yield the lines; None for one of more than `_MAX_LINE_BYTES`, which is passed over."""
     is_first = True
-    while line := stream.readline(MAX_LINE_BYTES + 1):
-        if len(line) > MAX_LINE_BYTES:
+    while line := stream.readline(_MAX_LINE_BYTES + 1):
+        if len(line) > _MAX_LINE_BYTES:
             while line and not line.endswith(b"\n"):
-                line = stream.readline(MAX_LINE_BYTES)
+                line = stream.readline(_MAX_LINE_BYTES)
             yield None
         else:
             yield line.removeprefix(_UTF_8_MARK) if is_first else line
@@ -205,11 +205,11 @@ def text_lines(path: Path, stream: io.BufferedReader) -> Iterator[str]:
     """Yield the lines as text; bytes that are not UTF-8 become lone surrogates (`is_utf8`).
 
     Raises:
-        InvalidInputError: a line has more than `MAX_LINE_BYTES`.
+        InvalidInputError: a line has more than `_MAX_LINE_BYTES`.
     """
-    for number, line in enumerate(bounded_lines(stream), start=1):
+    for number, line in enumerate(_bounded_lines(stream), start=1):
         if line is None:
-            raise InvalidInputError(f"{path}, line {number} has more than {MAX_LINE_BYTES} bytes")
+            raise InvalidInputError(f"{path}, line {number} has more than {_MAX_LINE_BYTES} bytes")
         yield line.decode("utf-8", errors="surrogateescape")
 
 
@@ -234,7 +234,7 @@ def csv_rows(
     Raises:
         InvalidInputError: the quotes of a row are wrong, so that the next row is not known.
     """
-    csv.field_size_limit(MAX_LINE_BYTES)  # of all readers of the process
+    csv.field_size_limit(_MAX_LINE_BYTES)  # of all readers of the process
     reader = csv.reader(
         lines,
         delimiter=delimiter,
@@ -260,7 +260,7 @@ def json_rows(
     stream: io.BufferedReader, loads: Callable[[bytes], Any] = json.loads
 ) -> Iterator[tuple[int, dict[str, Any] | RequestError]]:
     """Yield the objects of the lines that are not blank, or their errors, with line numbers."""
-    for number, line in enumerate(bounded_lines(stream), start=1):
+    for number, line in enumerate(_bounded_lines(stream), start=1):
         if line is None or line.strip():
             yield number, _json_row(number, line, loads)
 
@@ -270,7 +270,7 @@ def _json_row(
 ) -> dict[str, Any] | RequestError:
     if line is None:
         return BodyTooLargeError(
-            f"line {number} has more than {MAX_LINE_BYTES} bytes; make several rows of it"
+            f"line {number} has more than {_MAX_LINE_BYTES} bytes; make several rows of it"
         )
     try:
         values = loads(line)

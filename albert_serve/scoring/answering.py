@@ -173,18 +173,18 @@ def answer_records(
             begun.append(part)
             yield list(part.requests.values())
 
-    check_errors(total, options.error_limit)
+    _check_errors(total, options.error_limit)
     for results in scorer.answer(requests()):
         part = begun.popleft()
         computed = part.complete(results)
         if options.dedupe:
             recent.keep(computed)
         total.add(part.counts())
-        check_errors(total, options.error_limit)
+        _check_errors(total, options.error_limit)
         yield part
 
 
-def check_errors(total: Counts, limit: int | None) -> None:
+def _check_errors(total: Counts, limit: int | None) -> None:
     """Refuse more rows with errors than are allowed.
 
     Args:

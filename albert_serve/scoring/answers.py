@@ -38,7 +38,7 @@ class ScoredTask:
 
 
 # Beside the answer in every table; JSONL has those that are not null.
-NOTES: Final[dict[str, ColumnType]] = {
+_NOTES: Final[dict[str, ColumnType]] = {
     "warnings": ["string"],
     "truncated_tokens": "int64",
     "truncated_at": [{"place": "string", "offset": "int64"}],
@@ -184,12 +184,12 @@ class Result:
 
 def answer_columns(task: str) -> dict[str, ColumnType]:
     """Return the types of all columns that a table has beside the input's."""
-    return {**SCORED_TASKS[task].columns, **NOTES}
+    return {**SCORED_TASKS[task].columns, **_NOTES}
 
 
 def reserved_names(task: str, *, in_table: bool) -> set[str]:
     """Return the names of the columns that the output has for itself."""
-    return set(answer_columns(task)) if in_table else {OUTPUT, *NOTES}
+    return set(answer_columns(task)) if in_table else {OUTPUT, *_NOTES}
 
 
 def table_values(task: str, result: Result) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class Layout:
         """Return the Arrow schema of a table."""
         answers = answer_columns(self.reader.task)
         fields = [pa.field(name, kind) for name, kind in (self.kept or {}).items()]
-        fields += [pa.field(name, arrow_type(kind)) for name, kind in answers.items()]
+        fields += [pa.field(name, _arrow_type(kind)) for name, kind in answers.items()]
         return pa.schema(fields)
 
     def kept_values(self, row: Row) -> dict[str, Any]:
@@ -143,12 +143,12 @@ def _infer(name: str, records: Sequence[Record]) -> Any:
     return pa.string() if pa.types.is_null(kind) else kind
 
 
-def arrow_type(kind: ColumnType) -> Any:
+def _arrow_type(kind: ColumnType) -> Any:
     """Return the Arrow type of a column."""
     if isinstance(kind, list):
-        return pa.list_(arrow_type(kind[0]))
+        return pa.list_(_arrow_type(kind[0]))
     if isinstance(kind, dict):
-        return pa.struct([pa.field(name, arrow_type(inner)) for name, inner in kind.items()])
+        return pa.struct([pa.field(name, _arrow_type(inner)) for name, inner in kind.items()])
     return {
         "string": pa.string(),
         "int64": pa.int64(),

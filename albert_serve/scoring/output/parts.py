@@ -36,7 +36,7 @@ _NAMES: Final = {"inputs": "the input", "model": "the model", "version": "albert
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PartEntry:
+class _PartEntry:
     """A complete part, as its line says."""
 
     file: str
@@ -51,7 +51,7 @@ class PartFolder:
         entries: the complete parts, in order.
     """
 
-    def __init__(self, folder: Path, entries: list[PartEntry]) -> None:
+    def __init__(self, folder: Path, entries: list[_PartEntry]) -> None:
         self.folder = folder
         self.entries = entries
 
@@ -118,7 +118,7 @@ class PartFolder:
                 content(stream)
             put_in_place(partial, file)
             sync(self.folder)
-            entry = PartEntry(file=file.name, size=file.stat().st_size, counts=dict(counts))
+            entry = _PartEntry(file=file.name, size=file.stat().st_size, counts=dict(counts))
             self._append(entry)
         self.entries.append(entry)
 
@@ -161,10 +161,10 @@ class PartFolder:
         write_atomically(manifest, json.dumps(current, indent=1).encode() + b"\n")
         sync(self.folder)
 
-    def _complete_parts(self) -> list[PartEntry]:
+    def _complete_parts(self) -> list[_PartEntry]:
         """Return the parts that are as their lines say, and cut the log after them."""
         log = self.folder / _LOG_FILE
-        entries: list[PartEntry] = []
+        entries: list[_PartEntry] = []
         num_bytes = 0
         for line in log.read_bytes().splitlines(keepends=True) if log.exists() else []:
             entry = _parse(line)
@@ -179,14 +179,14 @@ class PartFolder:
             os.truncate(log, num_bytes)
         return entries
 
-    def _is_whole(self, entry: PartEntry) -> bool:
+    def _is_whole(self, entry: _PartEntry) -> bool:
         file = self.folder / entry.file
         try:
             return file.stat().st_size == entry.size
         except OSError:
             return False
 
-    def _append(self, entry: PartEntry) -> None:
+    def _append(self, entry: _PartEntry) -> None:
         with (self.folder / _LOG_FILE).open("ab") as log:
             log.write(json.dumps(asdict(entry)).encode() + b"\n")
             log.flush()
@@ -245,8 +245,8 @@ def _read_json(file: Path) -> Any:
         return {}
 
 
-def _parse(line: bytes) -> PartEntry | None:
+def _parse(line: bytes) -> _PartEntry | None:
     try:
-        return PartEntry(**json.loads(line)) if line.endswith(b"\n") else None
+        return _PartEntry(**json.loads(line)) if line.endswith(b"\n") else None
     except (ValueError, TypeError):
         return None
