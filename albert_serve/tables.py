@@ -258,27 +258,24 @@ def csv_rows(
 
 def json_rows(
     stream: io.BufferedReader, loads: Callable[[bytes], Any] = json.loads
-) -> Iterator[tuple[int, dict[str, Any] | RequestError]]:
-    """Yield the objects of the lines that are not blank, or their errors, with line numbers."""
+) -> Iterator[tuple[int, dict[str, Any], RequestError | None]]:
+    """Yield the objects of the lines that are not blank, with their numbers and errors."""
     for number, line in enumerate(_bounded_lines(stream), start=1):
-        if line is None or line.strip():
-            yield number, _json_row(number, line, loads)
-
-
-def _json_row(
-    number: int, line: bytes | None, loads: Callable[[bytes], Any]
-) -> dict[str, Any] | RequestError:
-    if line is None:
-        return BodyTooLargeError(
-            f"line {number} has more than {_MAX_LINE_BYTES} bytes; make several rows of it"
-        )
-    try:
-        values = loads(line)
-    except (ValueError, RecursionError) as error:
-        return MalformedRequestError(f"line {number} is not JSON: {error}")
-    if not isinstance(values, dict):
-        return MalformedRequestError(f"line {number} is not a JSON object")
-    return values
+        if line is None:
+            message = (
+                f"line {number} has more than {_MAX_LINE_BYTES} bytes; make several rows of it"
+            )
+            yield number, {}, BodyTooLargeError(message)
+        elif line.strip():
+            try:
+                values = loads(line)
+            except (ValueError, RecursionError) as error:
+                yield number, {}, MalformedRequestError(f"line {number} is not JSON: {error}")
+                continue
+            if isinstance(values, dict):
+                yield number, values, None
+            else:
+                yield number, {}, MalformedRequestError(f"line {number} is not a JSON object")
 
 
 def repeated_names(names: Sequence[str]) -> list[str]:

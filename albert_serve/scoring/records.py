@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -145,10 +146,8 @@ def read_records(
         try:
             if source.type.format == "parquet":
                 read = _parquet_records(source, prefix, num_bytes, fields, keep, num_skipped)
-            elif source.type.format == "jsonl":
-                read = _json_records(source, prefix, num_bytes, num_skipped)
             else:
-                read = _csv_records(source, prefix, num_bytes, num_skipped)
+                read = _line_records(source, prefix, num_bytes, num_skipped)
             num_rows = yield from read
         except InvalidInputError:
             source.check_unchanged()
@@ -166,29 +165,37 @@ def read_records(
 _Read: TypeAlias = Generator[Record, None, int]
 
 
-def _csv_records(source: Source, prefix: str, num_bytes: int, num_skipped: int) -> _Read:
+def _line_records(source: Source, prefix: str, num_bytes: int, num_skipped: int) -> _Read:
     number = 0
     with open_lines(source.path, source.type.compression) as (stream, position):
-        rows = _cells(source, text_lines(source.path, stream))
-        names = _header(source.path, rows)
-        for number, (line, cells) in enumerate(rows, start=1):
-            if number <= num_skipped:
-                continue
-            place = f"{prefix}line {line}"
-            error = None
-            if len(cells) != len(names):
-                error = MalformedRequestError(
-                    f"{place} has {len(cells)} fields; the header has {len(names)}"
+        for number, (line, values, error) in enumerate(_rows(source, stream), start=1):
+            if number > num_skipped:
+                yield Record(
+                    place=f"{prefix}line {line}",
+                    values=values,
+                    num_bytes=_size(values),
+                    position=num_bytes + position(),
+                    is_text=source.type.has_columns,
+                    error=None if error is None else type(error)(f"{prefix}{error}"),
                 )
-            yield Record(
-                place=place,
-                values=dict(zip(names, cells, strict=False)),
-                num_bytes=sum(map(len, cells)),
-                position=num_bytes + position(),
-                is_text=True,
-                error=error,
-            )
     return number
+
+
+def _rows(
+    source: Source, stream: BufferedReader
+) -> Iterator[tuple[int, dict[str, Any], RequestError | None]]:
+    if source.type.format == "jsonl":
+        yield from json_rows(stream, _strict_json)
+        return
+    rows = _cells(source, text_lines(source.path, stream))
+    names = _header(source.path, rows)
+    for line, cells in rows:
+        error = None
+        if len(cells) != len(names):
+            error = MalformedRequestError(
+                f"line {line} has {len(cells)} fields; the header has {len(names)}"
+            )
+        yield line, dict(zip(names, cells, strict=False)), error
 
 
 def _cells(source: Source, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
@@ -212,22 +219,6 @@ def _header(path: Path, rows: Iterator[tuple[int, list[str]]]) -> list[str]:
 def _check_names(path: Path, names: Sequence[str]) -> None:
     if repeated := repeated_names(names):
         raise InvalidInputError(f"{path} has several columns {repeated[0]!r}; rename all but one")
-
-
-def _json_records(source: Source, prefix: str, num_bytes: int, num_skipped: int) -> _Read:
-    number = 0
-    with open_lines(source.path, source.type.compression) as (stream, position):
-        for number, (line, row) in enumerate(json_rows(stream, _strict_json), start=1):
-            if number <= num_skipped:
-                continue
-            yield Record(
-                place=f"{prefix}line {line}",
-                values=row if isinstance(row, dict) else {},
-                num_bytes=_size(row),
-                position=num_bytes + position(),
-                error=None if isinstance(row, dict) else type(row)(f"{prefix}{row}"),
-            )
-    return number
 
 
 def _strict_json(line: bytes) -> Any:

@@ -140,12 +140,9 @@ def _table_record(
 
 def _json_records(file: Path) -> Iterator[Row]:
     with open_lines(file, type_by_name(file.name).compression) as (stream, _):
-        for number, row in json_rows(stream):
-            if isinstance(row, dict):
-                place = f"{file}, line {number}"
-                yield Record(row, place, place)
-            else:
-                yield RowError(f"{file}, {row}")
+        for number, values, error in json_rows(stream):
+            place = f"{file}, line {number}"
+            yield Record(values, place, place) if error is None else RowError(f"{file}, {error}")
 
 
 def _parquet_records(file: Path) -> Iterator[Row]:
