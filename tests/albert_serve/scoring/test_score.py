@@ -132,6 +132,24 @@ def test_embeddings_are_scored(score: Score, answer: Answerer, task_setup: TaskS
     assert refused["error_type"] == "too_long"
 
 
+def test_parts_of_token_vectors_are_smaller(
+    engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
+) -> None:
+    source = write(tmp_path / "in.jsonl", [{"text": "run " * 100}] * 200)
+    num_parts = [
+        score_file(
+            engine,
+            "feature-extraction",
+            task_setup,
+            source,
+            tmp_path / f"{pooling}.jsonl",
+            parameters={"pooling": pooling},
+        ).num_parts
+        for pooling in ("mean", "none")
+    ]
+    assert num_parts == [1, 2]
+
+
 def test_sentences_are_scored_bare_or_as_inputs(score: Score) -> None:
     sentences = ["It rained.", "We stayed in.", "We played cards."]
     bare, one, pair = score(
