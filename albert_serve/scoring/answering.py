@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 from albert_serve.api.embeddings import FeatureExtractionParameters
 from albert_serve.api.schemas import TaskRequest
 from albert_serve.errors import RequestError
-from albert_serve.scoring.answers import Result
+from albert_serve.scoring.answers import RowResult
 from albert_serve.scoring.errors import TooManyErrorsError
 from albert_serve.scoring.options import Counts, ScoreOptions
 from albert_serve.scoring.records import Record
@@ -40,7 +40,7 @@ class Scorer(Protocol):
     identity: dict[str, str]
     heads: Sequence[str]
 
-    def answer(self, parts: Iterable[Sequence[TaskRequest]]) -> Iterator[list[Result]]:
+    def answer(self, parts: Iterable[Sequence[TaskRequest]]) -> Iterator[list[RowResult]]:
         """Yield the results of each part's requests, in order; of one that failed, its error.
 
         Parts may be read before the results of earlier ones are yielded.
@@ -63,7 +63,7 @@ def check_head(scorer: Scorer, parameters: Mapping[str, Any]) -> None:
 
 
 @dataclass(kw_only=True, slots=True)
-class Part:
+class ScoredPart:
     """Rows that are answered and written together.
 
     Attributes:
@@ -76,13 +76,13 @@ class Part:
     rows: list[Row] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
     requests: dict[bytes, TaskRequest] = field(default_factory=dict)
-    known: dict[bytes, Result] = field(default_factory=dict)
-    results: list[Result] = field(default_factory=list)
+    known: dict[bytes, RowResult] = field(default_factory=dict)
+    results: list[RowResult] = field(default_factory=list)
     num_bytes: int = 0
     num_computed: int = 0
     num_tokens: int = 0
 
-    def add(self, row: Row, key: bytes, known: Result | None) -> None:
+    def add(self, row: Row, key: bytes, known: RowResult | None) -> None:
         """Add a row, and its result if it is known."""
         self.rows.append(row)
         self.keys.append(key)
@@ -92,14 +92,16 @@ class Part:
         elif not isinstance(row.request, RequestError):
             self.requests.setdefault(key, row.request)
 
-    def complete(self, results: Sequence[Result]) -> dict[bytes, Result]:
+    def complete(self, results: Sequence[RowResult]) -> dict[bytes, RowResult]:
         """Give each row its result; return those that were computed, by key."""
         computed = dict(zip(self.requests, results, strict=True))
         by_key = {**self.known, **computed}
         self.num_computed = sum(not result.is_error for result in results)
         self.num_tokens = sum(result.num_tokens for result in results)
         self.results = [
-            Result.of_error(row.request) if isinstance(row.request, RequestError) else by_key[key]
+            RowResult.of_error(row.request)
+            if isinstance(row.request, RequestError)
+            else by_key[key]
             for row, key in zip(self.rows, self.keys, strict=True)
         ]
         return computed
@@ -134,11 +136,11 @@ class _RecentAnswers:
         self._answers: dict[bytes, str] = {}
         self._num_bytes = 0
 
-    def get(self, key: bytes) -> Result | None:
+    def get(self, key: bytes) -> RowResult | None:
         answer = self._answers.get(key)
-        return None if answer is None else Result(values=json.loads(answer))
+        return None if answer is None else RowResult(values=json.loads(answer))
 
-    def keep(self, computed: Mapping[bytes, Result]) -> None:
+    def keep(self, computed: Mapping[bytes, RowResult]) -> None:
         for key, result in computed.items():
             answer = "" if result.is_error else json.dumps(result.values)
             if answer and len(answer) <= _MAX_ANSWER_BYTES and key not in self._answers:
@@ -154,7 +156,7 @@ def answer_records(
     records: Iterable[Record],
     options: ScoreOptions,
     total: Counts | None = None,
-) -> Iterator[Part]:
+) -> Iterator[ScoredPart]:
     """Yield the parts of the input's rows, answered.
 
     Args:
@@ -166,7 +168,7 @@ def answer_records(
     """
     total = Counts() if total is None else total
     recent = _RecentAnswers()
-    begun: deque[Part] = deque()
+    begun: deque[ScoredPart] = deque()
 
     def requests() -> Iterator[list[TaskRequest]]:
         for part in _collect(reader, records, recent, options):
@@ -202,15 +204,15 @@ def _check_errors(total: Counts, limit: int | None) -> None:
 
 def _collect(
     reader: RowReader, records: Iterable[Record], recent: _RecentAnswers, options: ScoreOptions
-) -> Iterator[Part]:
+) -> Iterator[ScoredPart]:
     """Yield the rows in parts, which are not computed."""
-    part = Part()
+    part = ScoredPart()
     for record in records:
         row = reader.read(record)
         key = row.key if options.dedupe else len(part.rows).to_bytes(8)
         part.add(row, key, recent.get(key))
         if len(part.rows) >= options.part_rows or part.num_bytes >= _MAX_PART_BYTES:
             yield part
-            part = Part()
+            part = ScoredPart()
     if part.rows:
         yield part

@@ -160,7 +160,7 @@ SCORED_TASKS: Final[dict[str, ScoredTask]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
+class RowResult:
     """The result of a row.
 
     Attributes:
@@ -172,7 +172,7 @@ class Result:
     num_tokens: int = 0
 
     @classmethod
-    def of_error(cls, error: AlbertServeError) -> Result:
+    def of_error(cls, error: AlbertServeError) -> RowResult:
         """Return the result of a row that cannot be answered."""
         return cls(values={"error": str(error), "error_type": error.error_type})
 
@@ -192,7 +192,7 @@ def reserved_names(task: str, *, in_table: bool) -> set[str]:
     return set(answer_columns(task)) if in_table else {OUTPUT, *_NOTES}
 
 
-def table_values(task: str, result: Result) -> dict[str, Any]:
+def table_values(task: str, result: RowResult) -> dict[str, Any]:
     """Return a result's values by the columns of a table."""
     notes = {name: value for name, value in result.values.items() if name != OUTPUT}
     if cuts := notes.get("truncated_at"):

@@ -19,14 +19,14 @@ from albert_serve import __version__
 from albert_serve.errors import InvalidInputError
 from albert_serve.files import sha256_of
 from albert_serve.progress import progress_bar
-from albert_serve.scoring.answering import Part, Scorer, answer_records, check_head
+from albert_serve.scoring.answering import ScoredPart, Scorer, answer_records, check_head
 from albert_serve.scoring.errors import StoppedError, writing
 from albert_serve.scoring.inputs import find_inputs
 from albert_serve.scoring.options import Counts, ScoreOptions, ScoreSummary
 from albert_serve.scoring.output.layout import Layout, make_layout
 from albert_serve.scoring.output.parts import PartFolder
 from albert_serve.scoring.output.writers import join, open_writer
-from albert_serve.scoring.records import Record, Source, read_records
+from albert_serve.scoring.records import InputFile, Record, read_records
 from albert_serve.scoring.rows import RowReader
 from albert_serve.tables import TableType, is_stream, type_by_name
 
@@ -102,7 +102,7 @@ def is_stdout(path: Path) -> bool:
 
 def _open_sources(
     inputs: Sequence[str | Path], target: Path, options: ScoreOptions
-) -> list[Source]:
+) -> list[InputFile]:
     index, count = options.shard
     files = find_inputs(inputs, target)
     for file in files:
@@ -111,7 +111,7 @@ def _open_sources(
     if count > len(files):
         raise InvalidInputError(f"{len(files)} input files cannot be {count} shards")
     return [
-        Source.open(file, options.input_format, has_quotes=options.has_quotes)
+        InputFile.open(file, options.input_format, has_quotes=options.has_quotes)
         for file in files[index::count]
     ]
 
@@ -125,7 +125,7 @@ class _Job:
     """
 
     scorer: Scorer
-    sources: Sequence[Source]
+    sources: Sequence[InputFile]
     kind: TableType
     reader: RowReader
     options: ScoreOptions
@@ -175,7 +175,7 @@ class _Job:
                     self._write(parts, layout, part, is_folder=is_folder)
                     self._check_stopped("; the same command goes on" if self.is_resumable else "")
             if not parts.entries:  # so that an empty table has its columns
-                self._write(parts, layout, Part(), is_folder=is_folder)
+                self._write(parts, layout, ScoredPart(), is_folder=is_folder)
             if is_folder:
                 parts.finish()
             else:
@@ -197,7 +197,7 @@ class _Job:
     def _records(self, num_skipped: int) -> Iterator[Record]:
         return read_records(self.sources, self.reader.fields, self.options.keep, num_skipped)
 
-    def _parts(self, records: Iterator[Record]) -> Generator[Part, None, None]:
+    def _parts(self, records: Iterator[Record]) -> Generator[ScoredPart, None, None]:
         """Yield the parts, answered, and show the progress."""
         num_bytes = sum(source.num_bytes for source in self.sources)
         with self._progress(num_bytes if self.is_resumable else 0) as bar:
@@ -215,7 +215,7 @@ class _Job:
             title=self.scorer.task, total=num_bytes, unit="B", bar_format=_BAR, line_format=_LINE
         )
 
-    def _advance(self, bar: tqdm[Any], part: Part) -> None:
+    def _advance(self, bar: tqdm[Any], part: ScoredPart) -> None:
         duration_s = max(time.monotonic() - self.started_s, 1e-9)
         num_run_rows = self.total.num_rows - self.num_resumed_rows
         position = part.rows[-1].record.position
@@ -229,7 +229,9 @@ class _Job:
         bar.set_postfix_str(speed, refresh=False)
         bar.update(position - bar.n if bar.total else len(part.rows))
 
-    def _write(self, parts: PartFolder, layout: Layout, part: Part, *, is_folder: bool) -> None:
+    def _write(
+        self, parts: PartFolder, layout: Layout, part: ScoredPart, *, is_folder: bool
+    ) -> None:
         has_header = is_folder or not parts.entries
 
         def content(stream: BinaryIO) -> None:
@@ -266,7 +268,7 @@ class _Job:
         }
 
 
-def _input(source: Source) -> dict[str, Any]:
+def _input(source: InputFile) -> dict[str, Any]:
     if source.version is None:
         return {"format": source.type.suffix}
     return {

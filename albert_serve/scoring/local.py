@@ -14,7 +14,7 @@ from albert_serve.bundle.manifest import Bundle
 from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.errors import AlbertServeError, NotFoundError
 from albert_serve.runtime.engine import Engine
-from albert_serve.scoring.answers import OUTPUT, Result
+from albert_serve.scoring.answers import OUTPUT, RowResult
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks import (
     EncoderInput,
@@ -46,13 +46,13 @@ class _Request:
     error: AlbertServeError | None = None
     num_tokens: int = 0
 
-    def result(self) -> Result:
+    def result(self) -> RowResult:
         """Return the result; all items have answers, or there is an error."""
         if self.error is not None:
-            return Result.of_error(self.error)
+            return RowResult.of_error(self.error)
         answers = [self.answers[number] for number in range(len(self.items))]
         values = {OUTPUT: to_jsonable_python(answers if self.is_list else answers[0])}
-        return Result(values=values | self._notes(), num_tokens=self.num_tokens)
+        return RowResult(values=values | self._notes(), num_tokens=self.num_tokens)
 
     def _notes(self) -> dict[str, Any]:
         notes = {
@@ -121,11 +121,11 @@ class LocalScorer:
         setup = on_device(setup, engine.device)
         return cls(engine, task, setup, {"revision": opened.manifest.revision})
 
-    def answer(self, parts: Iterable[Sequence[TaskRequest]]) -> Iterator[list[Result]]:
+    def answer(self, parts: Iterable[Sequence[TaskRequest]]) -> Iterator[list[RowResult]]:
         """Yield the results of each part's requests; see `Scorer`."""
         return map(self.run, parts)
 
-    def run(self, requests: Sequence[TaskRequest]) -> list[Result]:
+    def run(self, requests: Sequence[TaskRequest]) -> list[RowResult]:
         """Return the results of requests, in order; of one that cannot be answered, its error."""
         prepared = [self._prepare(request) for request in requests]
         items = [

@@ -55,7 +55,7 @@ class Record:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class InputFile:
     """An input file.
 
     Attributes:
@@ -73,7 +73,9 @@ class Source:
     version: tuple[int, ...] | None = None
 
     @classmethod
-    def open(cls, path: Path, chosen: Format | None = None, *, has_quotes: bool = True) -> Source:
+    def open(
+        cls, path: Path, chosen: Format | None = None, *, has_quotes: bool = True
+    ) -> InputFile:
         """Look at a file's format and columns.
 
         Raises:
@@ -125,7 +127,7 @@ def _version(path: Path) -> tuple[int, ...] | None:
 
 
 def read_records(
-    sources: Sequence[Source],
+    sources: Sequence[InputFile],
     fields: Sequence[str],
     keep: Sequence[str] | None,
     num_skipped: int = 0,
@@ -165,7 +167,7 @@ def read_records(
 _Read: TypeAlias = Generator[Record, None, int]
 
 
-def _line_records(source: Source, prefix: str, num_bytes: int, num_skipped: int) -> _Read:
+def _line_records(source: InputFile, prefix: str, num_bytes: int, num_skipped: int) -> _Read:
     number = 0
     with open_lines(source.path, source.type.compression) as (stream, position):
         for number, (line, values, error) in enumerate(_rows(source, stream), start=1):
@@ -182,7 +184,7 @@ def _line_records(source: Source, prefix: str, num_bytes: int, num_skipped: int)
 
 
 def _rows(
-    source: Source, stream: BufferedReader
+    source: InputFile, stream: BufferedReader
 ) -> Iterator[tuple[int, dict[str, Any], RequestError | None]]:
     if source.type.format == "jsonl":
         yield from json_rows(stream, _strict_json)
@@ -198,7 +200,7 @@ def _rows(
         yield line, dict(zip(names, cells, strict=False)), error
 
 
-def _cells(source: Source, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
+def _cells(source: InputFile, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
     return csv_rows(
         source.path,
         lines,
@@ -237,7 +239,7 @@ def _finite(text: str) -> float:
 
 
 def _parquet_records(
-    source: Source,
+    source: InputFile,
     prefix: str,
     num_bytes: int,
     fields: Sequence[str],

@@ -44,7 +44,7 @@ from albert_serve.errors import (
     QueueFullError,
     RequestError,
 )
-from albert_serve.scoring.answers import OUTPUT, Result
+from albert_serve.scoring.answers import OUTPUT, RowResult
 from albert_serve.scoring.errors import ChangedJobError, ServiceUnavailableError
 from albert_serve.scoring.options import NUM_CONCURRENT, WAIT_S
 
@@ -152,7 +152,7 @@ class RemoteScorer:
             raise ConfigError(f"{self._url} has no {self.task}; it has {', '.join(tasks)}")
         return _identity(info), _heads(tasks[self.task])
 
-    def answer(self, parts: Iterable[Sequence[TaskRequest]]) -> Iterator[list[Result]]:
+    def answer(self, parts: Iterable[Sequence[TaskRequest]]) -> Iterator[list[RowResult]]:
         """Yield the results of each part's requests, in order; see `Scorer`.
 
         Raises:
@@ -163,11 +163,11 @@ class RemoteScorer:
         for requests in parts:
             yield self._wait(self._run(requests))
 
-    async def _run(self, requests: Sequence[TaskRequest]) -> list[Result]:
+    async def _run(self, requests: Sequence[TaskRequest]) -> list[RowResult]:
         self._answered_s = time.monotonic()
         slots = asyncio.Semaphore(self._num_concurrent)
 
-        async def answer(request: TaskRequest) -> Result:
+        async def answer(request: TaskRequest) -> RowResult:
             async with slots:
                 return await self._answer(request)
 
@@ -183,7 +183,7 @@ class RemoteScorer:
     async def _info(self) -> InfoReply:
         return await self._until_answered(lambda: self._exchange.send(INFO))
 
-    async def _answer(self, request: TaskRequest) -> Result:
+    async def _answer(self, request: TaskRequest) -> RowResult:
         body = request.model_dump(exclude_unset=True)
         replies: list[tuple[Received, int]] = []
         call: Call[Any] = Call(
@@ -201,16 +201,16 @@ class RemoteScorer:
         try:
             answer = await self._until_answered(ask)
         except (*_OF_ROW, DeadlineExceededError) as error:
-            return Result.of_error(error)
+            return RowResult.of_error(error)
         except RequestError as error:
             # Without an identifier it is not of the service, but of a proxy.
             if type(error) is not RequestError or error.request_id is None:
                 raise
-            return Result.of_error(error)  # the engine failed at it
+            return RowResult.of_error(error)  # the engine failed at it
         is_list = isinstance(request.inputs, list)
         if isinstance(request, TextClassificationRequest) and not is_list:
             answer = answer[0]
-        return Result(values={OUTPUT: answer, **_notes(replies)})
+        return RowResult(values={OUTPUT: answer, **_notes(replies)})
 
     async def _until_answered(self, ask: Callable[[], Awaitable[_ResultT]]) -> _ResultT:
         delay_s = 0.5

@@ -19,7 +19,7 @@ from albert_serve import __version__
 from albert_serve.api.schemas import TaskRequest
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.errors import AlbertServeError, ConfigError, how_to_install
-from albert_serve.scoring.answers import Result
+from albert_serve.scoring.answers import RowResult
 from albert_serve.scoring.distributed.model import WorkerModel
 from albert_serve.scoring.errors import ServiceUnavailableError
 from albert_serve.scoring.local import head_names, read_setup
@@ -48,7 +48,7 @@ class _Worker:
     def open(self) -> None:
         self._model.open()
 
-    def run(self, requests: Sequence[TaskRequest]) -> list[Result]:
+    def run(self, requests: Sequence[TaskRequest]) -> list[RowResult]:
         return self._model.open().run(requests)
 
 
@@ -111,7 +111,7 @@ class RayScorer:
         if self._is_started:
             self._ray.shutdown()
 
-    def answer(self, parts: Iterable[Sequence[TaskRequest]]) -> Iterator[list[Result]]:
+    def answer(self, parts: Iterable[Sequence[TaskRequest]]) -> Iterator[list[RowResult]]:
         """Yield the results of each part's requests, in order, from whichever actor is free.
 
         Raises:
@@ -122,7 +122,7 @@ class RayScorer:
         running = {actor.open.remote(): actor for actor in self._actors}
         free: deque[Any] = deque()
         order: deque[Any] = deque()
-        done: dict[Any, list[Result]] = {}
+        done: dict[Any, list[RowResult]] = {}
         for requests in parts:
             while not free or len(order) >= _PARTS_AN_ACTOR * len(self._actors):
                 self._wait(running, free, done)
@@ -137,7 +137,7 @@ class RayScorer:
             yield done.pop(order.popleft())
 
     def _wait(
-        self, running: dict[Any, Any], free: deque[Any], done: dict[Any, list[Result]]
+        self, running: dict[Any, Any], free: deque[Any], done: dict[Any, list[RowResult]]
     ) -> None:
         """Wait for calls that run to end, and take their results."""
         with self._ray_errors():

@@ -13,7 +13,7 @@ from pydantic_core import to_jsonable_python
 from albert_serve.errors import InvalidInputError
 from albert_serve.scoring.answers import ColumnType, answer_columns
 from albert_serve.scoring.arrow_values import plain_values
-from albert_serve.scoring.records import Record, Source
+from albert_serve.scoring.records import InputFile, Record
 from albert_serve.scoring.rows import Row, RowReader
 from albert_serve.tables import TableType, first_line
 
@@ -70,7 +70,7 @@ class Layout:
 def make_layout(
     kind: TableType,
     reader: RowReader,
-    sources: Sequence[Source],
+    sources: Sequence[InputFile],
     keep: Sequence[str] | None,
     first: Sequence[Record],
 ) -> Layout:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from albert_serve.errors import InvalidInputError
-from albert_serve.scoring.answers import Result, answer_columns, table_values
+from albert_serve.scoring.answers import RowResult, answer_columns, table_values
 from albert_serve.scoring.output.layout import Layout, without_surrogates
 from albert_serve.scoring.rows import Row
 from albert_serve.tables import DELIMITERS, compressor, first_line
@@ -50,7 +50,7 @@ def open_writer(raw: BinaryIO, layout: Layout, *, has_header: bool) -> Iterator[
 class Writer(Protocol):
     """Writes rows into a stream."""
 
-    def write(self, rows: Sequence[Row], results: Sequence[Result]) -> None:
+    def write(self, rows: Sequence[Row], results: Sequence[RowResult]) -> None:
         """Write rows and their results."""
         ...
 
@@ -60,7 +60,7 @@ class _JsonWriter:
         self._stream = stream
         self._layout = layout
 
-    def write(self, rows: Sequence[Row], results: Sequence[Result]) -> None:
+    def write(self, rows: Sequence[Row], results: Sequence[RowResult]) -> None:
         for row, result in zip(rows, results, strict=True):
             values = {**self._layout.kept_values(row), **result.values}
             line = json.dumps(values, ensure_ascii=False, allow_nan=False)
@@ -76,7 +76,7 @@ class _CsvWriter:
         if has_header:
             self._write([layout.columns])
 
-    def write(self, rows: Sequence[Row], results: Sequence[Result]) -> None:
+    def write(self, rows: Sequence[Row], results: Sequence[RowResult]) -> None:
         lines = []
         for row, result in zip(rows, results, strict=True):
             kept = self._layout.kept_values(row)
@@ -112,12 +112,12 @@ class _ParquetWriter:
         self._layout = layout
         self._schema = schema
 
-    def write(self, rows: Sequence[Row], results: Sequence[Result]) -> None:
+    def write(self, rows: Sequence[Row], results: Sequence[RowResult]) -> None:
         if rows:
             self._writer.write_table(to_table(self._layout, self._schema, rows, results))
 
 
-def to_table(layout: Layout, schema: Any, rows: Sequence[Row], results: Sequence[Result]) -> Any:
+def to_table(layout: Layout, schema: Any, rows: Sequence[Row], results: Sequence[RowResult]) -> Any:
     """Return rows and their results as an Arrow table."""
     kept = pa.concat_tables(_kept_tables(layout, rows)) if layout.kept else None
     columns = list(kept.columns) if kept is not None else []

@@ -13,8 +13,8 @@ from pyarrow import parquet
 
 from albert_serve.api.schemas import TaskRequest
 from albert_serve.errors import InvalidInputError
-from albert_serve.scoring.answers import OUTPUT, Result
-from albert_serve.scoring.records import Source, read_records
+from albert_serve.scoring.answers import OUTPUT, RowResult
+from albert_serve.scoring.records import InputFile, read_records
 
 SUFFIXES = [".jsonl", ".csv", ".tsv", ".tsv.gz", ".jsonl.bz2", ".csv.xz", ".jsonl.zst", ".parquet"]
 
@@ -30,19 +30,19 @@ class HashScorer:
         self.texts: list[str] = []
         self.requests: list[Any] = []
 
-    def answer(self, parts: Iterable[Sequence[TaskRequest]]) -> Iterator[list[Result]]:
+    def answer(self, parts: Iterable[Sequence[TaskRequest]]) -> Iterator[list[RowResult]]:
         for requests in parts:
             yield [self._answer(request) for request in requests]
 
-    def _answer(self, request: TaskRequest) -> Result:
+    def _answer(self, request: TaskRequest) -> RowResult:
         text = text_of(request)
         if not text:
-            return Result.of_error(InvalidInputError("the text is empty"))
+            return RowResult.of_error(InvalidInputError("the text is empty"))
         self.texts.append(text)
         self.requests.append(request)
         if text == "broken":
-            return Result.of_error(InvalidInputError("it is broken"))
-        return Result(values={OUTPUT: labels_of(text)}, num_tokens=len(text.split()))
+            return RowResult.of_error(InvalidInputError("it is broken"))
+        return RowResult(values={OUTPUT: labels_of(text)}, num_tokens=len(text.split()))
 
 
 def text_of(request: TaskRequest) -> str:
@@ -92,7 +92,7 @@ def texts(count: int) -> list[dict[str, Any]]:
 
 def read_any(file: Path) -> list[dict[str, Any]]:
     """The rows of a file of any format and compression."""
-    source = Source.open(file)
+    source = InputFile.open(file)
     if source.type.format == "parquet":
         return read_table(file)
     return [record.values for record in read_records([source], [], None)]

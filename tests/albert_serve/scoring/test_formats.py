@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albert_serve.scoring.answers import SCORED_TASKS, Result, answer_columns
+from albert_serve.scoring.answers import SCORED_TASKS, RowResult, answer_columns
 from albert_serve.scoring.options import ScoreOptions
 from albert_serve.scoring.output.layout import Layout, make_layout
 from albert_serve.scoring.output.writers import open_writer
-from albert_serve.scoring.records import Record, Source, read_records
+from albert_serve.scoring.records import InputFile, Record, read_records
 from albert_serve.scoring.rows import RowReader
 from albert_serve.tables import TableType, type_by_name
 from albert_serve.tasks import TASKS
@@ -36,15 +36,15 @@ def tables(draw: st.DrawFn) -> list[dict[str, str]]:
 def write(rows: list[dict[str, str]], kind: TableType, file: Path) -> None:
     reader = RowReader("text-classification", ScoreOptions(), in_table=kind.has_columns)
     records = [Record(place=f"row {i}", values=dict(row)) for i, row in enumerate(rows)]
-    source = Source(path=file, type=TableType(format="jsonl"), columns=None)
+    source = InputFile(path=file, type=TableType(format="jsonl"), columns=None)
     layout = make_layout(kind, reader, [source], None, records)
-    result = Result(values={"output": [{"label": "x", "score": 0.5}]})
+    result = RowResult(values={"output": [{"label": "x", "score": 0.5}]})
     with file.open("wb") as stream, open_writer(stream, layout, has_header=True) as writer:
         writer.write([reader.read(record) for record in records], [result] * len(rows))
 
 
 def read(file: Path, num_skipped: int) -> list[dict[str, Any]]:
-    source = Source.open(file)
+    source = InputFile.open(file)
     names = list(source.columns or ())
     return [record.values for record in read_records([source], names, None, num_skipped)]
 
