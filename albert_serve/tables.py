@@ -222,6 +222,12 @@ def is_utf8(text: str) -> bool:
     return True
 
 
+def csv_fields(line: str, delimiter: str) -> list[str]:
+    """Return the fields of a line of its own."""
+    csv.field_size_limit(_MAX_LINE_BYTES)  # of all readers of the process
+    return next(csv.reader([line], delimiter=delimiter), [])
+
+
 def csv_rows(
     path: Path, lines: Iterator[str], delimiter: str, *, has_quotes: bool, advice: str = ""
 ) -> Iterator[tuple[int, list[str]]]:

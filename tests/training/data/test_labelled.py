@@ -390,6 +390,11 @@ def test_a_long_field_is_read(tmp_path: Path, kind: str) -> None:
     assert [len(e.text) for e in examples] == [199_999, 1]
 
 
+def test_a_file_of_one_long_line_has_no_columns(tmp_path: Path) -> None:
+    (error,) = errors_of(write(tmp_path / "a.csv", "a " * 100_000 + "\nb\n"))
+    assert error.startswith("line 1: no column text or ")
+
+
 def test_missing_columns_of_a_task_are_its_own(tmp_path: Path) -> None:
     """Also of a file that has some of the columns that are common."""
     columns = Columns(text="#1 String", pair="#2 String", label="Quality", or_common=True)

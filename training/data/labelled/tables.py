@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -11,6 +10,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from albert_serve.errors import AlbertServeError
 from albert_serve.tables import (
+    csv_fields,
     csv_rows,
     is_utf8,
     json_rows,
@@ -90,13 +90,9 @@ def read_records(file: Path, form: TableFormat = TableFormat()) -> Iterator[Row]
 
 def likely_delimiter(header: str) -> str | None:
     """Return the delimiter that divides a header into the most columns; None if none does."""
-    counts = {delimiter: len(_split(header, delimiter)) for delimiter in _DELIMITERS}
+    counts = {delimiter: len(csv_fields(header, delimiter)) for delimiter in _DELIMITERS}
     best = max(counts, key=counts.__getitem__)
     return best if counts[best] > 1 else None
-
-
-def _split(line: str, delimiter: str) -> list[str]:
-    return next(csv.reader([line], delimiter=delimiter), [])
 
 
 def _table_records(file: Path, form: TableFormat) -> Iterator[Row]:
