@@ -19,7 +19,7 @@ from albert_serve.cli.options import add_command, add_model_options, chosen, one
 from albert_serve.errors import AlbertServeError, ConfigError, InvalidInputError, how_to_install
 from albert_serve.files import write_atomically
 from albert_serve.models_file import store_tag
-from albert_serve.scoring.errors import LockedOutputError, StoppedError, writing
+from albert_serve.scoring.errors import LockedOutputError, OutputError, StoppedError, writing
 from albert_serve.scoring.options import (
     NUM_CONCURRENT,
     PART_ROWS,
@@ -226,7 +226,7 @@ def _score(options: argparse.Namespace) -> int:
         raise  # the summary is the other job's
     except (AlbertServeError, OSError) as error:
         status = "stopped" if isinstance(error, StoppedError) else "failed"
-        with suppress(OSError):
+        with suppress(OutputError):
             _write_summary(options, {"status": status, "error": str(error)})
         raise
     _write_summary(options, {"status": "complete", **summary.as_json()})

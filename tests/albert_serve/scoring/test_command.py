@@ -95,6 +95,26 @@ def test_a_summary_on_a_full_disk_is_one_line_and_status_7(
     assert (tmp_path / "out.jsonl").exists()
 
 
+def test_the_error_of_a_job_comes_before_that_of_its_summary(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "summary.json.partial").symlink_to("/dev/full")
+    assert command("--summary", str(tmp_path / "summary.json"), "--errors", "fail") == 3
+    assert "1 rows are in error; the first: " in error_of(capsys)
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [([], ["id", "text"]), (["--keep", "text,id"], ["text", "id"]), (["--keep", ""], [])],
+)
+def test_columns_to_keep_are_listed_by_commas(
+    options: list[str], kept: list[str], command: Command, tmp_path: Path
+) -> None:
+    write_jsonl(tmp_path / "in.jsonl", [{"id": 1, "text": "An earned run."}])
+    assert command(*options) == 0
+    assert list(read(tmp_path / "out.jsonl")) == [*kept, "output"]
+
+
 def test_a_key_file_that_is_not_text_is_one_line(
     command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
