@@ -77,7 +77,6 @@ _WITH_PROCESSES: Final = (
 )
 _EXTENDED: Final = (
     "albert_serve/scoring/distributed/test_ray.py",
-    "albert_serve/scoring/distributed/test_ray_nodes.py",
     "albert_serve/scoring/distributed/test_spark.py",
     "benchmarks",
 )
