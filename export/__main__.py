@@ -6,7 +6,7 @@ import argparse
 import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, get_args
 
@@ -22,17 +22,10 @@ from training.errors import report_errors
 from training.evaluation.real_text import DEFAULT_TEXT, RealData
 from training.glue.files import dev_files
 from training.glue.tasks import TASKS
-from training.run.heads import add_heads, each_head, head_parser, parse_with_heads
-from training.run.options import (
-    add_choices,
-    add_columns,
-    add_task,
-    columns_of,
-    parse_count,
-    parse_duration,
-    parse_finite,
-    with_task_data,
-)
+from training.run.flags import add_flags, read_flags
+from training.run.heads import add_heads, parse_with_heads, read_heads
+from training.run.labelled import ChoiceFiles, LabelledTexts, with_task_data
+from training.run.options import parse_count, parse_duration, parse_finite
 from training.system.command_line import make_parser
 
 _WIDTH: Final = 24  # of the first column of the summary
@@ -58,9 +51,15 @@ Give a task's own held-out data for its own metric; without, it is how often the
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Labelled(ChoiceFiles, LabelledTexts):
+    """The labelled data."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    options = parse_with_heads(_parser(), head_parser(), arguments)
+    options, heads = parse_with_heads(_parser(), LabelledTexts, arguments)
+    options.heads = heads
     return report_errors(lambda: _run(options), Path(f"{options.bundle}.errors.txt"))
 
 
@@ -131,28 +130,29 @@ def _summarize_quality(quality: Mapping[str, Quality], width: int) -> Iterator[s
 def _real_data(options: argparse.Namespace) -> RealData | None:
     if options.no_quality:
         return None
-    options = with_task_data(options)
-    choices = options.multiple_choice or []
-    if options.task == RACE:
-        choices = race_files(options.data, "dev")
+    data = with_task_data(read_flags(_Labelled, options))
+    heads = map(with_task_data, read_heads(LabelledTexts, options.heads))
+    choices = data.multiple_choice
+    if data.task == RACE and data.data is not None:
+        choices = tuple(race_files(data.data, "dev"))
     return replace(
-        _labelled_data(options),
+        _labelled_data(data),
         text=tuple(options.text or [DEFAULT_TEXT]),
         questions=tuple(options.question_answering),
-        choices=tuple(choices),
-        choice_columns=tuple(options.choice_columns),
-        heads={own.head: _labelled_data(own) for own in each_head(options)},
+        choices=choices,
+        choice_columns=data.choice_columns,
+        heads={own.head: _labelled_data(own) for own in heads if own.head is not None},
     )
 
 
-def _labelled_data(options: argparse.Namespace) -> RealData:
+def _labelled_data(data: LabelledTexts) -> RealData:
     """Return the labelled texts of a classifier."""
-    task = TASKS.get(options.task)
-    if task is None:
-        labelled = labelled_files(options.text_classification, "test", "validation")
+    task = TASKS.get(data.task or "")
+    if task is None or data.data is None:
+        labelled = labelled_files(data.text_classification, "test", "validation")
     else:
-        labelled = [file for files in dev_files(task, options.data).values() for file in files]
-    return RealData(text=(), labelled=tuple(labelled), columns=columns_of(options), task=task)
+        labelled = [file for files in dev_files(task, data.data).values() for file in files]
+    return RealData(text=(), labelled=tuple(labelled), columns=data.columns, task=task)
 
 
 def _read_evaluation(file: Path | None) -> dict[str, object]:
@@ -217,11 +217,8 @@ def _parser() -> argparse.ArgumentParser:
     data = parser.add_argument_group("real data")
     add_data = functools.partial(data.add_argument, nargs="+", type=Path, metavar="FILE")
     add_data("--text", help="a corpus (an excerpt of Wikipedia)")
-    add_data("--text-classification", default=[], help="labelled CSV, TSV, JSONL or Parquet")
+    add_flags(parser, _Labelled)
     add_heads(data)
-    add_task(data)
-    add_columns(data)
-    add_choices(data)
     add_data("--question-answering", default=[], help="SQuAD's JSON")
     data.add_argument("--no-quality", action="store_true", help="do not measure it")
     data.add_argument(

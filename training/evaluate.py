@@ -12,7 +12,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -58,23 +58,10 @@ from training.model.heads import AlbertForTasks, Task
 from training.model.labels import find_head, read_labels
 from training.model.resizing import cut_to_depth
 from training.prepare import prepare
-from training.run.heads import (
-    add_heads,
-    add_text_classification,
-    each_head,
-    head_parser,
-    parse_with_heads,
-)
-from training.run.options import (
-    add_choices,
-    add_columns,
-    add_device,
-    add_task,
-    columns_of,
-    parse_count,
-    parse_finite,
-    with_task_data,
-)
+from training.run.flags import add_flags, read_flags
+from training.run.heads import add_heads, parse_with_heads, read_heads
+from training.run.labelled import ChoiceFiles, LabelledTexts, with_task_data
+from training.run.options import add_device, parse_count, parse_finite
 from training.system.command_line import make_parser
 from training.system.precision import PrecisionName, precision
 
@@ -93,6 +80,11 @@ _EXAMPLES: Final = r"""examples:
 _ERRORS: Final = ".errors.txt"
 # The one split of the user's own files.
 _ONLY: Final = "data"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Labelled(ChoiceFiles, LabelledTexts):
+    """The labelled data."""
 
 
 def evaluate_pretraining(
@@ -146,8 +138,10 @@ def evaluate(options: argparse.Namespace) -> Results:
         EvaluationError: none is given, the checkpoint has no head for it, or options contradict.
         RunError: as `with_task_data`.
     """
-    options = with_task_data(options)
-    options.heads = list(each_head(options))
+    heads = map(with_task_data, read_heads(LabelledTexts, options.heads))
+    data = with_task_data(read_flags(_Labelled, options))
+    options = argparse.Namespace(**{**vars(options), **vars(data)})
+    options.heads = [argparse.Namespace(**{**vars(options), **vars(head)}) for head in heads]
     num_texts = len(options.heads) + bool(options.text_classification or options.task in TASKS)
     has_choices = bool(options.multiple_choice or options.task == RACE)
     if not (options.pretraining or num_texts or has_choices or options.question_answering):
@@ -245,7 +239,9 @@ def _choose(
     is_race = options.task == RACE
     paths = race_files(options.data, "dev") if is_race else options.multiple_choice
     files = labelled_files(paths, "test", "validation", suffixes=CHOICES)
-    questions = read_choices(files, columns_of(options), options.choice_columns)
+    questions = read_choices(
+        files, read_flags(LabelledTexts, options).columns, options.choice_columns
+    )
     # RACE's passages are cut in all published figures.
     chosen = choose(model, tokenizer, questions, truncation=options.truncation or is_race)
     if options.predictions is not None:
@@ -294,7 +290,7 @@ def _classify(
     task = TASKS.get(options.task)
     if task is None:
         files = labelled_files(options.text_classification, "test", "validation")
-        texts, _ = read_labelled(files, names, columns_of(options), problem)
+        texts, _ = read_labelled(files, names, read_flags(LabelledTexts, options).columns, problem)
         answers = classify(
             model, tokenizer, texts, names, problem, truncation=options.truncation, head=head
         )
@@ -361,7 +357,8 @@ def _need(model: AlbertForTasks, *tasks: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    options = parse_with_heads(_parser(), head_parser(), arguments)
+    options, heads = parse_with_heads(_parser(), LabelledTexts, arguments)
+    options.heads = heads
     figures = _figures_file(options)
     errors = figures.with_name(figures.name.removesuffix(".json") + _ERRORS)
     return report_errors(lambda: _run(options), errors)
@@ -424,11 +421,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help=REFERENCE_HELP)
     add("--pretraining", nargs="+", type=Path, help="held-out text")
-    add_text_classification(parser)
+    add_flags(parser, _Labelled)
     add_heads(parser)
-    add_task(parser)
-    add_columns(parser)
-    add_choices(parser)
     add(
         "--truncation",
         action=argparse.BooleanOptionalAction,

@@ -229,7 +229,7 @@ def _run(
     torch.set_num_threads(1)
     tqdm.set_lock(RLock())  # its own would outlive a process that is killed
     patch(
-        "training.run.pretraining.peak_flops", lambda *device: 1e12
+        "training.run.job.peak_flops", lambda *device: 1e12
     ).start()  # else it is measured
     if fate is not None:
         fate()
