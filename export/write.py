@@ -69,7 +69,7 @@ from training.evaluation.real_text import RealData
 from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks
 from training.model.resizing import cut_to_depth
-from training.system.partial_folder import partial_folder, put_folder_in_place, remove_leftovers
+from training.system.partial_folder import partial_folder, put_folder_in_place
 
 _TORCH_BATCH_TOKENS: Final = 1024
 _CONFIG_FILE: Final = "config.json"
@@ -165,7 +165,6 @@ def export_bundle(
     """
     target = target.resolve()
     limits, depth = limits or Limits(), depth or DepthOptions()
-    remove_leftovers(target)
     _check_target(Path(checkpoint), target, overwrite)
     with (
         open_checkpoint(checkpoint) as opened,

@@ -83,7 +83,7 @@ def inputs_of(seed: int = 0, count: int = 24) -> list[EncoderInput]:
 def expected(model: AlbertForTasks, item: EncoderInput) -> Logits:
     """The logits of torch, after the layers that a text has by the rule of patience."""
     batch = Batch(ids=torch.tensor([item.ids]), types=torch.tensor([item.types]))
-    states = model.albert.states(batch)[1:]
+    states = list(model.albert.states(batch))[1:]
     rows = item.rows
     assert rows is not None
     if item.depth is None:
@@ -345,7 +345,7 @@ def test_fewer_layers_of_a_plain_checkpoint(tmp_path: Path, capsys: Capture) -> 
         lengths=torch.from_numpy(sample.lengths),
     )
     with torch.inference_mode():
-        expected_logits = model.albert.states(batch)[2].numpy()
+        expected_logits = list(model.albert.states(batch))[2].numpy()
     got = run_encoder(target, sample)
     np.testing.assert_allclose(got[sample.is_real], expected_logits[sample.is_real], atol=1e-5)
 

@@ -107,7 +107,7 @@ def layer_logits(model: AlbertForTasks, batch: ExampleBatch) -> list[torch.Tenso
     assert isinstance(head, PooledHead)
     assert model.exits is not None
     outputs = [*model.exits, head.output]
-    states = model.albert.states(batch.tokens)[1:]
+    states = list(model.albert.states(batch.tokens))[1:]
     return [output(head.pooler(state[:, 0])) for output, state in zip(outputs, states, strict=True)]
 
 
@@ -347,7 +347,7 @@ def test_a_cut_model_has_the_same_weight_file(tmp_path: Path) -> None:
         assert not (folder / "evaluation.json").exists()
         cut = load_checkpoint(folder).eval()
         with torch.inference_mode():
-            torch.testing.assert_close(cut(tokens), model.albert.states(tokens)[2])
+            torch.testing.assert_close(cut(tokens), list(model.albert.states(tokens))[2])
 
 
 def test_only_the_rows_that_are_read_are_kept() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,10 +16,9 @@ from hypothesis import strategies as st
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import SMALL_PART, WIKI, file_contents
 from training.data import tokenization as tokenising
-from training.data.corpus import CorpusError, Document, Place, read_documents, split_sentences
+from training.data.corpus import CorpusError, read_documents, split_sentences
 from training.data.shard_writer import claim
 from training.data.shards import ShardError, Shards
-from training.data.tokenization import tokenise
 from training.prepare import main, prepare
 
 Capture = pytest.CaptureFixture[str]
@@ -268,27 +266,6 @@ def test_two_processes_do_not_prepare_into_one_folder(
     ):
         prepare([corpus], tokenizer_file, folder)
     assert prepare([corpus], tokenizer_file, folder).num_documents == 2
-
-
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_documents_are_read_a_bounded_way_ahead(tokenizer_file: Path, num_workers: int) -> None:
-    num_read = 0
-
-    def endless() -> Iterator[Document]:
-        nonlocal num_read
-        while True:
-            num_read += 1
-            yield Document(text="It rained.", end=Place(num_documents=num_read))
-
-    chunks = tokenise(endless(), tokenizer_file, num_workers=num_workers)
-    num_taken = 0
-    for _ in range(5):
-        chunk = next(chunks)
-        expected = list(range(num_taken + 1, num_taken + len(chunk) + 1))
-        assert [document.end.num_documents for document in chunk] == expected
-        num_taken += len(chunk)
-        assert num_read <= num_taken + 8 * 256
-    chunks.close()
 
 
 def test_the_command_prints_its_result(corpus: Path, vocab_dir: Path, capsys: Capture) -> None:

@@ -130,15 +130,6 @@ def test_steps_that_come_to_nothing_are_undone_in_all_feeds(
     assert not same_weights(tmp_path / "run", finetuned)
 
 
-def test_a_run_of_an_earlier_version_is_refused(
-    finetune_options: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    (tmp_path / "checkpoint").mkdir()
-    (tmp_path / "state.pt").write_bytes(b"")
-    assert run(finetune_options, tmp_path) == 1
-    assert f"error: {tmp_path} holds a run of an earlier version; " in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_a_compiled_run_has_the_same_losses(finetune_options: list[str], tmp_path: Path) -> None:
     """Whatever the number of packed rows; sums differ in their last digits."""

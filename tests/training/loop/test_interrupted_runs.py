@@ -19,7 +19,6 @@ from tests.training.processes import (
     before_step,
     die_before_change,
     fill_disk,
-    get_signals,
     run_in_process,
     sleep,
     start,
@@ -144,14 +143,6 @@ def test_a_run_with_nothing_whole_is_refused_in_one_line(
     *warnings, error = ended.err.splitlines()
     assert len(warnings) == 3
     assert error.startswith(f"error: no checkpoint in {folder}/checkpoints is whole")
-
-
-def test_a_copied_run_goes_on(tiny: Path, tiny_options: list[str], tmp_path: Path) -> None:
-    stop = partial(before_step, 4, partial(get_signals, signal.SIGTERM))
-    assert run_in_process(tiny_options, tmp_path / "run", fate=stop).status == 143
-    shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    assert run_in_process(tiny_options, tmp_path / "copy").status == 0
-    assert same_weights(tmp_path / "copy", tiny)
 
 
 def check_full(ended_err: str, folder: Path, reason: str) -> None:

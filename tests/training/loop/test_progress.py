@@ -105,20 +105,6 @@ def test_a_damaged_note(tmp_path: Path, content: bytes, message: str) -> None:
         is_known_run(tmp_path, SETTINGS)
 
 
-def test_a_run_of_an_earlier_version_is_refused_before_its_settings_are_compared(
-    tmp_path: Path,
-) -> None:
-    """It has its state beside the checkpoint, and other names for its settings."""
-    record_run(tmp_path, {"settings": {"seed": 1, "muon_lr": 0.1}})
-    (tmp_path / "state.pt").write_bytes(b"")
-    with pytest.raises(RunError) as caught:
-        is_known_run(tmp_path, SETTINGS)
-    assert str(caught.value) == (
-        f"{tmp_path} holds a run of an earlier version; give another --output, and "
-        f"--initialize-from {tmp_path}/checkpoint to begin with its weights"
-    )
-
-
 @pytest.mark.parametrize(
     ("parse", "text", "value"),
     [
