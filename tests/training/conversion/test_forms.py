@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -179,17 +178,6 @@ def truncated_pickle(num_bytes: int) -> Damage:
     return cut
 
 
-def compress(folder: Path) -> None:
-    """Made to be small, and large when it is read."""
-    as_pickle(folder)
-    file = folder / "pytorch_model.bin"
-    with zipfile.ZipFile(file) as archive:
-        entries = {entry.filename: archive.read(entry) for entry in archive.infolist()}
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in entries.items():
-            archive.writestr(name, content)
-
-
 def change_index(change: Callable[[dict[str, Any]], Any]) -> Damage:
     def write(folder: Path) -> None:
         as_pickles(folder)
@@ -219,21 +207,11 @@ BAD: dict[str, tuple[Damage, str]] = {
     "no weights": (lambda folder: take_weights(folder) and None, "has no weights: no model.safet"),
     "an empty pickle": (truncated_pickle(0), "cannot be read: .*; is it complete"),
     "half a pickle": (truncated_pickle(5000), "cannot be read: .*; is it complete"),
-    "compressed": (compress, "is compressed; torch writes no such file"),
-    "a list": (write_pickle([torch.zeros(2)]), "holds list, not weights by name"),
+    "a list": (write_pickle([torch.zeros(2)]), "something else than weights by name"),
     "a training state": (
         write_pickle({"state_dict": {"a": torch.zeros(2)}, "step": 3}),
-        "holds dict under 'state_dict'.*Save the model's state_dict alone",
+        "weights by name; save the model's state_dict alone",
     ),
-    "repeated numbers": (
-        write_pickle({"albert.pooler.weight": torch.zeros(1).expand(2**20, 2**20)}),
-        "more than the file holds",
-    ),
-    "views of one tensor": (
-        write_pickle(dict.fromkeys(map(str, range(100)), torch.zeros(1000))),
-        "are views of the same numbers",
-    ),
-    "sparse": (write_pickle({"x": torch.zeros(3, 3).to_sparse()}), "only dense weights"),
     "whole numbers": (write_pickle({"x": torch.zeros(3, dtype=torch.int8)}), "not floating point"),
     "two of one": (
         write_pickle({"n.gamma": torch.zeros(3), "n.weight": torch.zeros(3)}),
@@ -253,9 +231,7 @@ BAD: dict[str, tuple[Damage, str]] = {
         "is damaged: .*; download it again",
     ),
     "an index of another kind": (change_index(lambda index: [1]), "is no index of weights"),
-    "an index elsewhere": (place_all("../theirs/pytorch_model-00001-of-00002.bin"), "beside it"),
     "an index of a secret": (place_all("/etc/passwd"), r"names '/etc/passwd'; it must be a \.bin"),
-    "an index of itself": (place_all("pytorch_model.bin.index.json"), "it must be a .bin file"),
     "a shard that is missing": (place_all("pytorch_model-00003.bin"), "is not there; pytorch_mod"),
     "a weight that is missing": (
         place_all("pytorch_model-00001-of-00002.bin"),
