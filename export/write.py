@@ -64,8 +64,8 @@ from export.verify import (
     measure_parity,
 )
 from training.conversion.source import open_checkpoint
-from training.evaluation.predictions import TorchEngine
 from training.evaluation.real_text import RealData
+from training.evaluation.torch_engine import TorchEngine
 from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks
 from training.model.resizing import cut_to_depth

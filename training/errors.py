@@ -44,6 +44,10 @@ class TrainingError(ValueError):
         return max(0, len(self.args) - _SHOWN_LINES)
 
 
+class EvaluationError(TrainingError):
+    """Data that a checkpoint cannot be evaluated on."""
+
+
 # The errors that are a user's.
 REPORTED: Final = (TrainingError, AlbertServeError, OSError)
 

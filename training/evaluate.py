@@ -30,13 +30,15 @@ from training.data.labelled.texts import read_labelled
 from training.data.masking import NgramMasking, word_starts
 from training.data.questions import read_squad
 from training.data.shards import Shards
-from training.errors import report_errors
+from training.errors import EvaluationError, report_errors
 from training.evaluation.choices import PREFIX as CHOICE_PREFIX
-from training.evaluation.choices import Chosen, choose
-from training.evaluation.classification import Classified, classify, head_figure
-from training.evaluation.predictions import MAX_ANSWER_LENGTH, EvaluationError
+from training.evaluation.choices import ChoicePredictions, choose
+from training.evaluation.classification import TextPredictions, classify, head_figure
+from training.evaluation.glue import classify_task, task_figures
+from training.evaluation.prediction_files import write_choices, write_glue, write_squad
 from training.evaluation.questions import (
     BEST_F1_THRESHOLD,
+    MAX_ANSWER_LENGTH,
     AnsweredQuestion,
     answer_questions,
     describe_threshold,
@@ -44,11 +46,8 @@ from training.evaluation.questions import (
     question_figures,
     request_parameters,
 )
-from training.evaluation.reports.report import write_report
-from training.evaluation.reports.submissions import write_choices, write_glue, write_squad
-from training.evaluation.results import Results
+from training.evaluation.report import Evaluation, write_report
 from training.evaluation.sentence_order import order_figures
-from training.evaluation.task import classify_task, task_figures
 from training.evaluation.validation import held_out, measure, unigram_entropy
 from training.glue.files import dev_files, read_task, read_test
 from training.glue.tasks import TASKS
@@ -139,7 +138,7 @@ def evaluate_pretraining(
     return figures
 
 
-def evaluate(options: argparse.Namespace) -> Results:
+def evaluate(options: argparse.Namespace) -> Evaluation:
     """Return the figures and answers of every kind of data that is given.
 
     Raises:
@@ -169,12 +168,12 @@ def evaluate(options: argparse.Namespace) -> Results:
         return _evaluate(options, folder)
 
 
-def _evaluate(options: argparse.Namespace, folder: Path) -> Results:
+def _evaluate(options: argparse.Namespace, folder: Path) -> Evaluation:
     model = load_checkpoint(folder).to(options.device).eval()
     tokenizer = AlbertTokenizer.from_file(folder / "tokenizer.json")
     figures: dict[str, Any] = {} if options.layers is None else {"layers": options.layers}
-    classified: dict[str, Classified] = {}
-    chosen: Chosen | None = None
+    classified: dict[str, TextPredictions] = {}
+    chosen: ChoicePredictions | None = None
     answered: list[AnsweredQuestion] = []
     if options.pretraining:
         _need(model, "fill-mask")
@@ -207,15 +206,15 @@ def _evaluate(options: argparse.Namespace, folder: Path) -> Results:
             length=options.max_seq_length,
         )
         _warn_of_threshold(answered, figures)
-    return Results(
+    return Evaluation(
         figures={
             name: figure
             for name, figure in figures.items()
             if not isinstance(figure, float) or math.isfinite(figure)
         },
-        classified=classified,
-        chosen=chosen,
-        answered=answered,
+        texts=classified,
+        choices=chosen,
+        questions=answered,
         threshold=options.null_score_diff_threshold,
     )
 
@@ -241,7 +240,7 @@ def _answer(
 
 def _choose(
     options: argparse.Namespace, model: AlbertForTasks, tokenizer: AlbertTokenizer
-) -> Chosen:
+) -> ChoicePredictions:
     is_race = options.task == RACE
     paths = race_files(options.data, "dev") if is_race else options.multiple_choice
     files = labelled_files(paths, "test", "validation", suffixes=CHOICES)
@@ -289,7 +288,7 @@ def _classify(
     model: AlbertForTasks,
     tokenizer: AlbertTokenizer,
     head: Task,
-) -> dict[str, Classified]:
+) -> dict[str, TextPredictions]:
     names, problem = read_labels(read_config(folder), model.tasks[head], head)
     task = TASKS.get(options.task)
     if task is None:
@@ -394,8 +393,7 @@ def _run(options: argparse.Namespace) -> int:
         content = json.dumps(dict(figures), indent=2, allow_nan=False) + "\n"
         write_atomically(file, content.encode())
     if options.report is not None:
-        write_report(results, folder.resolve().name, options.report)
-        print(f"report in {options.report / 'report.md'}")
+        print(f"report in {write_report(results, folder.resolve().name, options.report)}")
     if file is not None:
         print(f"written to {file}")
     else:
@@ -470,8 +468,7 @@ def _parser() -> argparse.ArgumentParser:
         "--report",
         type=Path,
         metavar="FOLDER",
-        help="write report.md with charts of confusion and calibration and the worst examples, and "
-        "report.json",
+        help="write report.md with confusion, calibration and the worst examples",
     )
     add(
         "--layers",

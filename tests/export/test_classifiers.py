@@ -23,7 +23,7 @@ from export.precision import restore_weights
 from export.source import read_source
 from export.write import export_bundle
 from tests.export.exporting import randomize
-from training.evaluation.predictions import TorchEngine
+from training.evaluation.torch_engine import TorchEngine
 from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
 from training.model.heads import AlbertForTasks
 

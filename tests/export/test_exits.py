@@ -30,7 +30,7 @@ from export.write import DepthOptions, Limits, export_bundle
 from tests.export.exporting import TINY, ragged, randomize, run_encoder, write_checkpoint
 from training.data.labelled.texts import LabelledText
 from training.evaluation.classification import classify
-from training.evaluation.depth import layers_used
+from training.evaluation.early_exit import layers_used
 from training.evaluation.questions import BEST_F1_THRESHOLD
 from training.evaluation.real_text import RealData
 from training.model.albert import Batch

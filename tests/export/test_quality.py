@@ -28,10 +28,10 @@ from training.data.labelled.choices import read_choices
 from training.data.labelled.texts import read_labelled
 from training.data.questions import read_squad, span_examples
 from training.evaluation.classification import classify
-from training.evaluation.predictions import TorchEngine
 from training.evaluation.questions import answer_questions, question_figures
 from training.evaluation.real_text import RealData
 from training.evaluation.samples import draw_samples
+from training.evaluation.torch_engine import TorchEngine
 from training.model.checkpoint import load_checkpoint
 
 SQUAD = WIKI.with_name("squad.json")
@@ -201,7 +201,7 @@ def test_when_the_time_is_over_the_rest_is_left_out(
     assert ", within about 0 s (--quality-budget); --no-quality skips it" in warnings
     for task in source.tasks:
         assert 0 < part[task].count < whole[task].count / 4
-        assert f"{task} is measured on 1 of 8 parts of its sample" in warnings
+        assert f"{task} is measured on 1 of 32 parts of its sample" in warnings
 
 
 @pytest.mark.parametrize("num_wrong", [0, 3])

@@ -33,10 +33,9 @@ from tests.training.support import (
 from training import evaluate
 from training.data.batch import ExampleBatch
 from training.data.labelled.texts import LabelledText
-from training.evaluation.depth import depth_figures, layers_used
-from training.evaluation.reports.report import write_report
-from training.evaluation.results import Results
-from training.evaluation.task import classify_task, task_figures
+from training.evaluation.early_exit import early_exit_figures, layers_used
+from training.evaluation.glue import classify_task, task_figures
+from training.evaluation.report import Evaluation, write_report
 from training.finetune import main
 from training.glue.tasks import TASKS
 from training.losses import adaptive_scores, classification_scores
@@ -191,7 +190,7 @@ def test_a_text_is_answered_when_layers_agree(labels: list[int], patience: int, 
 def test_figures_by_patience_are_those_of_the_layers_that_were_used() -> None:
     labels = np.array([[0, 0, 1, 1], [1, 0, 0, 0], [1, 1, 1, 0]])
     logits = np.eye(2, dtype=np.float32)[labels]
-    figures = depth_figures(("accuracy",), logits, np.array([0, 0, 1]))
+    figures = early_exit_figures(("accuracy",), logits, np.array([0, 0, 1]))
     by_layer = [row["accuracy"] for row in figures["by_layer"]]
     assert by_layer == pytest.approx([2 / 3, 1, 2 / 3, 1 / 3])
     assert figures["by_patience"] == [
@@ -214,8 +213,7 @@ def test_from_training_to_figures_of_each_depth(
     report = tmp_path / "report"
     assert evaluate.main([str(folder / "best"), *data, "--report", str(report)]) == 0
 
-    assert "(data-depths.png)" in (report / "report.md").read_text()
-    assert (report / "data-depths.png").read_bytes().startswith(b"\x89PNG")
+    assert "### Early exit" in (report / "report.md").read_text()
     figures = json.loads((folder / "best/evaluation.json").read_text())
     by_layer = figures["text_classification_by_layer"]
     assert [row["layers"] for row in by_layer] == [1, 2, 3, 4]
@@ -373,8 +371,7 @@ def test_the_report_draws_the_metric_of_the_task(pretrained: Path, tmp_path: Pat
     task = TASKS["cola"]
     model = adaptive_model(num_labels=2)
     classified = classify_task(model, tokenizer, task, task.labels, {"dev": texts})
-    results = Results(figures=task_figures(task, classified), classified=classified)
+    results = Evaluation(figures=task_figures(task, classified), texts=classified)
     write_report(results, "model", tmp_path)
     report = (tmp_path / "report.md").read_text()
-    assert "![Matthews correlation over the number of layers](dev-depths.png)" in report
     assert "| layers | matthews_correlation |" in report

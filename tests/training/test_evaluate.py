@@ -29,9 +29,9 @@ from training.data.masking import NgramMasking
 from training.data.questions import read_squad
 from training.data.shards import Shards
 from training.evaluate import evaluate_pretraining, main
-from training.evaluation.predictions import TorchEngine, question_items
-from training.evaluation.questions import answer_questions, question_figures
+from training.evaluation.questions import answer_questions, question_figures, question_items
 from training.evaluation.squad import evaluate_answers
+from training.evaluation.torch_engine import TorchEngine
 from training.evaluation.validation import held_out
 from training.model.checkpoint import load_checkpoint, save_checkpoint
 from training.model.heads import AlbertForTasks, Task, head_sizes

@@ -10,8 +10,8 @@ from typing import Any, Final
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.collate import collate_examples
 from training.data.questions import Question, SpanExample, read_located, span_examples
-from training.evaluation.predictions import Item
 from training.evaluation.questions import HeldOutQuestions, lay_questions
+from training.evaluation.torch_engine import Item
 from training.evaluation.validation import Validation
 from training.finetuning.questions import choose_head, window_length
 from training.loop.progress import RunError

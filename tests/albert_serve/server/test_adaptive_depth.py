@@ -22,7 +22,7 @@ from albert_serve.tasks.text_classification import ALL_LAYERS, resolve_depth
 from albert_serve.tokenizer import AlbertTokenizer
 from export.write import DepthOptions, export_bundle
 from tests.albert_serve.support import Running, running_service, service_environment
-from training.evaluation.depth import layers_used
+from training.evaluation.early_exit import layers_used
 from training.model.albert import Batch
 from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
 from training.model.heads import AlbertForTasks

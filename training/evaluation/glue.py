@@ -10,9 +10,9 @@ from typing import Any
 from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.labelled.texts import Label, LabelledText
-from training.evaluation.classification import PREFIX, Classified, classify
+from training.errors import EvaluationError
+from training.evaluation.classification import PREFIX, TextPredictions, classify
 from training.evaluation.metrics import COMBINED, mean_metric
-from training.evaluation.predictions import EvaluationError
 from training.glue.files import read_task
 from training.glue.tasks import GlueTask
 from training.model.heads import AlbertForTasks, Task
@@ -27,7 +27,7 @@ def classify_task(
     *,
     truncation: bool = False,
     head: Task = CLASSIFICATION,
-) -> dict[str, Classified]:
+) -> dict[str, TextPredictions]:
     """Classify the texts of each split of a task.
 
     Args:
@@ -81,7 +81,7 @@ def _number(label: Label) -> float:
     return label
 
 
-def task_figures(task: GlueTask, classified: Mapping[str, Classified]) -> dict[str, Any]:
+def task_figures(task: GlueTask, classified: Mapping[str, TextPredictions]) -> dict[str, Any]:
     """Return the figures of a task's splits, with the official metrics.
 
     Figures of splits after the first (mismatched MNLI) have the split's name in theirs. Of several
