@@ -14,7 +14,7 @@ from albert_serve.bundle.manifest import ComputePrecision, Part, Precision, Qual
 from export.errors import ExportError
 from export.examples import read_examples
 from export.source import read_json_object
-from export.write import DepthOptions, Exported, Limits, export_bundle
+from export.write import Exported, LayerOptions, Limits, export_bundle
 from training.conversion.source import REFERENCE_HELP
 from training.data.labelled.folders import labelled_files
 from training.data.labelled.race import RACE, race_files
@@ -82,7 +82,7 @@ def _run(options: argparse.Namespace) -> int:
         ),
         evaluation=evaluation,
         null_score_diff_threshold=options.null_score_diff_threshold,
-        depth=DepthOptions(
+        layers=LayerOptions(
             num_layers=options.layers,
             max_layers=options.max_layers,
             patience=options.patience,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -51,8 +50,8 @@ from export.source import (
     HUGGING_FACE_FILES,
     Source,
     read_source,
-    with_depth,
-    with_records,
+    read_training,
+    with_early_exit,
     with_threshold,
 )
 from export.verify import (
@@ -68,7 +67,7 @@ from training.evaluation.real_text import RealData
 from training.evaluation.torch_engine import TorchEngine
 from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks
-from training.model.resizing import cut_to_depth
+from training.model.resizing import with_layers
 from training.system.partial_folder import partial_folder, put_folder_in_place
 
 _TORCH_BATCH_TOKENS: Final = 1024
@@ -90,7 +89,7 @@ class Exported:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DepthOptions:
+class LayerOptions:
     """The layers of a bundle.
 
     Attributes:
@@ -133,7 +132,7 @@ def export_bundle(
     limits: Limits | None = None,
     evaluation: Mapping[str, Any] | None = None,
     null_score_diff_threshold: float | None = None,
-    depth: DepthOptions | None = None,
+    layers: LayerOptions | None = None,
     examples: Mapping[str, Sequence[TaskExample]] | None = None,
     overwrite: bool = False,
 ) -> Exported:
@@ -152,7 +151,7 @@ def export_bundle(
             `evaluation.json`.
         null_score_diff_threshold: of question answering, for the manifest; by default the best F1
             threshold of the results.
-        depth: fewer layers, and the defaults of adaptive depth.
+        layers: fewer layers, and the defaults of adaptive depth.
         examples: inputs that the service's page shows, by task.
         overwrite: whether a bundle that is at the target is replaced.
 
@@ -164,21 +163,18 @@ def export_bundle(
         VocabError: there is only a `spiece.model`, and it is not ALBERT's.
     """
     target = target.resolve()
-    limits, depth = limits or Limits(), depth or DepthOptions()
+    limits, layers = limits or Limits(), layers or LayerOptions()
     _check_target(Path(checkpoint), target, overwrite)
     with (
         open_checkpoint(checkpoint) as opened,
-        cut_to_depth(opened.folder, depth.num_layers) as cut,
+        with_layers(opened.folder, layers.num_layers) as cut,
         _new_folder(target) as folder,
     ):
-        source = with_depth(read_source(cut), depth.max_layers, depth.patience)
-        if depth.num_layers is not None:
-            source = with_records(source, opened.folder)
-        carried = source.tasks
-        source = replace(source, evaluation={**source.evaluation, **(evaluation or {})})
+        source = with_early_exit(read_source(cut), layers.max_layers, layers.patience)
+        training = read_training(opened.folder)
+        figures = {**source.evaluation, **(evaluation or {})}
+        source = replace(source, evaluation=figures, training=training)
         source = with_threshold(source, null_score_diff_threshold)
-        if source.tasks is carried:
-            _warn_of_threshold(source)
         shown = examples or {}
         check_tasks(shown, source.tasks)
         _write_tokenizer(source, folder)
@@ -213,7 +209,7 @@ def export_bundle(
         )
         _write_manifest(manifest, folder)
         if data is not None:
-            if depth.num_layers is not None:  # the cost of the missing layers counts, too
+            if layers.num_layers is not None:  # the cost of the missing layers counts, too
                 model = load_checkpoint(opened.folder, source.num_outputs)
             quality = _measure_quality(source, folder, model, data, quality_budget_s)
             if not limits.forced:
@@ -221,7 +217,7 @@ def export_bundle(
                     quality,
                     limits.max_cost,
                     is_rounded=precision != "fp32",
-                    is_shallow=_is_shallow(source, depth),
+                    is_shallow=_is_shallow(source, layers),
                 )
             manifest = manifest.with_quality(quality)
             _write_manifest(manifest, folder)
@@ -237,21 +233,11 @@ def export_bundle(
         )
 
 
-def _warn_of_threshold(source: Source) -> None:
-    entry = source.tasks.get("question-answering")
-    if entry is not None and entry.null_score_diff_threshold is not None:
-        print(
-            f"warning: the threshold of no answer, {entry.null_score_diff_threshold:g}, was tuned "
-            "with all layers of the checkpoint; --null-score-diff-threshold sets another",
-            file=sys.stderr,
-        )
-
-
-def _is_shallow(source: Source, depth: DepthOptions) -> bool:
+def _is_shallow(source: Source, layers: LayerOptions) -> bool:
     """Whether the bundle answers after fewer layers than the checkpoint."""
     entry = source.tasks.get("text-classification")
     adaptive = None if entry is None else entry.adaptive_depth
-    return depth.num_layers is not None or (
+    return layers.num_layers is not None or (
         adaptive is not None and resolve_depth(adaptive, source.config.num_layers) is not None
     )
 

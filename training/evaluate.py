@@ -55,7 +55,7 @@ from training.losses import Objective
 from training.model.checkpoint import load_checkpoint, read_config
 from training.model.heads import AlbertForTasks, Task
 from training.model.labels import find_head, read_labels
-from training.model.resizing import cut_to_depth
+from training.model.resizing import with_layers
 from training.prepare import prepare
 from training.run.heads import (
     add_heads,
@@ -162,7 +162,7 @@ def evaluate(options: argparse.Namespace) -> Evaluation:
         )
     with (
         open_checkpoint(options.checkpoint) as checkpoint,
-        cut_to_depth(checkpoint.folder, options.layers) as folder,
+        with_layers(checkpoint.folder, options.layers) as folder,
         precision(options.device, options.precision),
     ):
         return _evaluate(options, folder)

@@ -14,7 +14,6 @@ import torch
 
 from albert_serve.bundle.manifest import AdaptiveDepth, Bundle, Precision, read_manifest
 from albert_serve.bundle.weights import exit_shapes, read_header
-from albert_serve.errors import BundleCorruptError
 from albert_serve.runtime.encoders import CpuEncoder, PaddedBatch
 from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import encoder_options, open_session
@@ -24,14 +23,13 @@ from albert_serve.tokenizer import AlbertTokenizer
 from export.__main__ import main
 from export.errors import ExportError
 from export.precision import restore_weights
-from export.source import read_source, with_depth
+from export.source import read_source, with_early_exit
 from export.verify import external_tensors
-from export.write import DepthOptions, Limits, export_bundle
+from export.write import LayerOptions, Limits, export_bundle
 from tests.export.exporting import TINY, ragged, randomize, run_encoder, write_checkpoint
 from training.data.labelled.texts import LabelledText
 from training.evaluation.classification import classify
 from training.evaluation.early_exit import layers_used
-from training.evaluation.questions import BEST_F1_THRESHOLD
 from training.evaluation.real_text import RealData
 from training.model.albert import Batch
 from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
@@ -254,7 +252,7 @@ def test_figures_are_those_of_the_services_default(
     shutil.copytree(checkpoint, folder)
     (folder / "evaluation.json").write_text(json.dumps(FIGURES))
 
-    evaluation = with_depth(read_source(folder), max_layers, patience).evaluation
+    evaluation = with_early_exit(read_source(folder), max_layers, patience).evaluation
 
     rest = {
         name: value
@@ -265,47 +263,19 @@ def test_figures_are_those_of_the_services_default(
     assert evaluation == rest | expected_logits
 
 
-def test_a_bundle_that_is_exported_again_keeps_its_defaults(
+def test_a_bundle_that_is_exported_again_has_no_figures_of_its_early_exits(
     checkpoint: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(checkpoint, tmp_path / "checkpoint")
     (tmp_path / "checkpoint/evaluation.json").write_text(json.dumps(FIGURES))
     first = export_bundle(
-        tmp_path / "checkpoint", tmp_path / "first", depth=DepthOptions(patience=2)
+        tmp_path / "checkpoint", tmp_path / "first", layers=LayerOptions(patience=2)
     ).bundle
+    assert first.manifest.evaluation["text_classification_accuracy"] == 0.7
     again = export_bundle(first.folder, tmp_path / "again").bundle
-    assert again.manifest.tasks == first.manifest.tasks
-    assert again.manifest.evaluation == first.manifest.evaluation
-    other = with_depth(read_source(first.folder), 3, None)
-    assert other.tasks["text-classification"].adaptive_depth == AdaptiveDepth(max_layers=3)
-    assert other.evaluation["text_classification_accuracy"] == 0.3
-    assert "text_classification_mean_layers" not in other.evaluation
-    whole = with_depth(read_source(first.folder), 4, None)
-    assert whole.evaluation["text_classification_accuracy"] == 0.4
-
-
-@pytest.mark.parametrize("option", [None, 0.5])
-def test_fewer_layers_keep_the_threshold_and_the_provenance(
-    tmp_path: Path, capsys: Capture, option: float | None
-) -> None:
-    """The figures of a checkpoint and of a bundle, whose manifest has both."""
-    folder = tmp_path / "checkpoint"
-    write_checkpoint(folder, TINY, ("fill-mask", "question-answering"))
-    (folder / "evaluation.json").write_text(json.dumps({BEST_F1_THRESHOLD: -1.5}))
-    (folder / "training.json").write_text('{"steps": 3}')
-    whole = export_bundle(folder, tmp_path / "whole").bundle
-    assert "threshold" not in capsys.readouterr().err
-    options = [] if option is None else [f"--null-score-diff-threshold={option}"]
-    for number, source in enumerate((folder, whole.folder)):
-        target = tmp_path / f"cut-{number}"
-        assert main([str(source), str(target), "--layers", "2", "--no-quality", *options]) == 0
-        manifest = read_manifest(target)
-        threshold = manifest.tasks["question-answering"].null_score_diff_threshold
-        assert threshold == (-1.5 if option is None else option)
-        warning = "warning: the threshold of no answer, -1.5, was tuned with all layers"
-        assert (warning in capsys.readouterr().err) == (option is None)
-        assert manifest.evaluation == {}
-        assert manifest.provenance["training"] == {"steps": 3}
+    assert again.manifest.tasks["text-classification"].adaptive_depth == AdaptiveDepth()
+    assert "text_classification_accuracy" not in again.manifest.evaluation
+    assert again.manifest.evaluation["masked_accuracy"] == 0.4
 
 
 @pytest.mark.extended
@@ -316,17 +286,18 @@ def test_a_cost_of_depth_is_refused_with_what_helps(checkpoint: Path, tmp_path: 
         export_bundle(
             checkpoint,
             target,
-            depth=DepthOptions(max_layers=1),
+            layers=LayerOptions(max_layers=1),
             data=RealData(text=(text,)),
             limits=Limits(max_cost=-1000.0),
         )
     assert "--keep-fp32" not in str(caught.value)
 
 
-def test_fewer_layers_of_a_plain_checkpoint(tmp_path: Path, capsys: Capture) -> None:
+def test_fewer_layers_of_a_plain_checkpoint(tmp_path: Path) -> None:
     """The weights stay the checkpoint's own file, and figures of all layers are left out."""
     model = write_checkpoint(tmp_path / "checkpoint", TINY, ("fill-mask", "text-classification"))
     (tmp_path / "checkpoint/evaluation.json").write_text('{"masked_accuracy": 0.5}')
+    (tmp_path / "checkpoint/training.json").write_text('{"steps": 3}')
     target = tmp_path / "bundle"
 
     assert main([str(tmp_path / "checkpoint"), str(target), "--layers", "2", "--no-quality"]) == 0
@@ -335,6 +306,7 @@ def test_fewer_layers_of_a_plain_checkpoint(tmp_path: Path, capsys: Capture) -> 
     assert manifest.config["num_hidden_layers"] == 2
     assert read_config(target)["num_hidden_layers"] == 2
     assert manifest.evaluation == {}
+    assert manifest.provenance["training"] == {"steps": 3}
     assert manifest.tasks["text-classification"].adaptive_depth is None
     weights = (tmp_path / "checkpoint/model.safetensors").read_bytes()
     assert (target / "model.safetensors").read_bytes() == weights
@@ -353,8 +325,8 @@ def test_fewer_layers_of_a_plain_checkpoint(tmp_path: Path, capsys: Capture) -> 
 def test_fewer_layers_of_an_adaptive_one_have_its_classifier(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    cut = export_bundle(checkpoint, tmp_path / "two", depth=DepthOptions(num_layers=2)).bundle
-    one = export_bundle(checkpoint, tmp_path / "one", depth=DepthOptions(num_layers=1)).bundle
+    cut = export_bundle(checkpoint, tmp_path / "two", layers=LayerOptions(num_layers=2)).bundle
+    one = export_bundle(checkpoint, tmp_path / "one", layers=LayerOptions(num_layers=1)).bundle
     assert cut.manifest.tasks["text-classification"].adaptive_depth == AdaptiveDepth()
     assert one.manifest.tasks["text-classification"].adaptive_depth is None
     model = load_checkpoint(checkpoint).eval()
@@ -386,15 +358,4 @@ def test_depths_that_a_checkpoint_cannot_have(
 
 def test_a_default_of_more_layers_than_there_are(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="--max-layers 5: the checkpoint has 4 layers"):
-        export_bundle(checkpoint, tmp_path / "bundle", depth=DepthOptions(max_layers=5))
-
-
-def test_a_manifest_of_more_layers_than_there_are(checkpoint: Path, tmp_path: Path) -> None:
-    folder = export_bundle(checkpoint, tmp_path / "bundle").bundle.folder
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["tasks"]["text-classification"]["adaptive_depth"] = {"max_layers": 9}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(BundleCorruptError, match="max_layers is 9; the model has 4 layers"):
-        Bundle.open(folder, verify="size")
-    with pytest.raises(ExportError, match="max_layers is 9; the model has 4 layers"):
-        read_source(folder)
+        export_bundle(checkpoint, tmp_path / "bundle", layers=LayerOptions(max_layers=5))

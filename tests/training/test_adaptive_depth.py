@@ -47,7 +47,7 @@ from training.model.checkpoint import (
     save_checkpoint,
 )
 from training.model.heads import AlbertForTasks, PooledHead
-from training.model.resizing import cut_to_depth
+from training.model.resizing import with_layers
 
 Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)
@@ -322,7 +322,7 @@ def test_layers_with_weights_of_their_own_are_refused(tmp_path: Path) -> None:
     save_checkpoint(AlbertForTasks(config, {"fill-mask": 800}), tmp_path)
     with (
         pytest.raises(CheckpointError, match="only a model whose layers share all"),
-        cut_to_depth(tmp_path, 2),
+        with_layers(tmp_path, 2),
     ):
         pass
 
@@ -330,7 +330,7 @@ def test_layers_with_weights_of_their_own_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("num_layers", [0, 5])
 def test_there_are_no_more_layers_than_the_checkpoint_has(tmp_path: Path, num_layers: int) -> None:
     save_checkpoint(adaptive_model(), tmp_path)
-    with pytest.raises(CheckpointError, match="1 to 4"), cut_to_depth(tmp_path, num_layers):
+    with pytest.raises(CheckpointError, match="1 to 4"), with_layers(tmp_path, num_layers):
         pass
 
 
@@ -340,7 +340,7 @@ def test_a_cut_model_has_the_same_weight_file(tmp_path: Path) -> None:
     save_checkpoint(model, tmp_path)
     (tmp_path / "evaluation.json").write_text("{}")
     tokens = ragged()
-    with cut_to_depth(tmp_path, 2) as folder:
+    with with_layers(tmp_path, 2) as folder:
         assert (folder / "model.safetensors").samefile(tmp_path / "model.safetensors")
         assert not (folder / "evaluation.json").exists()
         cut = load_checkpoint(folder).eval()
