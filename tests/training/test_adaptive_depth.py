@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-import signal
-import weakref
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +26,6 @@ from tests.training.support import (
     refusal,
     run_command,
     same_weights,
-    stop_at,
 )
 from training import evaluate
 from training.data.batch import ExampleBatch
@@ -143,32 +140,6 @@ def test_the_loss_is_the_mean_over_layers_weighted_by_their_numbers() -> None:
     assert score.right == last.right
 
 
-def test_the_loss_of_held_out_texts_is_the_last_layers() -> None:
-    model = adaptive_model()
-    batch = example_batch(model)
-    weights = torch.tensor([1.0, 2.0, 5.0])
-
-    score = adaptive_scores(model, batch, class_weights=weights)["text-classification"]
-
-    last = layer_logits(model, batch)[-1]
-    torch.testing.assert_close(score.loss, F.cross_entropy(last, batch.targets, reduction="sum"))
-
-
-def test_class_weights_weigh_every_layer() -> None:
-    model = adaptive_model().train()
-    batch = example_batch(model)
-    weights = torch.tensor([1.0, 2.0, 5.0])
-
-    score = adaptive_scores(model, batch, class_weights=weights)["text-classification"]
-
-    each = [
-        F.cross_entropy(logits, batch.targets, weights, reduction="sum")
-        for logits in layer_logits(model, batch)
-    ]
-    expected = sum(number * loss for number, loss in enumerate(each, 1)) / 10
-    torch.testing.assert_close(score.loss, expected)
-
-
 @pytest.mark.parametrize(
     ("labels", "patience", "used"),
     [
@@ -240,16 +211,6 @@ def test_from_training_to_figures_of_each_depth(
     with torch.inference_mode():
         expected = layer_logits(model, batch)[-1]
         torch.testing.assert_close(theirs(ids).logits, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_a_stopped_run_goes_on_to_the_same_classifiers(start: list[str], tmp_path: Path) -> None:
-    start = [*start, "--steps", "30"]
-    assert run(start, tmp_path / "whole") == 0
-    with pytest.MonkeyPatch.context() as patch:
-        stop_at(patch, 20, signal.SIGTERM)
-        assert run(start, tmp_path / "stopped") != 0
-    assert run(start, tmp_path / "stopped") == 0
-    assert same_weights(tmp_path / "whole", tmp_path / "stopped")
 
 
 def test_a_killed_run_goes_on_to_the_same_classifiers(start: list[str], tmp_path: Path) -> None:
@@ -346,23 +307,6 @@ def test_a_cut_model_has_the_same_weight_file(tmp_path: Path) -> None:
         cut = load_checkpoint(folder).eval()
         with torch.inference_mode():
             torch.testing.assert_close(cut(tokens), list(model.albert.states(tokens))[2])
-
-
-def test_only_the_rows_that_are_read_are_kept() -> None:
-    model = adaptive_model()
-    outputs: list[weakref.ref[torch.Tensor]] = []
-    num_alive: list[int] = []
-
-    def see(module: object, inputs: object, output: torch.Tensor) -> None:
-        num_alive.append(sum(output() is not None for output in outputs))
-        outputs.append(weakref.ref(output))
-
-    for ffn in model.albert.encoder.ffns:
-        ffn.register_forward_hook(see)
-    with torch.inference_mode():
-        model.albert.rows_by_layer(ragged(), torch.tensor([0]))
-    assert len(outputs) == NUM_LAYERS
-    assert max(num_alive) == 1  # the input of the layer
 
 
 def test_the_report_draws_the_metric_of_the_task(pretrained: Path, tmp_path: Path) -> None:

@@ -22,9 +22,6 @@ from training.data.shards import ShardError, Shards
 from training.data.tokenization import tokenise
 from training.prepare import prepare
 
-Capture = pytest.CaptureFixture[str]
-
-
 # Dies before each of its changes to files in turn. All in one process that forks, because
 # Python takes longer to start than the corpus to tokenise.
 KILL_EVERYWHERE = r"""

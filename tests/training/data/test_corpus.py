@@ -6,7 +6,6 @@ import bz2
 import gzip
 import json
 import lzma
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,20 +82,6 @@ def test_a_file_cut_short_is_refused(tmp_path: Path, suffix: str) -> None:
         list(read_documents([file]))
 
 
-@each_compression
-def test_a_file_of_another_format_is_refused(tmp_path: Path, suffix: str) -> None:
-    file = write(tmp_path / f"a.txt{suffix}", "plain text under a wrong name")
-    with pytest.raises(CorpusError, match=f"a.txt{suffix}: "):
-        list(read_documents([file]))
-
-
-def test_a_large_zstd_file_is_read_across_its_chunks(tmp_path: Path) -> None:
-    lines = [f"{number**3} – é" for number in range(100_000)]
-    content = "".join(json.dumps({"text": line}, ensure_ascii=False) + "\n" for line in lines)
-    file = write(tmp_path / "a.jsonl.zst", zstd(content.encode()))
-    assert list(read_documents([file])) == lines
-
-
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.zst"])
 def test_a_byte_order_mark_is_passed_over(tmp_path: Path, name: str) -> None:
     content = b"\xef\xbb\xbf" + JSONL.encode()
@@ -133,18 +118,6 @@ def test_a_record_that_would_upset_python_is_named(tmp_path: Path, line: str, me
         list(read_documents([file]))
 
 
-def test_surrogate_pairs_are_characters(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.jsonl", r'{"text": "\ud83d\ude00"}')
-    assert list(read_documents([file])) == ["😀"]
-
-
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.zst"])
-def test_lines_of_other_systems_are_read(tmp_path: Path, name: str) -> None:
-    content = b"One.\r\nTwo.\r\n\r\nThree.\r\n"
-    file = write(tmp_path / name, zstd(content) if name.endswith("zst") else content)
-    assert list(read_documents([file])) == ["One.\nTwo.\n", "Three.\n"]
-
-
 def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_LINE_CHARACTERS", 100)
     file = write(tmp_path / "a.txt", "é" * 99 + "\n" + "é" * 100)
@@ -176,11 +149,6 @@ def test_a_long_document_is_cut_at_line_ends(
     assert documents[-1] == "last"
 
 
-def test_empty_records_and_lines_are_passed_over(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.jsonl", '\n{"text": "  "}\n' + JSONL)
-    assert list(read_documents([file])) == DOCUMENTS
-
-
 def test_bytes_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "a.txt", "café".encode("latin-1"))
     with pytest.raises(CorpusError, match=r"a\.txt: .*UTF-8"):
@@ -194,12 +162,6 @@ def test_folders_are_searched_in_order_without_hidden_files(tmp_path: Path) -> N
     files = [tmp_path / name for name in ("a.txt", "b.txt", "sub/c.txt")]
     assert find_files([tmp_path]) == files
     assert find_files([tmp_path / "b.txt", tmp_path]) == [files[1], files[0], files[2]]
-
-
-def test_a_pipe_is_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(CorpusError, match="pipe is neither a file nor a folder"):
-        find_files([tmp_path / "pipe"])
 
 
 def test_paths_without_a_file_are_refused(tmp_path: Path) -> None:
@@ -256,13 +218,6 @@ def test_parquet_cut_short_or_damaged_is_refused(tmp_path: Path) -> None:
             list(read_documents([file]))
 
 
-def test_bytes_that_are_not_utf8_are_refused_in_parquet(tmp_path: Path) -> None:
-    latin = pyarrow.array(["café".encode("latin-1")]).view(pyarrow.string())
-    parquet.write_table(pyarrow.table({"text": latin}), tmp_path / "a.parquet")
-    with pytest.raises(CorpusError, match=r"a.parquet: .*utf-8"):
-        list(read_documents([tmp_path / "a.parquet"]))
-
-
 @pytest.fixture
 def one_of_each(tmp_path: Path) -> list[Path]:
     """Files of every format, each of many documents, one of them of none."""
@@ -285,19 +240,6 @@ def test_reading_goes_on_from_any_place(one_of_each: list[Path]) -> None:
     assert [document.text for document in documents] == list(read_documents(one_of_each))
     for number in (0, 1, 298, 299, 300, 450, 600, 899, 901, len(documents) - 1):
         assert list(read_from(one_of_each, documents[number].end)) == documents[number + 1 :]
-
-
-def test_places_count_the_bytes_on_disk(one_of_each: list[Path]) -> None:
-    bounds = [0]
-    for file in one_of_each:
-        bounds.append(bounds[-1] + file.stat().st_size)
-    before = 0
-    for document in read_from(one_of_each, Place()):
-        end = document.end
-        assert bounds[end.num_files] < end.num_bytes <= bounds[end.num_files + 1]
-        assert end.num_bytes >= before
-        before = end.num_bytes
-    assert before == bounds[-1]
 
 
 def test_sentences_end_with_their_paragraph() -> None:

@@ -17,10 +17,10 @@ from albert_serve.bundle.weights import TaskName
 from albert_serve.tokenizer import AlbertTokenizer
 from export.source import Source, read_source
 from tests.export.conftest import WIKI
-from training.data.corpus import CorpusError, read_documents, split_sentences
+from training.data.corpus import read_documents, split_sentences
 from training.errors import EvaluationError
 from training.evaluation import samples as samples_module
-from training.evaluation.real_text import DEFAULT_TEXT, RealData
+from training.evaluation.real_text import RealData
 from training.evaluation.samples import Sample
 
 SQUAD = WIKI.with_name("squad.json")
@@ -130,19 +130,6 @@ def test_samples_are_deterministic(source: Source, tokenizer: AlbertTokenizer) -
     assert samples[0] == samples[1]
 
 
-def test_the_text_that_comes_along_is_enough(source: Source, tokenizer: AlbertTokenizer) -> None:
-    samples = draw_samples(source, tokenizer, text(DEFAULT_TEXT))
-    assert predictions(samples["fill-mask"]) >= 1500
-    assert predictions(samples["sentence-order"]) >= 1000
-    assert len(samples["text-classification"].items) > 500
-    assert len(samples["question-answering"].items) > 100
-    # There are enough masks in the text as it is; pairs take more than one cutting.
-    num_tokens = len(" ".join(documents(tokenizer, DEFAULT_TEXT)).split())
-    assert tokens(samples["fill-mask"]) < 1.1 * num_tokens < tokens(samples["sentence-order"])
-    assert samples["fill-mask"].files == ["verification.jsonl"]
-    assert 90_000 < DEFAULT_TEXT.stat().st_size < 120_000
-
-
 def test_a_short_text_is_gone_through_again(
     source: Source, tokenizer: AlbertTokenizer, tmp_path: Path
 ) -> None:
@@ -170,20 +157,6 @@ def test_a_text_that_gives_a_task_nothing(
         draw(source, tokenizer, task, text(file))
 
 
-@pytest.mark.parametrize("content", ["", "\n \n", '{"text": ""}\n{"text": " "}\n'])
-def test_no_text(source: Source, tokenizer: AlbertTokenizer, tmp_path: Path, content: str) -> None:
-    file = tmp_path / ("empty.jsonl" if "{" in content else "empty.txt")
-    file.write_text(content)
-    with pytest.raises(EvaluationError, match=f"no text in .*{file.name}"):
-        draw_samples(source, tokenizer, text(file))
-
-
-def test_a_model_too_short_for_text(source: Source, tokenizer: AlbertTokenizer) -> None:
-    short = replace(source, config=replace(source.config, max_positions=7))
-    with pytest.raises(EvaluationError, match=r"the model has 7 positions; .* it needs 8"):
-        draw(short, tokenizer, "fill-mask", text(WIKI))
-
-
 def rows(file: Path, *lines: str) -> Path:
     file.write_text("\n".join(["sentence\tlabel", *lines]), encoding="utf-8")
     return file
@@ -202,12 +175,6 @@ def test_labels_by_number_and_by_name(
         tuple(tokenizer.encode("a bad war").ids): [0],
     }
     assert (sample.metric, sample.files) == ("accuracy", ["dev.tsv"])
-
-
-def test_an_unknown_label(source: Source, tokenizer: AlbertTokenizer, tmp_path: Path) -> None:
-    file = rows(tmp_path / "dev.tsv", "good music\tglad")
-    with pytest.raises(CorpusError, match=r"label 'glad' .*; allowed are negative, positive"):
-        draw_samples(source, tokenizer, RealData(text=(WIKI,), labelled=(file,)))
 
 
 def test_texts_too_long_are_left_out_and_counted(

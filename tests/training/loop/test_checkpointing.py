@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.training.loop.damages import DAMAGES, Damage, flip_a_byte, linked_step, names
-from training.loop.checkpointing import Checkpoints, claim, load_state, step_of
+from training.loop.checkpointing import Checkpoints, load_state, step_of
 from training.loop.progress import RunError
 
 Capture = pytest.CaptureFixture[str]
@@ -53,25 +52,6 @@ def test_the_best_stays_however_old_it_is(tmp_path: Path) -> None:
     checkpoints.link_best(15)
     save(tmp_path, 20, keep=1)
     assert names(tmp_path) == ["step-00000015", "step-00000020"]
-
-
-def test_a_best_that_is_lost_has_no_link(tmp_path: Path) -> None:
-    checkpoints = save(tmp_path, 5)
-    checkpoints.link_best(5)
-    checkpoints.link_best(7)
-    assert not (tmp_path / "best").is_symlink()
-
-
-def test_a_best_of_earlier_validations_stays_until_it_is_lost(tmp_path: Path) -> None:
-    checkpoints = save(tmp_path, 5)
-    checkpoints.link_best(None)
-    assert not (tmp_path / "best").is_symlink()
-    checkpoints.link_best(5)
-    checkpoints.link_best(None)
-    assert step_of((tmp_path / "best").resolve()) == 5
-    shutil.rmtree(checkpoints.at(5))
-    checkpoints.link_best(None)
-    assert not (tmp_path / "best").is_symlink()
 
 
 def test_a_step_is_saved_once(tmp_path: Path) -> None:
@@ -127,13 +107,6 @@ def test_partial_checkpoints_are_removed(tmp_path: Path) -> None:
     assert checkpoints.newest() == tmp_path / "checkpoints" / "step-00000001"
     assert names(tmp_path) == ["step-00000001"]
     assert not (tmp_path / "checkpoint.partial").is_symlink()
-
-
-def test_a_lost_link_comes_back(tmp_path: Path) -> None:
-    checkpoints = save(tmp_path, 1, 2)
-    (tmp_path / "checkpoint").unlink()
-    assert checkpoints.newest() is not None
-    assert linked_step(tmp_path) == 2
 
 
 def full_disk(folder: Path) -> None:
@@ -206,8 +179,3 @@ def test_the_newest_intact_checkpoint_is_found_after_any_crash(
             if is_whole[victim]:
                 flip_a_byte(checkpoints.at(victim))
             is_whole[victim] = False
-
-
-def test_a_claim_is_released(tmp_path: Path) -> None:
-    claim(tmp_path / "new").release()
-    claim(tmp_path / "new").release()

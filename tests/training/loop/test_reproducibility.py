@@ -6,14 +6,12 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils import deterministic
 
 from tests.training.processes import measure_bf16, run_world
 from tests.training.support import TINY, pretend_bf16, same_weights, stop_at
@@ -72,27 +70,6 @@ def test_sums_by_index_are_the_same_to_the_bit_each_time(threads: int, compiles:
         for _ in range(30):
             assert all(map(torch.equal, first, next(repeated)))
     assert len(first) == 7
-
-
-def settings() -> tuple[bool, bool, bool]:
-    return (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-    )
-
-
-def test_torch_s_settings_are_restored() -> None:
-    before = settings()
-    with suppress(ValueError), reproducible(CPU):
-        assert settings() == (True, False, False)
-        raise ValueError
-    assert settings() == before == (False, False, True)
-
-
-def test_a_gpu_s_algorithms_are_left_as_they_are() -> None:
-    with reproducible(torch.device("cuda")):
-        assert settings() == (False, False, True)
 
 
 def test_the_precision_of_a_run_is_measured_at_its_first_start(

@@ -75,16 +75,6 @@ def test_a_killed_run_ends_with_the_same_weights(
     check_same(folder, tiny)
 
 
-def test_a_killed_run_with_workers_ends_with_the_same_weights(
-    tiny: Path, tiny_options: list[str], tmp_path: Path
-) -> None:
-    options = [*tiny_options, "--workers", "1", *OFTEN]
-    ended = run_in_process(options, tmp_path / "run", fate=partial(before_step, 6, die))
-    assert ended.status == -signal.SIGKILL
-    assert run_in_process(options, tmp_path / "run").status == 0
-    check_same(tmp_path / "run", tiny)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_ends_the_run_after_its_step(
     tiny: Path, tiny_options: list[str], tmp_path: Path, number: signal.Signals
@@ -108,14 +98,6 @@ def test_a_second_signal_ends_the_run_at_once(
     assert (ended.status, ended.err) == (128 + signal.SIGTERM, "")
     assert checkpoint_state(tmp_path / "run")["step"] == 0
     assert run_in_process(tiny_options, tmp_path / "run").status == 0
-    check_same(tmp_path / "run", tiny)
-
-
-def test_a_signal_in_the_last_step_does_not_undo_the_end(
-    tiny: Path, tiny_options: list[str], tmp_path: Path
-) -> None:
-    fate = partial(before_step, 8, partial(get_signals, signal.SIGTERM))
-    assert run_in_process(tiny_options, tmp_path / "run", fate=fate).status == 0
     check_same(tmp_path / "run", tiny)
 
 
@@ -150,23 +132,6 @@ def measured(tiny_options: list[str]) -> list[str]:
     """The run with itself as held-out text."""
     shards = tiny_options[tiny_options.index("--shards") + 1]
     return [*tiny_options, "--validation", shards, "--validate-every", "3"]
-
-
-def test_measuring_on_held_out_text_leaves_the_run_as_it_is(
-    tiny: Path, measured: list[str], tmp_path: Path
-) -> None:
-    ended = run_in_process(measured, tmp_path / "run", *OFTEN, fate=partial(before_step, 5, die))
-    assert ended.status == -signal.SIGKILL
-    assert run_in_process(measured, tmp_path / "run").status == 0
-    check_same(tmp_path / "run", tiny)
-    lines = [line for line in read_metrics(tmp_path / "run") if "lr_factor" not in line]
-    assert [line["step"] for line in lines] == [3, 6, 8]
-    for line in lines:
-        assert 0 < line["validation/fill-mask/loss"] < 10
-        assert 0 <= line["validation/sentence-order/accuracy"] <= 1
-    layers = (tmp_path / "run" / "layers.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in layers] == [3, 6, 8]
-    assert all(len(json.loads(line)["distance"]) == 3 for line in layers)
 
 
 def test_a_signal_does_not_wait_for_the_end_of_a_measurement(
@@ -285,17 +250,6 @@ def test_a_run_that_went_back_keeps_its_rate_over_a_kill(
     assert [line["step"] for line in reports(tmp_path / "run")] == STEPS
 
 
-def test_a_run_killed_right_after_it_went_back_tries_again_at_full_rate(
-    tiny: Path, tiny_options: list[str], tmp_path: Path
-) -> None:
-    """Its checkpoint is from before: what comes to nothing by itself, will again."""
-    dies = partial(before_attempt, 9, die)
-    assert rolled_back(tiny_options, tmp_path / "run", dies).status == -signal.SIGKILL
-    ended = run_in_process(tiny_options, tmp_path / "run")
-    assert "resuming from step 3\n" in ended.out
-    check_same(tmp_path / "run", tiny)
-
-
 def test_a_gradient_that_is_never_finite_ends_the_run(
     tiny: Path, tiny_options: list[str], tmp_path: Path
 ) -> None:
@@ -337,14 +291,6 @@ def test_a_budget_is_the_length_of_the_schedule(budgeted: list[str], tmp_path: P
     assert run_in_process(budgeted, tmp_path / "run", fate=tick).status == 0
     assert same_weights(tmp_path / "run", tmp_path / "whole")
     assert reports(tmp_path / "run")[-1]["step"] == 20
-
-
-def test_a_return_to_a_checkpoint_gives_no_time_back(budgeted: list[str], tmp_path: Path) -> None:
-    fate = partial(all_of, partial(count_time, 0.5), partial(spoil, range(11, 16)))
-    assert run_in_process(budgeted, tmp_path / "run", *OFTEN, fate=fate).status == 0
-    state = checkpoint_state(tmp_path / "run")
-    assert state["step"] == 20 - 5
-    assert state["elapsed_s"] == 10
 
 
 def report_often() -> None:
