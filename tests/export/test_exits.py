@@ -19,18 +19,14 @@ from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import encoder_options, open_session
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks.base import Depth, EncoderInput, Logits
-from albert_serve.tokenizer import AlbertTokenizer
 from export.__main__ import main
 from export.errors import ExportError
 from export.precision import restore_weights
 from export.source import read_source, with_early_exit
 from export.verify import external_tensors
-from export.write import LayerOptions, Limits, export_bundle
+from export.write import LayerOptions, export_bundle
 from tests.export.exporting import TINY, ragged, randomize, run_encoder, write_checkpoint
-from training.data.labelled.texts import LabelledText
-from training.evaluation.classification import classify
 from training.evaluation.early_exit import layers_used
-from training.evaluation.real_text import RealData
 from training.model.albert import Batch
 from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
 from training.model.heads import AlbertForTasks
@@ -129,17 +125,6 @@ def test_lower_precisions_settle_as_their_own_weights_do(
         assert_all_close(together, [expected(own, item) for item in inputs], 1e-4)
 
 
-def test_packed_weights_on_disk_serve_it_too(
-    checkpoint: Path, bundle: Bundle, tmp_path: Path
-) -> None:
-    options = RuntimeOptions(
-        device="cpu", num_threads=2, prepack="cache", cache_folder=tmp_path / "cache"
-    )
-    inputs = inputs_of(seed=2)
-    expected_logits = [expected(load_checkpoint(checkpoint).eval(), item) for item in inputs]
-    assert_all_close(Engine.open(bundle, options).run(inputs), expected_logits, 1e-4)
-
-
 def test_settled_texts_leave_the_batch(bundle: Bundle) -> None:
     """Hidden states are those of the others; with none left the Loop ends."""
     encoder = CpuEncoder(session=open_session(bundle.encoder_file, encoder_options(CPU)))
@@ -178,41 +163,6 @@ def test_every_weight_is_referred_to_once(checkpoint: Path, bundle: Bundle) -> N
     assert bundle.encoder_file.stat().st_size < 30_000
     assert bundle.manifest.parity["exits"] < 1e-4
     assert bundle.weights_file.read_bytes() == (checkpoint / "model.safetensors").read_bytes()
-
-
-def labelled(folder: Path) -> Path:
-    rows = [f"{'the river was long ' * (1 + n % 3)}{n},{n % 2}" for n in range(40)]
-    file = folder / "dev.csv"
-    file.write_text("\n".join(["text,label", *rows, ""]))
-    return file
-
-
-@pytest.mark.extended
-def test_the_cost_of_the_services_default_is_measured(checkpoint: Path, tmp_path: Path) -> None:
-    """Torch has all layers, the bundle those of its default."""
-    data = labelled(tmp_path)
-    text = Path(__file__).parents[1] / "data/wiki.jsonl"
-    target = tmp_path / "bundle"
-    options = ["--max-layers", "1", "--patience", "2", "--text", str(text), "--force"]
-
-    status = main([str(checkpoint), str(target), "--text-classification", str(data), *options])
-
-    assert status == 0
-    manifest = read_manifest(target)
-    depth = manifest.tasks["text-classification"].adaptive_depth
-    assert depth == AdaptiveDepth(max_layers=1, patience=2)
-    model = load_checkpoint(checkpoint).eval()
-    bundle = Bundle.open(target)
-    texts = [
-        LabelledText(text=row.rsplit(",", 1)[0], pair=None, label=int(row[-1]))
-        for row in data.read_text().splitlines()[1:]
-    ]
-    tokenizer = AlbertTokenizer.from_file(bundle.tokenizer_file)
-    by_layer = classify(model, tokenizer, texts, ["0", "1"]).figures()
-    rows = by_layer["text_classification_by_layer"]
-    quality = manifest.quality["text-classification"]
-    assert quality.torch == pytest.approx(100 * rows[-1]["accuracy"])
-    assert quality.bundle == pytest.approx(100 * rows[0]["accuracy"])
 
 
 FIGURES = {
@@ -276,21 +226,6 @@ def test_a_bundle_that_is_exported_again_has_no_figures_of_its_early_exits(
     assert again.manifest.tasks["text-classification"].adaptive_depth == AdaptiveDepth()
     assert "text_classification_accuracy" not in again.manifest.evaluation
     assert again.manifest.evaluation["masked_accuracy"] == 0.4
-
-
-@pytest.mark.extended
-def test_a_cost_of_depth_is_refused_with_what_helps(checkpoint: Path, tmp_path: Path) -> None:
-    target = tmp_path / "bundle"
-    text = Path(__file__).parents[1] / "data/wiki.jsonl"
-    with pytest.raises(ExportError, match=r"--layers, --max-layers.*--patience") as caught:
-        export_bundle(
-            checkpoint,
-            target,
-            layers=LayerOptions(max_layers=1),
-            data=RealData(text=(text,)),
-            limits=Limits(max_cost=-1000.0),
-        )
-    assert "--keep-fp32" not in str(caught.value)
 
 
 def test_fewer_layers_of_a_plain_checkpoint(tmp_path: Path) -> None:
