@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from training.finetuning.seeds import SeedRun, folder_of
+
 from albert_serve.files import write_atomically
 from benchmarks.harness.errors import BenchmarkError
 from benchmarks.results.tasks import ResultTask
 from training import evaluate, finetune
-from training.finetuning.seeds import SeedRun, folder_of
 from training.loop.provenance import read_stages
 
 _FIGURES: Final = "figures.json"

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from training.finetuning.seeds import SeedRun
 
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.tokenizer import AlbertTokenizer
@@ -29,7 +30,6 @@ from training.data.labelled.texts import LabelledText
 from training.evaluation.classification import classify
 from training.evaluation.early_exit import early_exit_figures
 from training.evaluation.metrics import metric_figures
-from training.finetuning.seeds import SeedRun
 from training.glue.tasks import Metric
 from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
 

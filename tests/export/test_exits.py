@@ -260,8 +260,8 @@ def test_fewer_layers_of_a_plain_checkpoint(tmp_path: Path) -> None:
 def test_fewer_layers_of_an_adaptive_one_have_its_classifier(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    cut = export_bundle(checkpoint, tmp_path / "two", layers=LayerOptions(num_layers=2)).bundle
-    one = export_bundle(checkpoint, tmp_path / "one", layers=LayerOptions(num_layers=1)).bundle
+    cut = export_bundle(checkpoint, tmp_path / "two", layers=LayerOptions(layers=2)).bundle
+    one = export_bundle(checkpoint, tmp_path / "one", layers=LayerOptions(layers=1)).bundle
     assert cut.manifest.tasks["text-classification"].adaptive_depth == AdaptiveDepth()
     assert one.manifest.tasks["text-classification"].adaptive_depth is None
     model = load_checkpoint(checkpoint).eval()

@@ -27,7 +27,8 @@ from training.data.labelled.texts import read_labelled
 from training.data.masking import NgramMasking
 from training.data.questions import read_squad
 from training.data.shards import Shards
-from training.evaluate import evaluate_pretraining, main
+from training.evaluate import main
+from training.evaluation.pretraining import evaluate_pretraining
 from training.evaluation.questions import answer_questions, question_figures
 from training.evaluation.squad import evaluate_answers
 from training.evaluation.torch_engine import TorchEngine

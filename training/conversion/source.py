@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,23 +61,6 @@ def open_checkpoint(reference: str | Path) -> Iterator[Checkpoint]:
         converted = Path(scratch) / "checkpoint"
         write_standard(folder, converted)
         yield Checkpoint(folder=converted, name=name)
-
-
-@contextmanager
-def open_initial(options: Namespace) -> Iterator[Namespace]:
-    """Open the checkpoint of `--initialize-from`, if there is one, for `with`.
-
-    Returns the options with its folder in place of the reference, and its name as `initial_name`.
-
-    Raises:
-        As `open_checkpoint`.
-    """
-    if options.initialize_from is None:
-        yield Namespace(**vars(options), initial_name=None)
-        return
-    with open_checkpoint(options.initialize_from) as initial:
-        local = {"initialize_from": initial.folder, "initial_name": initial.name}
-        yield Namespace(**{**vars(options), **local})
 
 
 def _locate(reference: str | Path) -> tuple[Path, str]:

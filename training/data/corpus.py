@@ -12,7 +12,6 @@ import json
 import lzma
 import re
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -120,18 +119,6 @@ def read_from(files: Sequence[Path], start: Place) -> Iterator[Document]:
         num_bytes += _size(files[index])
 
 
-def find_errors(files: Sequence[Path]) -> Iterator[str]:
-    """Yield what is wrong in files of documents: each line of JSONL, elsewhere the first error."""
-    for file in files:
-        try:
-            if ".jsonl" in file.suffixes:
-                yield from _line_errors(file)
-            else:
-                deque(_read_file(file), maxlen=0)
-        except CorpusError as error:
-            yield str(error)
-
-
 def read_lines(file: Path) -> Iterator[str]:
     """Yield the lines of a text file, decompressed according to its suffix.
 
@@ -230,15 +217,6 @@ def _read_jsonl(file: Path) -> Iterator[tuple[str, int]]:
     for number, (line, position) in enumerate(_read_lines(file), start=1):
         if line.strip():
             yield _parse_record(line, f"{file}, line {number}"), position
-
-
-def _line_errors(file: Path) -> Iterator[str]:
-    for number, line in enumerate(read_lines(file), start=1):
-        try:
-            if line.strip():
-                _parse_record(line, f"{file}, line {number}")
-        except CorpusError as error:
-            yield str(error)
 
 
 def _parse_record(line: str, place: str) -> str:

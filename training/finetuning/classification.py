@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from albert_serve.bundle.manifest import ProblemType
+from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import TokenisedExample
 from training.data.collate import collate_examples
@@ -28,13 +28,18 @@ from training.evaluation.metrics import (
     metric_figures,
 )
 from training.evaluation.validation import Validation
-from training.finetuning.examples import tokenise_splits
-from training.finetuning.seeds import prepared_folder
+from training.finetuning.config import ClassifierConfig
+from training.finetuning.examples import (
+    TRAINING,
+    VALIDATED_TOGETHER,
+    VALIDATION,
+    tokenise_splits,
+)
+from training.finetuning.settings import FinetuneSettings
 from training.glue.files import read_task
 from training.glue.tasks import TASKS, Metric
 from training.loop.distributed import World
 from training.loop.progress import RunError
-from training.loop.selection import Selection
 from training.losses import (
     LogitsFunction,
     LossFunction,
@@ -48,13 +53,9 @@ from training.losses import (
 )
 from training.model.checkpoint import label_keys
 from training.model.heads import Task
-from training.run.options import columns_of
+from training.run.flags import flag_name
 from training.system.precision import PrecisionName
 
-_TRAINING: Final = "training"
-_VALIDATION: Final = "validation"
-# Texts of a batch of validation.
-_VALIDATED_TOGETHER: Final = 64
 # The metrics that `--metric` can name.
 _ALLOWED: Final[Mapping[ProblemType, tuple[Metric, ...]]] = MappingProxyType(
     {
@@ -96,19 +97,15 @@ class Classification:
             batches=[
                 collate_examples(
                     self.task,
-                    examples[begin : begin + _VALIDATED_TOGETHER],
+                    examples[begin : begin + VALIDATED_TOGETHER],
                     row_length=row_length,
                 )
-                for begin in range(0, len(examples), _VALIDATED_TOGETHER)
+                for begin in range(0, len(examples), VALIDATED_TOGETHER)
             ],
             every=every,
             tasks=(self.task,),
             metrics={self.task: self.figures},
         )
-
-    def selection(self, options: argparse.Namespace) -> Selection:
-        """Return the selection of the best validation by the deciding figure."""
-        return Selection(figure=self.figure, chance=self.chance, patience=options.patience)
 
     @property
     def figure(self) -> str:
@@ -131,58 +128,140 @@ class Classification:
         return figures if len(official) == 1 else {**figures, COMBINED: mean_metric(official)}
 
 
-def build_classification(
-    task: Task,
-    options: argparse.Namespace,
-    tokenizer: AlbertTokenizer,
-    precision: PrecisionName,
-    world: World,
-    *,
-    compiles: bool,
-) -> Classification:
-    """Read and tokenise the texts of the training and validation files.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassifierBuilder:
+    """Reads and tokenises the data of a classifier of texts.
 
-    Args:
+    Attributes:
         task: the classifier's head in the model.
+        config: of its data.
         compiles: whether the model's pass is compiled.
-
-    Raises:
-        CorpusError: files cannot be read, or hold what cannot be trained; all of it is listed.
-        RunError: options do not fit the data.
     """
-    problem = problem_of(options)
-    _check_adaptive_depth(options, problem)
-    logits: LogitsFunction = exit_logits if options.adaptive_depth else cls_logits
-    logits = compile_logits(logits) if compiles else logits
-    if options.teacher is not None:
-        return _taught(task, options, tokenizer, precision, world, logits)
-    errors: list[str] = []
-    splits = _read(options, errors)
-    tokenise_all = partial(
-        tokenise_splits, options, tokenizer, splits.texts, labelled_examples, "texts"
-    )
-    if errors:
-        tokenise_all(errors)  # raises them, with those of long texts
-    if len(splits.names) < 2 and problem != "regression":
-        shown = ", ".join(splits.names) or "none"
-        raise CorpusError(f"all texts have the label {shown}; a classifier needs two or more")
-    of_glue = TASKS.get(options.task)
-    official = OFFICIAL[problem] if of_glue is None else of_glue.metrics
-    metrics = _metrics(options.metric, official, problem, len(splits.names))
-    texts = splits.texts[_TRAINING]
-    weights = _class_weights(options.class_weights, texts, splits.names, problem)
-    examples = tokenise_all()
-    return Classification(
-        task=task,
-        examples=examples[_TRAINING],
-        labels=label_keys(splits.names, multi_label=problem == "multi_label_classification"),
-        loss=_loss(problem, logits, weights, is_adaptive=options.adaptive_depth),
-        held_out=examples.get(_VALIDATION, ()),
-        metrics=metrics,
-        num_official=len(official),
-        problem=problem,
-        metric=options.metric,
-    )
+
+    task: Task
+    config: ClassifierConfig
+    settings: FinetuneSettings
+    tokenizer: AlbertTokenizer
+    precision: PrecisionName
+    world: World
+    compiles: bool
+
+    def build(self) -> Classification:
+        """Read and tokenise the texts of the training and validation files.
+
+        Raises:
+            CorpusError: files cannot be read, or hold what cannot be trained; all of it is listed.
+            RunError: options do not fit the data.
+        """
+        # A further classifier has labelled texts.
+        teacher = self.settings.teacher if self.config.head is None else None
+        if self.is_adaptive and teacher is not None:
+            raise RunError("--adaptive-depth goes with labelled texts, not with --teacher")
+        if self.is_adaptive and self.config.problem != "single_label_classification":
+            raise RunError(
+                f"--adaptive-depth goes with one label a text; this is {self.config.problem}"
+            )
+        return self._labelled() if teacher is None else self._taught(teacher)
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether there is a classifier after each layer, as only the default one has them."""
+        return self.settings.adaptive_depth and self.task == CLASSIFICATION
+
+    @property
+    def _logits(self) -> LogitsFunction:
+        logits: LogitsFunction = exit_logits if self.is_adaptive else cls_logits
+        return compile_logits(logits) if self.compiles else logits
+
+    def _labelled(self) -> Classification:
+        """Return the data of labelled texts."""
+        config, problem = self.config, self.config.problem
+        errors: list[str] = []
+        splits = self._read(errors)
+        if errors:
+            self._tokenise(splits, errors)  # raises them, with those of long texts
+        if len(splits.names) < 2 and problem != "regression":
+            shown = ", ".join(splits.names) or "none"
+            raise CorpusError(f"all texts have the label {shown}; a classifier needs two or more")
+        official = OFFICIAL[problem] if config.task is None else TASKS[config.task].metrics
+        metrics = _metrics(config.metric, official, problem, len(splits.names))
+        texts = splits.texts[TRAINING]
+        weights = _class_weights(config.class_weights, texts, splits.names, problem)
+        examples = self._tokenise(splits)
+        return Classification(
+            task=self.task,
+            examples=examples[TRAINING],
+            labels=label_keys(splits.names, multi_label=problem == "multi_label_classification"),
+            loss=_loss(problem, self._logits, weights, is_adaptive=self.is_adaptive),
+            held_out=examples.get(VALIDATION, ()),
+            metrics=metrics,
+            num_official=len(official),
+            problem=problem,
+            metric=config.metric,
+        )
+
+    def _read(self, errors: list[str]) -> LabelledSplits:
+        """Read the files, and append their errors."""
+        config = self.config
+        files = {TRAINING: config.text_classification}
+        if config.validation:
+            files[VALIDATION] = config.validation
+        if config.task is not None:
+            return read_task(TASKS[config.task], files, errors)
+        return read_splits(
+            files, config.labels or None, config.columns, config.problem, errors=errors
+        )
+
+    def _tokenise(
+        self, splits: LabelledSplits, errors: Sequence[str] = ()
+    ) -> dict[str, Sequence[LabelledExample]]:
+        return tokenise_splits(
+            self.settings, self.tokenizer, splits.texts, labelled_examples, "texts", errors
+        )
+
+    def _taught(self, reference: str) -> Classification:
+        """Return the data of texts with a teacher's logits as labels."""
+        # Imported here, since only a teacher needs transformers.
+        from training.distillation.pseudo_labels import (
+            PseudoLabelLoss,
+            TaskTeacher,
+            pseudo_label,
+            pseudo_labelled_examples,
+        )
+
+        config, settings, world = self.config, self.settings, self.world
+        _check_teacher(settings)
+        texts = read_texts(config.text_classification, config.columns)
+        teacher = TaskTeacher.load(reference, world.device)
+        official = OFFICIAL[teacher.problem]
+        metrics = _metrics(config.metric, official, teacher.problem, len(teacher.names))
+        held_out: Mapping[str, Sequence[LabelledExample]] = {}
+        if config.validation:
+            files = {VALIDATION: config.validation}
+            held_out = self._tokenise(
+                read_splits(files, teacher.names, config.columns, teacher.problem)
+            )
+        logits_NK = pseudo_label(texts, teacher, world, settings.output, self.precision)
+        return Classification(
+            task=self.task,
+            examples=pseudo_labelled_examples(
+                texts, logits_NK, self.tokenizer, length=settings.length
+            ),
+            labels=label_keys(
+                teacher.names, multi_label=teacher.problem == "multi_label_classification"
+            ),
+            loss=PseudoLabelLoss(
+                problem=teacher.problem,
+                temperature=settings.temperature,
+                held_out=_loss(teacher.problem, self._logits),
+                logits=self._logits,
+            ),
+            held_out=held_out.get(VALIDATION, ()),
+            metrics=metrics,
+            num_official=len(official),
+            problem=teacher.problem,
+            metric=config.metric,
+        )
 
 
 def _loss(
@@ -200,42 +279,6 @@ def _loss(
         "regression": partial(regression_scores, logits=logits),
     }
     return losses[problem]
-
-
-def problem_of(options: argparse.Namespace) -> ProblemType:
-    """Return the kind of the task: as --task or --problem-type says, or as the columns tell."""
-    if options.task is not None:
-        return TASKS[options.task].problem
-    asked: ProblemType | None = options.problem_type
-    if asked is None and columns_of(options).has_several_labels:
-        return "multi_label_classification"
-    return asked or "single_label_classification"
-
-
-def _check_adaptive_depth(options: argparse.Namespace, problem: ProblemType) -> None:
-    """Check that `--adaptive-depth` goes with the data.
-
-    Raises:
-        RunError: it does not.
-    """
-    if not options.adaptive_depth:
-        return
-    if options.teacher is not None:
-        raise RunError("--adaptive-depth goes with labelled texts, not with --teacher")
-    if problem != "single_label_classification":
-        raise RunError(f"--adaptive-depth goes with one label a text; this is {problem}")
-
-
-def _read(options: argparse.Namespace, errors: list[str]) -> LabelledSplits:
-    """Read the files, and append their errors."""
-    files = {_TRAINING: options.text_classification}
-    if options.validation:
-        files[_VALIDATION] = options.validation
-    if options.task is not None:
-        return read_task(TASKS[options.task], files, errors)
-    return read_splits(
-        files, options.labels, columns_of(options), problem_of(options), errors=errors
-    )
 
 
 def _metrics(
@@ -260,7 +303,7 @@ def _metrics(
 
 
 def _class_weights(
-    asked: Sequence[str | float] | None,
+    asked: Sequence[str | float],
     texts: Sequence[LabelledText],
     names: Sequence[str],
     problem: ProblemType,
@@ -270,7 +313,7 @@ def _class_weights(
     Raises:
         RunError: there is not one for each label, or texts do not have one label each.
     """
-    if asked is None:
+    if not asked:
         return None
     if problem != "single_label_classification":
         raise RunError(f"--class-weights goes with one label a text; this is {problem}")
@@ -291,93 +334,16 @@ def _class_weights(
     return torch.from_numpy(weights).float()
 
 
-def _taught(
-    task: Task,
-    options: argparse.Namespace,
-    tokenizer: AlbertTokenizer,
-    precision: PrecisionName,
-    world: World,
-    logits: LogitsFunction,
-) -> Classification:
-    """Return the same of texts with a teacher's logits as labels."""
-    # Imported here, since only a teacher needs transformers.
-    from training.distillation.pseudo_labels import (
-        PseudoLabelLoss,
-        TaskTeacher,
-        pseudo_label,
-        pseudo_labelled_examples,
-    )
-
-    _check_teacher(options)
-    texts = read_texts(options.text_classification, columns_of(options))
-    teacher = TaskTeacher.load(options.teacher, world.device)
-    official = OFFICIAL[teacher.problem]
-    metrics = _metrics(options.metric, official, teacher.problem, len(teacher.names))
-    held_out: Mapping[str, Sequence[LabelledExample]] = {}
-    if options.validation:
-        splits = read_splits(
-            {_VALIDATION: options.validation}, teacher.names, columns_of(options), teacher.problem
-        )
-        held_out = tokenise_splits(options, tokenizer, splits.texts, labelled_examples, "texts")
-    logits_NK = pseudo_label(texts, teacher, world, prepared_folder(options), precision)
-    return Classification(
-        task=task,
-        examples=pseudo_labelled_examples(texts, logits_NK, tokenizer, length=options.length),
-        labels=label_keys(
-            teacher.names, multi_label=teacher.problem == "multi_label_classification"
-        ),
-        loss=PseudoLabelLoss(
-            problem=teacher.problem,
-            temperature=options.temperature,
-            held_out=_loss(teacher.problem, logits),
-            logits=logits,
-        ),
-        held_out=held_out.get(_VALIDATION, ()),
-        metrics=metrics,
-        num_official=len(official),
-        problem=teacher.problem,
-        metric=options.metric,
-    )
-
-
-def _check_teacher(options: argparse.Namespace) -> None:
+def _check_teacher(settings: FinetuneSettings) -> None:
     """Refuse options of labelled texts.
 
     Raises:
         RunError: there are some.
     """
-    if options.labels:
+    if settings.labels:
         raise RunError("--labels goes with labelled texts; with --teacher the labels are its own")
-    if options.problem_type:
-        raise RunError("--problem-type goes with labelled texts, not with --teacher")
-    if options.class_weights:
-        raise RunError("--class-weights goes with labelled texts, not with --teacher")
-    if not options.truncation:
+    for name in ("problem_type", "class_weights"):
+        if getattr(settings, name):
+            raise RunError(f"{flag_name(name)} goes with labelled texts, not with --teacher")
+    if not settings.truncation:
         raise RunError("--no-truncation goes with labelled texts, not with --teacher")
-
-
-def check_validation(options: argparse.Namespace) -> None:
-    """Check that validation and its options go with the data.
-
-    Raises:
-        RunError: they do not.
-    """
-    is_measured = (
-        options.text_classification or options.multiple_choice or options.question_answering
-    )
-    if options.validation and not is_measured:
-        raise RunError(
-            "--validation takes labelled data; it goes with --text-classification, "
-            "--multiple-choice or --question-answering"
-        )
-    has_default = options.text_classification or options.multiple_choice
-    if options.validation and options.heads and not has_default:
-        raise RunError(
-            "--validation before --head is of the default classifier, which has no data here; "
-            "questions are validated only without classifiers: give it after --head"
-        )
-    everywhere = (options, *options.heads)
-    if options.patience is not None and not any(each.validation for each in everywhere):
-        raise RunError("--patience goes with --validation")
-    if any(each.metric is not None and not each.validation for each in everywhere):
-        raise RunError("--metric goes with --validation")

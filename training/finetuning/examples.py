@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.labelled.errors import collecting, raise_listed
+from training.finetuning.settings import FinetuneSettings
 
+# The splits of labelled data.
+TRAINING: Final = "training"
+VALIDATION: Final = "validation"
+# Examples of a batch of validation.
+VALIDATED_TOGETHER: Final = 64
 _Text = TypeVar("_Text")
 _Example = TypeVar("_Example")
 
 
 def tokenise_splits(
-    options: argparse.Namespace,
+    settings: FinetuneSettings,
     tokenizer: AlbertTokenizer,
     texts: Mapping[str, Sequence[_Text]],
     make: Callable[..., tuple[Sequence[_Example], int]],
@@ -32,24 +37,26 @@ def tokenise_splits(
         CorpusError: there are errors, or texts are too long and may not be cut.
     """
     every = list(errors)
-    if options.truncation:
+    if settings.truncation:
         raise_listed(every)
     examples: dict[str, Sequence[_Example]] = {}
     for split, its_texts in texts.items():
         with collecting(every):
-            examples[split] = _tokenise(options, tokenizer, its_texts, make, title)
+            examples[split] = _tokenise(settings, tokenizer, its_texts, make, title)
     raise_listed(every)
     return examples
 
 
 def _tokenise(
-    options: argparse.Namespace,
+    settings: FinetuneSettings,
     tokenizer: AlbertTokenizer,
     texts: Sequence[_Text],
     make: Callable[..., tuple[Sequence[_Example], int]],
     title: str,
 ) -> Sequence[_Example]:
-    examples, num_cut = make(texts, tokenizer, length=options.length, truncation=options.truncation)
+    examples, num_cut = make(
+        texts, tokenizer, length=settings.length, truncation=settings.truncation
+    )
     if num_cut:
-        print(f"{num_cut:,} of {len(texts):,} {title} are cut to {options.length} tokens")
+        print(f"{num_cut:,} of {len(texts):,} {title} are cut to {settings.length} tokens")
     return examples

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from training.finetuning.seeds import Trained, train_seeds
 
 from tests.training.processes import before_step, die, get_signals, run_in_process, spoil
 from tests.training.support import refusal, run_command, same_weights, stop_at
 from training.finetune import main
-from training.finetuning.seeds import Trained, train_seeds
 from training.loop.progress import DivergedError, RunError
 from training.loop.selection import Selection
 from training.loop.step import Run

@@ -1,0 +1,227 @@
+"""The task streams of a finetuning run: its data, their batch sizes and weights, and the losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from albert_serve.bundle.weights import QuestionHead
+from albert_serve.config import AlbertConfig
+from albert_serve.tokenizer import AlbertTokenizer
+from training.data.choices import choice_feed
+from training.data.feeds import Division, ExampleFeed, Feed, example_feed
+from training.data.labelled.errors import collecting, raise_listed
+from training.errors import EvaluationError
+from training.finetuning.choices import build_choices
+from training.finetuning.classification import Classification, ClassifierBuilder
+from training.finetuning.heads import Placed
+from training.finetuning.pretraining import pretraining_streams
+from training.finetuning.questions import (
+    build_held_out_questions,
+    conditioned_loss,
+    question_examples,
+)
+from training.finetuning.settings import FinetuneSettings
+from training.finetuning.validating import Measured
+from training.loop.distributed import World
+from training.loop.progress import RunError
+from training.losses import LOSS_OF, LossFunction, compiled_losses
+from training.order_losses import order_loss
+from training.system.precision import PrecisionName
+
+# The data of other tasks than classifiers', in the order of --weights and --batch-size.
+_OTHERS: Final = ("multiple_choice", "question_answering", "pretraining")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streams:
+    """The data of all tasks of a run.
+
+    Attributes:
+        start: folder of the initial checkpoint.
+        architecture: the sizes of the model.
+        compiles: whether the model and its losses are compiled.
+        feeds: the task streams, in the order of --weights.
+        datasets: those that may have held-out data.
+    """
+
+    settings: FinetuneSettings
+    placed: Sequence[Placed]
+    start: Path
+    architecture: AlbertConfig
+    question_head: QuestionHead
+    precision: PrecisionName
+    world: World
+    compiles: bool
+    feeds: list[Feed] = field(default_factory=list)
+    datasets: list[Measured] = field(default_factory=list)
+
+    def read(self) -> None:
+        """Read the data of all tasks.
+
+        Raises:
+            CorpusError: data is broken; all of it is listed.
+            RunError: there is none, or options do not go together.
+        """
+        settings = self.settings
+        if settings.teacher is not None and not settings.text_classification:
+            raise RunError("--teacher labels texts; give them with --text-classification")
+        tokenizer = AlbertTokenizer.from_file(self.start / "tokenizer.json")
+        sizes = self._batch_sizes()
+        errors: list[str] = []  # of all data, to be listed at once
+        for task, size in sizes.items():
+            if task != "pretraining":
+                with collecting(errors):
+                    self.feeds.append(self._read_task(task, size, tokenizer))
+        with collecting(errors, EvaluationError):
+            self._read_held_out_questions(tokenizer)
+        raise_listed(errors)
+        if "pretraining" in sizes:  # the last, since text takes long to prepare
+            self.feeds.extend(
+                pretraining_streams(
+                    self.settings,
+                    self.start,
+                    tokenizer,
+                    sizes["pretraining"],
+                    self.world,
+                    max_positions=self.architecture.max_positions,
+                )
+            )
+        if not self.feeds:
+            raise RunError(
+                "nothing to train: give --text-classification, --multiple-choice, --task, --head, "
+                "--question-answering or --pretraining"
+            )
+
+    def _batch_sizes(self) -> dict[str, int]:
+        """Return the examples a step of each task stream by its name, in the order of --weights."""
+        others = [name for name in _OTHERS if getattr(self.settings, name)]
+        names = [each.task for each in self.placed] + [name.replace("_", "-") for name in others]
+        sizes = self.settings.batch_size
+        if len(sizes) not in (1, len(names)):
+            raise RunError(
+                f"--batch-size {' '.join(map(str, sizes))}: give one number, or one for each of "
+                + ", ".join(names)
+            )
+        return dict(zip(names, sizes * len(names) if len(sizes) == 1 else sizes, strict=True))
+
+    def _read_task(self, task: str, size: int, tokenizer: AlbertTokenizer) -> Feed:
+        """Return the task stream of labelled data, and keep what may be validated."""
+        settings, architecture = self.settings, self.architecture
+        stream = partial(
+            example_feed,
+            config=architecture,
+            batch_size=size,
+            seed=settings.seed,
+            division=self._division,
+        )
+        if task == "multiple-choice":
+            choices = build_choices(settings, tokenizer)
+            self.datasets.append(choices)
+            return choice_feed(
+                choices.examples,
+                tokenizer,
+                architecture,
+                batch_size=size,
+                seed=settings.seed,
+                division=self._division,
+            )
+        if task == "question-answering":
+            length = settings.window_length(architecture.max_positions)
+            examples = question_examples(settings.question_answering, tokenizer, length=length)
+            return stream(task, examples)
+        texts = self._classifier(task, tokenizer).build()
+        self.datasets.append(texts)
+        return stream(task, texts.examples)
+
+    def _read_held_out_questions(self, tokenizer: AlbertTokenizer) -> None:
+        """Read the questions of --validation, which are those of a run without classifiers."""
+        settings = self.settings
+        has_others = bool(self.placed or settings.multiple_choice)
+        if settings.question_answering and settings.validation and not has_others:
+            self.datasets.append(
+                build_held_out_questions(
+                    settings, tokenizer, self.question_head, self.architecture.max_positions
+                )
+            )
+
+    def _classifier(self, task: str, tokenizer: AlbertTokenizer) -> ClassifierBuilder:
+        (config,) = (each.config for each in self.placed if each.task == task)
+        return ClassifierBuilder(
+            task=task,
+            config=config,
+            settings=self.settings,
+            tokenizer=tokenizer,
+            precision=self.precision,
+            world=self.world,
+            compiles=self.compiles,
+        )
+
+    @property
+    def _division(self) -> Division:
+        return Division(
+            micro_batch_size=self.settings.micro_batch_size,
+            rank=self.world.rank,
+            world_size=self.world.size,
+            by_length=self.world.device.type == "cpu",
+        )
+
+    @property
+    def loss_of(self) -> Mapping[str, LossFunction]:
+        """The loss function of each micro-batch's task."""
+        loss_of = compiled_losses() if self.compiles else dict(LOSS_OF)
+        loss_of |= {each.task: each.loss for each in self.classifications}
+        if self.settings.order_share:
+            loss_of["sentence-order"] = order_loss(compiles=self.compiles)
+        if self.question_head == "start-conditioned":
+            loss_of["question-answering"] = conditioned_loss(compiles=self.compiles)
+        return loss_of
+
+    @property
+    def classifications(self) -> list[Classification]:
+        """The data of the classifiers."""
+        return [each for each in self.datasets if isinstance(each, Classification)]
+
+    @property
+    def weights(self) -> list[float]:
+        """The weight of each task stream; those of pretraining share one by --order-share.
+
+        Raises:
+            RunError: there is another number of --weights.
+        """
+        share = self.settings.order_share
+        names = [feed.name for feed in self.feeds][: -1 if share else None]
+        weights = list(self.settings.weights) or [1.0] * len(names)
+        if len(weights) != len(names):
+            raise RunError(f"--weights {weights}: give one for each of {', '.join(names)}")
+        if not share:
+            return weights
+        *others, pretraining = weights
+        return [*others, pretraining * (1 - share), pretraining * share]
+
+    @property
+    def num_steps(self) -> int | None:
+        """The steps of the run by --steps and --epochs; None if its budget alone ends it."""
+        steps, epochs = self.settings.steps, self.settings.epochs
+        if not epochs:
+            return steps
+        in_epochs = math.ceil(epochs * self.steps_an_epoch("--steps"))
+        return min(in_epochs, steps or in_epochs)
+
+    def steps_an_epoch(self, option: str) -> int:
+        """Return the steps in which the one task's examples are read once.
+
+        Args:
+            option: to give in place of epochs.
+
+        Raises:
+            RunError: there are several tasks.
+        """
+        match self.feeds:
+            case [ExampleFeed() as feed]:
+                return feed.steps_an_epoch
+        raise RunError(f"epochs are those of one task; with several tasks give {option}")
