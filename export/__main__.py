@@ -136,11 +136,11 @@ def _run(config: ExportConfig) -> int:
     if exported.unused:
         listed = ", ".join(exported.unused)
         print(f"warning: no task reads these weights of the file: {listed}", file=sys.stderr)
-    print(summarize(exported))
+    print(_summarize(exported))
     return 0
 
 
-def summarize(exported: Exported) -> str:
+def _summarize(exported: Exported) -> str:
     """Sizes and differences, for people."""
     manifest = exported.bundle.manifest
     sizes = {name: entry.size for name, entry in manifest.files.items()}

@@ -24,9 +24,9 @@ from albert_serve.bundle.weights import WORDS, read_header
 from albert_serve.files import read_small_file
 from training.model.checkpoint import CheckpointError, with_backbone_prefix
 
-PICKLE_FILE: Final = "pytorch_model.bin"
+_PICKLE_FILE: Final = "pytorch_model.bin"
 # In the order of `transformers`. Each may also be `NAME.index.json`, a list of several files.
-_FORMS: Final = (WEIGHTS_FILE, PICKLE_FILE)
+_FORMS: Final = (WEIGHTS_FILE, _PICKLE_FILE)
 _MAX_INDEX_BYTES: Final = 16 << 20
 # Buffers of old versions, which hold no weights.
 _BUFFER: Final = re.compile(r"(^|\.)(position_ids|token_type_ids)$")

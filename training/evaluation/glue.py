@@ -38,7 +38,7 @@ def classify_task(
         EvaluationError: the model's labels are not the task's.
         CorpusError: as `classify`.
     """
-    outputs = outputs_of(task, names)
+    outputs = _outputs_of(task, names)
     return {
         split: replace(
             classify(
@@ -69,7 +69,7 @@ def read_for_model(
         EvaluationError: the model's labels are not the task's.
         CorpusError: a file cannot be read.
     """
-    outputs = outputs_of(task, names)
+    outputs = _outputs_of(task, names)
     (texts,) = read_task(task, {"held-out": files}).texts.values()
     if task.scale is not None:
         return texts
@@ -100,7 +100,7 @@ def task_figures(task: GlueTask, classified: Mapping[str, TextPredictions]) -> d
     return results
 
 
-def outputs_of(task: GlueTask, names: Sequence[str]) -> list[int]:
+def _outputs_of(task: GlueTask, names: Sequence[str]) -> list[int]:
     """Return the model's output of each of the task's labels, or the one of a regression.
 
     Names count without case. Labels without names are in the task's order.

@@ -54,7 +54,7 @@ class PredictedAnswer(NamedTuple):
     text: str
 
 
-def read_answer(decoder: SpanDecoder, logits: list[Logits]) -> list[PredictedAnswer]:
+def _read_answer(decoder: SpanDecoder, logits: list[Logits]) -> list[PredictedAnswer]:
     """Return the answer of the service."""
     answer = decoder.finish(logits)
     assert isinstance(answer, Answer)
@@ -97,7 +97,7 @@ def question_items(
     may_be_empty: bool,
     max_answer_length: int = MAX_ANSWER_LENGTH,
     length: int | None = None,
-    read: Callable[[SpanDecoder, list[Logits]], list[Any]] = read_answer,
+    read: Callable[[SpanDecoder, list[Logits]], list[Any]] = _read_answer,
 ) -> Iterator[Item | None]:
     """Yield the item of each question; None where it cannot be asked.
 

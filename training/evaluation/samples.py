@@ -68,7 +68,7 @@ T = TypeVar("T")
 Mark: TypeAlias = Callable[[Sequence[Any], Sequence[Any]], float]
 
 
-def share_equal(predictions: Sequence[Any], rights: Sequence[Any]) -> float:
+def _share_equal(predictions: Sequence[Any], rights: Sequence[Any]) -> float:
     """Return the fraction of right predictions, in percent."""
     pairs = zip(predictions, rights, strict=True)
     return 100 * sum(bool(prediction == right) for prediction, right in pairs) / len(rights)
@@ -87,11 +87,11 @@ class Sample:
     metric: str
     items: list[Item]
     files: list[str]
-    mark: Mark = share_equal
+    mark: Mark = _share_equal
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawing:
+class _Drawing:
     """The source of samples.
 
     Attributes:
@@ -172,7 +172,7 @@ def draw_samples(
         CorpusError: a file cannot be read, or a label is not one of the model's.
     """
     _check_tasks(tasks, data)
-    drawing = Drawing(config=config, tasks=tasks, tokenizer=tokenizer, data=data)
+    drawing = _Drawing(config=config, tasks=tasks, tokenizer=tokenizer, data=data)
     samples: dict[str, Sample] = {}
     for head in heads_of(tasks):
         sample = _DRAWS[head](drawing) if is_task(head) else _draw_texts(drawing, head)
@@ -213,7 +213,7 @@ def _check_tasks(tasks: Mapping[TaskName, TaskEntry], data: RealData) -> None:
         )
 
 
-def _draw_masks(drawing: Drawing) -> Sample:
+def _draw_masks(drawing: _Drawing) -> Sample:
     """Draw texts of one segment, as the service reads them, whose tokens to predict are [MASK]."""
     masking = NgramMasking(word_starts=word_starts(drawing.tokenizer))
     mask_id = drawing.tokenizer.mask_id
@@ -232,7 +232,7 @@ def _draw_masks(drawing: Drawing) -> Sample:
     return Sample(metric="accuracy", items=drawn, files=drawing.text.files)
 
 
-def _draw_pairs(drawing: Drawing) -> Sample:
+def _draw_pairs(drawing: _Drawing) -> Sample:
     """Draw pairs of segments, in order or swapped."""
 
     def items(examples: Iterable[Example]) -> Iterator[Item]:
@@ -251,7 +251,7 @@ def _input(task: TaskName, ids: list[int], second: int, rows: list[int]) -> Enco
     return EncoderInput(ids=ids, types=types, task=task, rows=rows)
 
 
-def _draw_texts(drawing: Drawing, head: str = CLASSIFICATION) -> Sample:
+def _draw_texts(drawing: _Drawing, head: str = CLASSIFICATION) -> Sample:
     """Draw labelled texts of a classifier or, without any, sentences."""
     data = _data_of(drawing, head)
     files = data.labelled
@@ -271,7 +271,7 @@ def _draw_texts(drawing: Drawing, head: str = CLASSIFICATION) -> Sample:
     return Sample(metric=metric, items=drawing.gather([marked]), files=names, mark=mark)
 
 
-def _draw_sentences(drawing: Drawing, head: str) -> Sample:
+def _draw_sentences(drawing: _Drawing, head: str) -> Sample:
     """Draw sentences for a head without labelled data."""
     entry = heads_of(drawing.tasks)[head]
     texts = [LabelledText(text=s, pair=None, label=IGNORED) for s in drawing.text.sentences]
@@ -280,7 +280,7 @@ def _draw_sentences(drawing: Drawing, head: str) -> Sample:
     return Sample(metric=AGREEMENT, items=items, files=drawing.text.files)
 
 
-def _data_of(drawing: Drawing, head: str) -> RealData:
+def _data_of(drawing: _Drawing, head: str) -> RealData:
     """Return the data of a classifier; the default one may be named or not."""
     _, _, name = head.partition("/")
     if name:
@@ -298,7 +298,7 @@ def _read_labelled(
 
 
 def _fitting(
-    drawing: Drawing, head: str, texts: Sequence[LabelledText], truncation: Truncation
+    drawing: _Drawing, head: str, texts: Sequence[LabelledText], truncation: Truncation
 ) -> Iterator[tuple[EncoderInput, Label]]:
     """Yield texts, shuffled, with their labels."""
     adaptive = drawing.tasks[CLASSIFICATION].adaptive_depth if head == CLASSIFICATION else None
@@ -333,7 +333,7 @@ def _unlabelled(entry: HeadEntry, inputs: Iterator[EncoderInput]) -> Iterator[It
         yield Item(inputs=[given], read=_read_positive if is_multi_label else _read_best)
 
 
-def _draw_questions(drawing: Drawing) -> Sample:
+def _draw_questions(drawing: _Drawing) -> Sample:
     """Draw questions or, without any, the first sentences of paragraphs."""
     files = drawing.data.questions
     if not files:
@@ -355,7 +355,7 @@ def _draw_questions(drawing: Drawing) -> Sample:
 
 
 def _questions(
-    drawing: Drawing, questions: Sequence[Question], may_be_empty: bool
+    drawing: _Drawing, questions: Sequence[Question], may_be_empty: bool
 ) -> Iterator[Item]:
     entry = drawing.tasks["question-answering"]
     task = QuestionAnswering(
@@ -377,7 +377,7 @@ def _mean_f1(answers: Sequence[PredictedAnswer], questions: Sequence[Question]) 
     return mean_score([score_answer(each, answer.text, version) for answer, each in pairs]).f1
 
 
-def _draw_choices(drawing: Drawing) -> Sample:
+def _draw_choices(drawing: _Drawing) -> Sample:
     """Draw questions, which are cut as those of RACE are, or, without any, sentences."""
     data = drawing.data
     if not data.choices:
@@ -424,12 +424,12 @@ def _pearson(predictions: Sequence[float], rights: Sequence[float]) -> float:
 
 # The metric of labelled texts, and how their logits are read and marked.
 _LABELLED: Final[dict[ProblemType, tuple[str, Callable[[list[Logits]], list[Any]], Mark]]] = {
-    "single_label_classification": ("accuracy", _read_best, share_equal),
-    "multi_label_classification": ("subset accuracy", _read_positive, share_equal),
+    "single_label_classification": ("accuracy", _read_best, _share_equal),
+    "multi_label_classification": ("subset accuracy", _read_positive, _share_equal),
     "regression": ("Pearson", _read_score, _pearson),
 }
 # The function that draws each task's sample.
-_DRAWS: Final[dict[TaskName, Callable[[Drawing], Sample]]] = {
+_DRAWS: Final[dict[TaskName, Callable[[_Drawing], Sample]]] = {
     "fill-mask": _draw_masks,
     "sentence-order": _draw_pairs,
     "text-classification": _draw_texts,

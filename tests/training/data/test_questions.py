@@ -115,26 +115,6 @@ def test_files_that_are_not_squad_s(tmp_path: Path, content: str, message: str) 
         read_squad([write(tmp_path / "a.json", content)])
 
 
-def test_questions_of_a_file_of_several_lines_are_named_by_their_line(tmp_path: Path) -> None:
-    names = ('"id": "é', "b", "b", "c")
-    entries: list[dict[str, Any]] = [{"id": name, "question": "?", "answers": []} for name in names]
-    content = json.loads(squad({"question": "?"}, *entries))
-    content["data"][0]["paragraphs"][0]["context"] = '"id": "c"\n'
-    for is_ascii in (True, False):
-        text = json.dumps(content, indent=1, ensure_ascii=is_ascii)
-        file = write(tmp_path / "a.json", text)
-        with pytest.raises(CorpusError, match=r"a.json, a question, is not in SQuAD's"):
-            read_squad([file])
-        changed = {**content, "data": json.loads(squad(*entries))["data"]}
-        text = json.dumps(changed, indent=1, ensure_ascii=is_ascii)
-        file = write(tmp_path / "a.json", text)
-        lines = [n for n, line in enumerate(text.splitlines(), start=1) if '  "id": "' in line]
-        assert [question.place for question in read_squad([file])] == [
-            f"{file}, line {line}, question {entry['id']}"
-            for line, entry in zip(lines, entries, strict=True)
-        ]
-
-
 QUESTIONS = read_squad([SQUAD])
 LONG = Question(
     id="long",
