@@ -159,30 +159,6 @@ def test_each_is_measured_on_data_of_its_own(
     assert "text-classification-query.onnx" in shown
 
 
-def test_data_of_a_head_that_is_none_is_refused(
-    checkpoint: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    (tmp_path / "a.csv").write_text("text,label\na,b\n")
-    words = ["--head", "nobody", "--text-classification", str(tmp_path / "a.csv")]
-    assert main([str(checkpoint), str(tmp_path / "bundle"), *words]) == 1
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert "error: the checkpoint has no classifier 'nobody'" in error
-    assert "it has sentiment, ffn, query" in error
-    assert not (tmp_path / "bundle").exists()
-
-
-def test_data_of_the_default_one_is_given_once(
-    checkpoint: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    (tmp_path / "a.csv").write_text("text,label\na,positive\n")
-    data = ["--text-classification", str(tmp_path / "a.csv")]
-    words = [*data, "--head", "sentiment", *data]
-    assert main([str(checkpoint), str(tmp_path / "bundle"), *words]) == 1
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert "error: --head sentiment is the default classifier, whose data stands before" in error
-    assert not (tmp_path / "bundle").exists()
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from albert_serve.bundle.manifest import Bundle, Precision
 from albert_serve.bundle.weights import SCALE_SUFFIX, expected_shapes, read_header
 from albert_serve.config import AlbertConfig
-from export.encoder import build_encoder, repetitions
+from export.encoder import build_encoder
 from export.graph import CUDA_FORM, Compute, Form
 from export.verify import external_tensors
 from export.write import export_bundle
@@ -65,21 +65,6 @@ def test_hidden_states_are_torchs_by_weights_referred_to_once(
     assert len(set(references.values())) == len(references)
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        pytest.param(TINY, [4], id="all"),
-        pytest.param(replace(TINY, num_groups=2), [2, 2], id="two-groups"),
-        pytest.param(replace(TINY, num_groups=3), [2, 1, 1], id="uneven-groups"),
-        pytest.param(replace(TINY, num_inner_layers=2), [4], id="inner-layers"),
-        pytest.param(replace(TINY, sharing="none"), [1, 1, 1, 1], id="none"),
-        pytest.param(replace(TINY, sharing="attention"), [1, 1, 1, 1], id="attention"),
-    ],
-)
-def test_equal_turns_are_runs(config: AlbertConfig, expected: list[int]) -> None:
-    assert [num_turns for _, num_turns in repetitions(config)] == expected
-
-
 def test_both_forms_give_the_same_numbers(tmp_path: Path) -> None:
     config = replace(TINY, num_groups=2, num_inner_layers=2)
     write_checkpoint(tmp_path, config, tasks=())
@@ -112,15 +97,6 @@ def test_what_is_in_the_padding_does_not_matter(tmp_path: Path) -> None:
     one, two = (run_encoder(tmp_path / "bundle", each) for each in (sample, mixed))
 
     np.testing.assert_array_equal(one[sample.is_real], two[sample.is_real])
-
-
-def test_the_file_passes_onnxs_checker(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, tasks=())
-    onnx.save(
-        build_encoder(TINY, read_header(tmp_path / "model.safetensors")), tmp_path / "encoder.onnx"
-    )
-
-    onnx.checker.check_model(tmp_path / "encoder.onnx")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])

@@ -20,10 +20,8 @@ from albert_serve.runtime.ort import encoder_options, open_session
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks.base import Depth, EncoderInput, Logits
 from export.__main__ import main
-from export.errors import ExportError
 from export.precision import restore_weights
 from export.source import read_source, with_early_exit
-from export.verify import external_tensors
 from export.write import LayerOptions, export_bundle
 from tests.export.exporting import TINY, ragged, randomize, run_encoder, write_checkpoint
 from training.evaluation.early_exit import layers_used
@@ -31,7 +29,6 @@ from training.model.albert import Batch
 from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
 from training.model.heads import AlbertForTasks
 
-Capture = pytest.CaptureFixture[str]
 CPU = RuntimeOptions(device="cpu", num_threads=1)
 
 
@@ -156,15 +153,6 @@ def test_limits_of_any_size_are_taken(bundle: Bundle) -> None:
         assert layers.tolist() == [1 if row == place else 4 for row in range(33)]
 
 
-def test_every_weight_is_referred_to_once(checkpoint: Path, bundle: Bundle) -> None:
-    references = external_tensors(bundle.encoder_file)
-    assert len(set(references.values())) == len(references)
-    assert exit_shapes(bundle.config, 2).keys() <= references.keys()
-    assert bundle.encoder_file.stat().st_size < 30_000
-    assert bundle.manifest.parity["exits"] < 1e-4
-    assert bundle.weights_file.read_bytes() == (checkpoint / "model.safetensors").read_bytes()
-
-
 FIGURES = {
     "text_classification_task": "SST-2",
     "text_classification_accuracy": 0.9,
@@ -271,26 +259,3 @@ def test_fewer_layers_of_an_adaptive_one_have_its_classifier(
         expected_logits = [expected(model, replace(item, depth=deep)) for item in texts]
         plain = [replace(item, depth=None) for item in texts]
         assert_all_close(Engine.open(bundle, CPU).run(plain), expected_logits, 1e-4)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--layers", "5"], "5 layers: "),
-        (["--patience", "2"], "--max-layers and --patience are of a classifier that was trained"),
-    ],
-)
-def test_depths_that_a_checkpoint_cannot_have(
-    tmp_path: Path, capsys: Capture, options: list[str], message: str
-) -> None:
-    write_checkpoint(tmp_path / "checkpoint")
-    assert main([str(tmp_path / "checkpoint"), str(tmp_path / "bundle"), *options]) == 1
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert not (tmp_path / "bundle").exists()
-
-
-def test_a_default_of_more_layers_than_there_are(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="--max-layers 5: the checkpoint has 4 layers"):
-        export_bundle(checkpoint, tmp_path / "bundle", layers=LayerOptions(max_layers=5))

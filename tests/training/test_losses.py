@@ -154,23 +154,6 @@ def test_multiple_choice_has_the_gradient_of_transformers(tokenizer: AlbertToken
         assert difference <= 1e-5 * expected[name].grad.abs().max() + 1e-7, name
 
 
-def test_questions_may_have_different_numbers_of_choices(tokenizer: AlbertTokenizer) -> None:
-    model = AlbertForTasks(TINY, {"multiple-choice": 1})
-    randomize(model, seed=3)
-    together = choice_scores(model, asked(tokenizer, 2, 4, 3))["multiple-choice"]
-    assert (together.count, torch.isfinite(together.loss).item()) == (3, True)
-    logits_C = model.logits(
-        "multiple-choice",
-        model(asked(tokenizer, 2, 4, 3).tokens, asked(tokenizer, 2, 4, 3).firsts),
-    )[:, 0]
-    parts = torch.split(logits_C, [2, 4, 3])
-    expected = sum(F.cross_entropy(part, torch.tensor(1)).item() for part in parts)
-    assert together.loss.item() == pytest.approx(expected, rel=1e-5)
-    assert together.right.item() == sum(int(part.argmax()) == 1 for part in parts)
-    together.loss.backward()  # type: ignore[no-untyped-call]
-    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
-
-
 def one(loss: float, right: int, count: int) -> Score:
     return Score(loss=torch.tensor(loss), right=torch.tensor(right), count=count)
 
@@ -234,22 +217,6 @@ def test_pretraining_s_losses_are_those_of_each_sequence_alone() -> None:
         assert each.loss.item() == pytest.approx(expected[name], rel=1e-5)
 
 
-def test_rounded_up_predictions_have_no_gradient() -> None:
-    """Whatever stands where their indices point."""
-    gradients = []
-    batch = make_batch(ROWS)
-    for num_kept in (len(batch.rows), batch.num_masked):
-        model = our_model(TINY, ("fill-mask",))
-        cut = replace(batch, rows=batch.rows[:num_kept], targets=batch.targets[:num_kept])
-        pretrain_scores(model, cut)["fill-mask"].loss.backward()  # type: ignore[no-untyped-call]
-        gradients.append(dict(model.named_parameters()))
-    for name, parameter in gradients[0].items():
-        other = gradients[1][name].grad
-        assert parameter.grad is not None
-        assert other is not None
-        torch.testing.assert_close(parameter.grad, other, atol=1e-4, rtol=1e-4)
-
-
 def test_pretraining_computes_the_vocabulary_for_masked_rows_only() -> None:
     model = our_model(TINY, BOTH)
     head = model.heads["fill-mask"]
@@ -260,20 +227,6 @@ def test_pretraining_computes_the_vocabulary_for_masked_rows_only() -> None:
     pretrain_scores(model, batch)
     assert 64 < batch.num_masked < 128 < batch.num_tokens
     assert shapes == [(128, 50)]
-
-
-def test_rows_without_a_sentence_task_leave_its_head_out() -> None:
-    """It has no gradient, not one of zero, and masked tokens the same as without the head."""
-    model, batch = our_model(TINY, BOTH), make_batch(ROWS, has_labels=False)
-    assert tuple(batch.counts) == ("fill-mask",)
-    scores = pretrain_scores(model, batch)
-    assert tuple(scores) == ("fill-mask",)
-    scores["fill-mask"].loss.backward()  # type: ignore[no-untyped-call]
-    assert model.pooler is not None
-    for part in (model.pooler, model.heads["sentence-order"]):
-        assert all(each.grad is None for each in part.parameters())
-    labelled = pretrain_scores(model, make_batch(ROWS))["fill-mask"]
-    assert labelled.loss.item() == pytest.approx(scores["fill-mask"].loss.item(), rel=1e-6)
 
 
 def test_predictions_that_are_right_are_counted() -> None:

@@ -87,19 +87,6 @@ def test_one_run_has_a_panel_for_each_figure(run: Path) -> None:
     assert list(legend(figure)) == ["base", "held-out", "entropy of token frequencies"]
 
 
-def test_recorded_metrics_are_drawn(run: Path) -> None:
-    ax = panels(draw_curves([read_run(run)]))["masked loss (nats)"]
-    lines = [line for line in read_metrics(run) if "fill-mask/loss" in line]
-    raw = [(line["step"], line["fill-mask/loss"]) for line in lines]
-    assert points(ax.get_lines()[0]) == raw
-    smoothed = points(by_label(ax)["base"])
-    assert [x for x, _ in smoothed] == [x for x, _ in raw]
-    assert np.ptp([y for _, y in smoothed]) < np.ptp([y for _, y in raw])
-    assert points(by_label(ax)["base, held-out"]) == [
-        (100, 6.85), (200, 6.6), (300, 6.35), (400, 6.1),
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("x", "label", "first", "last"),
     [
@@ -118,18 +105,6 @@ def test_the_x_axis_shows_steps_tokens_or_hours(
     # Lines of held-out figures leave out tokens and time; their step tells.
     held_out = points(by_label(figure.axes[0])["base, held-out"])
     assert held_out[-1][0] == pytest.approx(last)
-
-
-def test_runs_of_one_name_are_named_by_their_paths(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folders = [record(tmp_path / name / "run") for name in ("a", "b")]
-    output = tmp_path / "both.svg"
-    assert main([*map(str, folders), "--output", str(output)]) == 0
-    assert capsys.readouterr().out == f"{output}\n"
-    drawn = output.read_text()
-    for folder in folders:
-        assert f"<!-- {folder} -->" in drawn
 
 
 def test_the_speed_of_one_run_tells_its_utilisation(run: Path) -> None:

@@ -46,14 +46,6 @@ def test_the_same_seed_gives_the_same_bytes_in_any_folder(tmp_path: Path) -> Non
     assert train(tmp_path / "three", num_sentences=500, seed=4) != first
 
 
-def test_sentences_are_drawn_from_the_whole_corpus(tmp_path: Path) -> None:
-    """Not from its head: with one sentence in ten drawn, late words are still learnt."""
-    documents = ["Early birds eat early worms."] * 300 + ["Late quokkas quarrel quietly."] * 300
-    spiece = train_vocab(documents, tmp_path, vocab_size=33, num_sentences=60)
-    tokens = build_tokenizer(spiece).encode("quokkas").ids
-    assert 1 not in tokens
-
-
 def test_the_tokenizer_knows_pairs_and_the_mask(spiece: Path) -> None:
     encoding = build_tokenizer(spiece).encode("The [MASK]", "end")
     assert encoding.tokens[:4] == ["[CLS]", "▁the", "[MASK]", "[SEP]"]

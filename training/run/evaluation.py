@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -276,25 +277,27 @@ def _classify(
 ) -> dict[str, TextPredictions]:
     model, tokenizer = opened.model, opened.tokenizer
     names, problem = read_labels(read_config(opened.folder), model.tasks[head], head)
-    how = {"truncation": config.truncation, "head": head}
-    task, tests = TASKS.get(own.task or ""), None
+    task = TASKS.get(own.task or "")
     if task is None or own.data is None:
         files = labelled_files(own.text_classification, "test", "validation")
         texts, _ = read_labelled(files, names, own.columns, problem)
-        predictions = {_ONLY: classify(model, tokenizer, texts, names, problem, **how)}
+        predictions = classify(
+            model, tokenizer, texts, names, problem, truncation=config.truncation, head=head
+        )
+        splits = submitted = {_ONLY: predictions}
     else:
-        texts_of = {
-            split: read_task(task, {split: files}).texts[split]
-            for split, files in dev_files(task, own.data).items()
-        }
-        predictions = classify_task(model, tokenizer, task, names, texts_of, **how)
-        tests = read_test(task, own.data) if config.predictions is not None else None
+        run = partial(
+            classify_task, model, tokenizer, task, names, truncation=config.truncation, head=head
+        )
+        held_out = dev_files(task, own.data).items()
+        splits = submitted = run(
+            {split: read_task(task, {split: files}).texts[split] for split, files in held_out}
+        )
+        if config.predictions is not None and (tests := read_test(task, own.data)):
+            submitted = run(tests)
     if config.predictions is not None:
-        submitted = predictions
-        if task is not None and tests:
-            submitted = classify_task(model, tokenizer, task, names, tests, **how)
         write_glue(submitted, _of_head(config.predictions, head), task)
-    return predictions
+    return splits
 
 
 def _of_head(file: Path, head: Task) -> Path:

@@ -16,7 +16,7 @@ from albert_serve.tasks.multiple_choice import MultipleChoice
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import RACE, TINY
 from training.data import choices
-from training.data.choices import ChoiceBatches, choice_examples, choice_feed, collate_choices
+from training.data.choices import choice_examples, choice_feed
 from training.data.corpus import CorpusError
 from training.data.labelled.choices import ChoiceText, groups_of, read_choices
 from training.data.labelled.columns import Columns
@@ -62,18 +62,6 @@ def content(questions: list[ChoiceText]) -> list[tuple[Any, ...]]:
 def test_every_kind_gives_the_same(tmp_path: Path, kind: str) -> None:
     expected = [(row[1], row[2], row[3:7], int(row[7])) for row in ROWS]
     assert content(read_choices([write_kind(tmp_path, kind)])) == expected
-
-
-def test_columns_may_be_named(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.csv", "story;good;bad;right\nIt rained.;We got wet.;We flew.;0\n")
-    columns = Columns(text="story", label="right")
-    [question] = read_choices([file], columns, ["good", "bad"])
-    assert content([question]) == [("It rained.", None, ("We got wet.", "We flew."), 0)]
-    listed = write(
-        tmp_path / "b.jsonl", json.dumps({"story": "a", "ends": ["b", "c"], "right": "c"})
-    )
-    [question] = read_choices([listed], columns, ["ends"])
-    assert (question.choices, question.label) == (("b", "c"), 1)
 
 
 @pytest.mark.parametrize(
@@ -141,23 +129,6 @@ def test_a_bad_record_is_named(tmp_path: Path, change: dict[str, Any], message: 
     assert str(caught.value).startswith(f"{file}, line 2: ")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_rows_that_are_short_or_have_a_gap_are_listed_together(tmp_path: Path) -> None:
-    rows = ["context,ending0,ending1,ending2,label", "a,b,,c,0", "a,b", "a,b,c,d,e,0", "a,b,c,d,3"]
-    file = write(tmp_path / "a.csv", "\n".join(rows))
-    with pytest.raises(CorpusError) as caught:
-        read_choices([file])
-    messages = str(caught.value).splitlines()
-    expected = [
-        "line 2: choice 1 has no text",
-        "line 3: the row ends before column ending1",
-        "line 4: 6 fields, more than the header's 5",
-        "line 5: answer '3' is none of 3 choices; give its index, 0 to 2, its letter, A to C",
-    ]
-    assert len(messages) == len(expected)
-    for message, start in zip(messages, expected, strict=True):
-        assert message.startswith(f"{file}, {start}")
 
 
 @pytest.mark.parametrize(
@@ -238,13 +209,3 @@ def test_the_choices_of_a_question_are_in_one_batch_without_padding_between(
     again.restore(feed.state())
     for one, other in zip(feed.step(), again.step(), strict=True):
         assert one.tokens.ids.tolist() == other.tokens.ids.tolist()
-
-
-def test_batches_of_validation_hold_each_question_once(tokenizer: AlbertTokenizer) -> None:
-    examples, _ = choice_examples(read_choices([RACE]), tokenizer, length=128, truncation=True)
-    batches = ChoiceBatches(examples, tokenizer, row_length=128)
-    together = collate_choices(examples, tokenizer, row_length=128)
-    assert len(batches) == 1  # they are few
-    assert batches[0].targets.tolist() == together.targets.tolist()
-    with pytest.raises(IndexError):
-        batches[1]

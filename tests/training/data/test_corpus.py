@@ -67,13 +67,6 @@ def test_compressed_files_are_read(tmp_path: Path, suffix: str) -> None:
 
 
 @each_compression
-def test_files_put_one_after_another_are_read_to_the_end(tmp_path: Path, suffix: str) -> None:
-    part = COMPRESS[suffix](JSONL.encode())
-    file = write(tmp_path / f"a.jsonl{suffix}", part + part)
-    assert list(read_documents([file])) == DOCUMENTS * 2
-
-
-@each_compression
 def test_a_file_cut_short_is_refused(tmp_path: Path, suffix: str) -> None:
     numbers = "".join(f'{{"text": "{number**3}"}}\n' for number in range(50_000))
     content = COMPRESS[suffix](numbers.encode())
@@ -149,12 +142,6 @@ def test_a_long_document_is_cut_at_line_ends(
     assert documents[-1] == "last"
 
 
-def test_bytes_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.txt", "café".encode("latin-1"))
-    with pytest.raises(CorpusError, match=r"a\.txt: .*UTF-8"):
-        list(read_documents([file]))
-
-
 def test_folders_are_searched_in_order_without_hidden_files(tmp_path: Path) -> None:
     for name in ("b.txt", "a.txt", "sub/c.txt", ".hidden"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -162,13 +149,6 @@ def test_folders_are_searched_in_order_without_hidden_files(tmp_path: Path) -> N
     files = [tmp_path / name for name in ("a.txt", "b.txt", "sub/c.txt")]
     assert find_files([tmp_path]) == files
     assert find_files([tmp_path / "b.txt", tmp_path]) == [files[1], files[0], files[2]]
-
-
-def test_paths_without_a_file_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="none does not exist"):
-        find_files([tmp_path / "none"])
-    with pytest.raises(CorpusError, match=f"no file in {tmp_path}"):
-        find_files([tmp_path])
 
 
 TEXT_TYPES: dict[str, Any] = {

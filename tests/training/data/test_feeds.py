@@ -31,9 +31,9 @@ from training.data.feeds import (
 )
 from training.data.labelled.texts import LabelledText
 from training.data.masking import NgramMasking
-from training.data.packing import Plan, best_row_length
+from training.data.packing import Plan
 from training.data.questions import SpanExample
-from training.losses import Objective, score
+from training.losses import Objective
 from training.model.heads import AlbertForTasks, Task
 
 CPU = torch.device("cpu")
@@ -109,17 +109,6 @@ def test_packed_examples_keep_their_tokens(sizes: list[int], row_length: int) ->
     assert {*batch.firsts.tolist(), batch.tokens.ids.numel()} <= bounds
 
 
-def test_the_row_length_is_the_cheapest() -> None:
-    config = replace(TINY, max_positions=512)
-    pairs = [np.array([180] * 8)] * 3
-    assert best_row_length(pairs, longest=180, config=config) in (192, 384)
-    assert best_row_length([np.array([100] * 5)], longest=100, config=config) == 128
-    # Attention over longer rows costs more than their smaller padding saves.
-    assert best_row_length([np.array([64] * 8)], longest=64, config=config) == 64
-    short = replace(TINY, max_positions=100)
-    assert best_row_length([np.array([97])], longest=97, config=short) == 100
-
-
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=40))
 def test_passes_by_length_hold_each_example_once(sizes: list[int]) -> None:
@@ -175,27 +164,6 @@ def next_micro_batch(feed: Feed) -> MicroBatch:
     """The one pass of the next step."""
     (one,) = feed.step()
     return one
-
-
-def test_classification_reads_the_cls_row() -> None:
-    model = our_model(TINY, ("text-classification",))
-    feed = texts_feed(batch_size=4, seed=0)
-    assert feed.tasks == (feed.name,) == ("text-classification",)
-    total, count, num_tokens = 0.0, 0, 0
-    while count < len(EXAMPLES):
-        one = next_micro_batch(feed)
-        got = Objective(model, CPU)(one)["text-classification"]
-        assert got.count == one.counts["text-classification"]
-        total, count = total + got.loss.item(), count + got.count
-        num_tokens += one.num_tokens
-    assert num_tokens == sum(len(e.ids) for e in EXAMPLES)
-    expected = 0.0
-    with torch.no_grad():
-        for example in EXAMPLES:
-            hidden = model(pad([(example.ids, example.types)]))
-            logits = model.logits("text-classification", hidden[:, 0])
-            expected += score(logits, torch.tensor([example.label])).loss.item()
-    assert total == pytest.approx(expected, rel=1e-4)
 
 
 def test_spans_are_scored_over_real_positions_alone() -> None:

@@ -62,13 +62,6 @@ def test_pairs(tmp_path: Path, header: str) -> None:
     ]
 
 
-def test_labels_that_are_numbers_are_named_in_order(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.tsv", "text\tlabel\nno\t0\nyes\t1\n")
-    examples, names = read_labelled([file], ["negative", "positive"])
-    assert names == ["negative", "positive"]
-    assert [e.label for e in examples] == [0, 1]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -107,12 +100,6 @@ def test_labels_that_are_numbers_are_named_in_order(tmp_path: Path) -> None:
 def test_bad_files_are_named(tmp_path: Path, name: str, content: str, message: str) -> None:
     with pytest.raises(CorpusError, match=message):
         read_labelled([write(tmp_path / name, content)])
-
-
-def test_a_label_without_a_name_is_refused(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.tsv", "text\tlabel\na\t0\nb\t2\n")
-    with pytest.raises(CorpusError, match=r"line 3: label '2' \(1 rows\); allowed are no, yes"):
-        read_labelled([file], ["no", "yes"])
 
 
 def test_all_bad_rows_are_listed_at_once(tmp_path: Path) -> None:
@@ -169,12 +156,6 @@ def test_columns_of_public_data_sets(
     assert (example.text, example.pair) == tuple(name and f"<{name}>" for name in pair)
 
 
-def test_rows_of_jsonl_may_have_a_pair_or_none(tmp_path: Path) -> None:
-    rows = [{"text": "a", "label": 1}, {"text": "b", "text_pair": "c", "label": 0}]
-    file = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
-    assert [(e.text, e.pair) for e in read_labelled([file])[0]] == [("a", None), ("b", "c")]
-
-
 SPLITS = {"training": "text\tlabel\na\tno\nb\tyes\n", "validation": "text\tlabel\nc\tyes\n"}
 
 
@@ -183,12 +164,6 @@ def splits_of(folder: Path, **contents: str) -> dict[str, list[Path]]:
         split: [write(folder / f"{split}.tsv", content)]
         for split, content in {**SPLITS, **contents}.items()
     }
-
-
-def test_the_labels_are_those_of_the_training_split(tmp_path: Path) -> None:
-    splits = read_splits(splits_of(tmp_path))
-    assert splits.names == ["no", "yes"]
-    assert [(e.text, e.label) for e in splits.texts["validation"]] == [("c", 1)]
 
 
 def test_a_split_may_number_the_labels_that_another_names(tmp_path: Path) -> None:

@@ -109,17 +109,6 @@ def test_tokens_that_are_read_are_those_of_all(
     assert_close(results[0], results[1], limit=1e-10 * max(scale, 1))
 
 
-@torch.no_grad()
-def test_the_last_layer_is_applied_to_tokens_that_are_read() -> None:
-    model = our_model(TINY, ())
-    shapes: list[tuple[int, ...]] = []
-    model.albert.encoder.ffns[0].register_forward_hook(
-        lambda _, arguments, out: shapes.append((*arguments[0].shape, *out.shape))
-    )
-    assert model(packed(ROWS, 16)[0], torch.tensor([3, 1])).shape == (2, 24)
-    assert shapes == [(5, 16, 24) * 2] * 3 + [(2, 24) * 2]
-
-
 def attend_within(
     query_tnd: Tensor,
     key_tnd: Tensor,

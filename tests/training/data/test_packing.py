@@ -74,12 +74,6 @@ def take(steps: Iterator[PlannedStep], num_steps: int) -> list[PlannedStep]:
     return list(islice(steps, num_steps))
 
 
-def fill_rate(sizes: np.ndarray[tuple[int], np.dtype[np.int64]], length: int) -> float:
-    """The part of the packed rows that is no padding."""
-    num_rows = int(pack(sizes, length).max()) + 1
-    return float(sizes.sum()) / (num_rows * length)
-
-
 @settings(deadline=None, max_examples=100)
 @given(st.integers(8, 64), st.data())
 def test_no_row_is_too_full(length: int, data: st.DataObject) -> None:
@@ -200,23 +194,10 @@ def test_no_two_draws_are_of_one_stream(patch: pytest.MonkeyPatch) -> None:
     assert len(set(states)) == len(states)
 
 
-def test_the_best_fit_is_taken() -> None:
-    """By hand, the largest first: 3 fills the row of 7, though that of 5 has more room."""
-    row_of = pack(np.array([5, 3, 7, 2]), 10).tolist()
-    assert row_of[1] == row_of[2] != row_of[0] == row_of[3]
-
-
 def test_a_row_has_at_most_so_many_sequences() -> None:
     """Ever so short ones: what is padded is one of them."""
     counts = np.bincount(pack(np.full(4 * (MAX_IN_ROW - 1) + 2, 3), 512))
     assert counts.tolist() == [MAX_IN_ROW - 1] * 4 + [2]
-
-
-def test_more_examples_than_are_packed_at_once() -> None:
-    sizes = np.random.default_rng(0).integers(3, 129, 10_000)
-    row_of = pack(sizes, 128)
-    assert np.bincount(row_of, sizes).max() <= 128
-    assert fill_rate(sizes, 128) > 0.98
 
 
 def test_no_example_at_all() -> None:

@@ -109,20 +109,3 @@ def test_a_folder_is_read_by_its_splits(folder: Path, capsys: pytest.CaptureFixt
     assert names_in(labelled_files([folder], "test", "validation")) == ["dev.csv"]
     assert names_in(files_of_split(folder, "validation")) == ["dev.csv"]
     assert labelled_files([folder / "dev.csv"], "train") == [folder / "dev.csv"]
-
-
-def test_training_files_alone_are_not_taken_for_held_out_ones(tmp_path: Path) -> None:
-    files = [write(tmp_path / name, "") for name in ("more.csv", "train.csv")]
-    assert labelled_files([tmp_path], "train") == files
-    assert files_of_split(tmp_path, "train") == files
-    with pytest.raises(CorpusError, match="has files of train, and none of test or validation"):
-        labelled_files([tmp_path], "test", "validation")
-
-
-def test_folders_without_such_files(folder: Path, tmp_path: Path) -> None:
-    (folder / "my test.tsv").unlink()
-    with pytest.raises(CorpusError, match="has files of validation, train, and none of test"):
-        labelled_files([folder], "test")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(CorpusError, match=r"empty has no file in \.csv, \.jsonl, \.parquet, \.tsv"):
-        labelled_files([tmp_path / "empty"], "train")

@@ -15,7 +15,7 @@ from tests.training.conversion.hub_server import Hub, Repository, serve
 from tests.training.conversion.test_hub import run
 from training.glue.files import dev_files, read_task, training_files
 from training.glue.tasks import TASKS
-from training.run.options import GLUE
+from training.run.labelled import GLUE
 
 # The columns of `nyu-mll/glue`, and a row.
 _SENTENCES = {"sentence1": "A.", "sentence2": "B.", "label": 1}
@@ -33,15 +33,15 @@ ROWS = {
 
 # Finds the files of a task, without --data or by it, and prints the texts of each split.
 _READ = """
-import argparse, json, sys
+import json, sys
 from pathlib import Path
 from training.errors import report_errors
 from training.glue.files import dev_files, read_task, training_files
 from training.glue.tasks import TASKS
-from training.run.options import with_task_data
+from training.run.labelled import LabelledTexts, with_task_data
 def main():
     data = Path(sys.argv[2]) if len(sys.argv) > 2 else None
-    options = with_task_data(argparse.Namespace(task=sys.argv[1], data=data))
+    options = with_task_data(LabelledTexts(task=sys.argv[1], data=data))
     task = TASKS[options.task]
     files = {"training": training_files(task, options.data).train, **dev_files(task, options.data)}
     texts = read_task(task, files).texts

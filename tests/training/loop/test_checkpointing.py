@@ -54,13 +54,6 @@ def test_the_best_stays_however_old_it_is(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-00000015", "step-00000020"]
 
 
-def test_a_step_is_saved_once(tmp_path: Path) -> None:
-    checkpoints = save(tmp_path, 3)
-    before = (tmp_path / "checkpoint" / "state.pt").stat()
-    checkpoints.save(3, write_model, {"step": 4})
-    assert (tmp_path / "checkpoint" / "state.pt").stat() == before
-
-
 @pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_checkpoint_is_passed_over(
     tmp_path: Path, damage: Damage, message: str, capsys: Capture
@@ -75,17 +68,6 @@ def test_a_damaged_checkpoint_is_passed_over(
     checkpoints.save(3, write_model, {"step": 3})  # the same step is written anew
     assert linked_step(tmp_path) == 3
     assert names(tmp_path) == ["step-00000001", "step-00000002", "step-00000003"]
-
-
-def test_the_last_whole_checkpoint_outlives_damaged_newer_ones(tmp_path: Path) -> None:
-    save(tmp_path, 1, 2, 3, keep=3)
-    for step in (2, 3):
-        flip_a_byte(tmp_path / "checkpoints" / f"step-0000000{step}")
-    checkpoints = Checkpoints(folder=tmp_path, num_kept=1)
-    assert checkpoints.newest() == tmp_path / "checkpoints" / "step-00000001"
-    with pytest.raises(RunError):
-        checkpoints.save(4, full_disk, {})
-    assert checkpoints.newest() == tmp_path / "checkpoints" / "step-00000001"
 
 
 def test_nothing_whole_is_an_error_and_nothing_is_removed(tmp_path: Path) -> None:

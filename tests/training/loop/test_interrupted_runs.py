@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.loop.damages import DAMAGES, Damage, flip_a_byte, linked_step, names
+from tests.training.loop.damages import DAMAGES, Damage, linked_step, names
 from tests.training.processes import (
     before_step,
     die_before_change,
@@ -125,20 +125,6 @@ def test_a_run_whose_newest_is_damaged_goes_on_to_the_same_weights(
     assert same_weights(folder, tiny)
     assert linked_step(folder) == 8
     assert [line["step"] for line in read_metrics(folder)] == STEPS
-
-
-def test_a_run_with_nothing_whole_is_refused_in_one_line(
-    often: Path, tiny_options: list[str], tmp_path: Path
-) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(often, folder, symlinks=True)
-    for path in (folder / "checkpoints").iterdir():
-        flip_a_byte(path)
-    ended = run_in_process(tiny_options, folder)
-    assert ended.status == 1
-    *warnings, error = ended.err.splitlines()
-    assert len(warnings) == 3
-    assert error.startswith(f"error: no checkpoint in {folder}/checkpoints is whole")
 
 
 def check_full(ended_err: str, folder: Path, reason: str) -> None:

@@ -148,11 +148,3 @@ def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
         metrics.write(step=2, loss=0.5)
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 0.5}]
     metrics.close()
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "tensorboard"])
-def test_a_folder_that_cannot_be_written(tmp_path: Path, name: str) -> None:
-    blocked: dict[str, Any] = {"metrics.jsonl": Path.mkdir, "tensorboard": Path.touch}
-    blocked[name](tmp_path / name)
-    with pytest.raises(OSError, match=name), Metrics(tmp_path, step=0) as metrics:
-        metrics.write(step=1)

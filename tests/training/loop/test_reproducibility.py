@@ -6,14 +6,12 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.training.processes import measure_bf16, run_world
 from tests.training.support import TINY, pretend_bf16, same_weights, stop_at
 from training import finetune, pretrain
 from training.loop.distributed import World
@@ -126,17 +124,3 @@ def test_a_run_that_is_resumed_keeps_its_precision(
     assert "holds a run with precision 'bf16', not 'fp32'" in capsys.readouterr().err
     assert main(stopped) == 0
     assert same_weights(tmp_path / "stopped", tmp_path / "bf16")
-
-
-@pytest.mark.process
-def test_all_processes_take_the_precision_of_the_first(
-    tiny_options: list[str], tmp_path: Path
-) -> None:
-    """Though they measure otherwise."""
-    options = [*tiny_options, "--micro-batch-size", "2", "--steps", "3"]
-    fates = {0: partial(measure_bf16, True), 1: partial(measure_bf16, False)}
-    for ended in run_world(options, tmp_path / "measured", fates=fates):
-        assert ended.status == 0, ended.err
-    for ended in run_world(options, tmp_path / "wanted", "--precision", "bf16"):
-        assert ended.status == 0, ended.err
-    assert same_weights(tmp_path / "measured", tmp_path / "wanted")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -87,17 +85,6 @@ def test_a_signal_ends_the_run_after_its_step(
     ended = run_in_process(tiny_options, tmp_path / "run")
     assert ended.status == 0
     assert "resuming from step 3\n" in ended.out
-    check_same(tmp_path / "run", tiny)
-
-
-def test_a_second_signal_ends_the_run_at_once(
-    tiny: Path, tiny_options: list[str], tmp_path: Path
-) -> None:
-    fate = partial(before_step, 3, partial(get_signals, signal.SIGINT, signal.SIGTERM))
-    ended = run_in_process(tiny_options, tmp_path / "run", *NEVER, fate=fate)
-    assert (ended.status, ended.err) == (128 + signal.SIGTERM, "")
-    assert checkpoint_state(tmp_path / "run")["step"] == 0
-    assert run_in_process(tiny_options, tmp_path / "run").status == 0
     check_same(tmp_path / "run", tiny)
 
 
@@ -290,22 +277,6 @@ def test_a_budget_is_the_length_of_the_schedule(budgeted: list[str], tmp_path: P
     assert run_in_process(budgeted, tmp_path / "run", fate=tick).status == 0
     assert same_weights(tmp_path / "run", tmp_path / "whole")
     assert reports(tmp_path / "run")[-1]["step"] == 20
-
-
-def report_often() -> None:
-    patch("albert_serve.progress.LINE_EVERY_S", 1e-9).start()
-
-
-def test_without_a_terminal_the_progress_is_written_in_lines(
-    tiny_options: list[str], tmp_path: Path
-) -> None:
-    ended = run_in_process(tiny_options, tmp_path / "run", fate=report_often)
-    assert ended.status == 0
-    lines = [line for line in ended.err.splitlines() if " left" in line]
-    assert len(lines) >= len(STEPS)
-    for line in lines[-len(STEPS) :]:
-        assert re.match(r"\d+\.\d% in [\d:]+, [\d:?]+ left, .*masked \d", line), line
-    assert lines[-1].startswith("100.0% in ")
 
 
 def test_a_run_that_is_done_stays_as_it_is(

@@ -228,11 +228,6 @@ def test_layers_of_their_own_begin_with_those_at_their_relative_depth(
     assert_close(our_logits(grown.double(), ragged()), hf_logits(deep.double(), ragged()))
 
 
-def test_others_than_the_owner_may_read_the_weights(tmp_path: Path) -> None:
-    save_checkpoint(our_model(TINY, ()), tmp_path)
-    assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o644
-
-
 def change_config(**changes: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         file = folder / "config.json"

@@ -227,14 +227,6 @@ def test_a_state_of_another_optimizer_is_refused(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_state_of_another_model_is_refused(model: AlbertForTasks, name: OptimizerName) -> None:
-    other = our_model(TINY, ("text-classification", "question-answering"))
-    state = build_optimizers(other, OptimizerSettings(name=name)).state_dict()
-    with pytest.raises(OptimizerError, match="the model that the run began with"):
-        build_optimizers(model, OptimizerSettings(name=name)).load_state_dict(state)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_only_lamb_has_a_figure(model: AlbertForTasks, name: OptimizerName) -> None:
     optimizers = build_optimizers(model, OptimizerSettings(name=name, lr=0.01, weight_decay=0.0))
     assert optimizers.figures() == {}
