@@ -23,13 +23,14 @@ from training.model.checkpoint import load_checkpoint, save_checkpoint
 _OPEN = """
 import json, sys
 from training.conversion.source import open_checkpoint
+from albert_serve.errors import HubError
 from training.model.checkpoint import CheckpointError, load_checkpoint
 for reference in sys.argv[1:]:
     try:
         with open_checkpoint(reference) as checkpoint:
             model = load_checkpoint(checkpoint.folder)
             result = {"name": checkpoint.name, "bias": model.pooler.dense.bias[0].item()}
-    except CheckpointError as error:
+    except (CheckpointError, HubError) as error:
         result = {"error": str(error)}
     print(json.dumps(result))
 """
