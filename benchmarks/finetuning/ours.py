@@ -11,12 +11,14 @@ from benchmarks.finetuning.jobs import Job
 from benchmarks.harness.channel import Channel
 from benchmarks.pretraining.stopwatch import train_in_turns
 from training.data.feeds import Division, example_feed
+from training.data.mask_rate import MaskRates
 from training.loop.distributed import World
 from training.loop.progress import Progress
-from training.loop.step import Run
-from training.losses import LOSS_OF, Objective, compiled_losses
+from training.loop.step import Mixture, Run
+from training.losses import LOSS_OF, compiled_losses
 from training.model.heads import AlbertForTasks
-from training.optim.optimizers import OptimizerSettings, Schedule, build_optimizers
+from training.run.driver import build_run
+from training.run.recipes import Hyperparameters
 from training.system.precision import PrecisionName, product_dtype
 
 # At which neither side's loss diverges.
@@ -29,9 +31,18 @@ def build(job: Job) -> Run:
     name: PrecisionName = "bf16" if product_dtype(device) == torch.bfloat16 else "fp32"
     task, config = job.case.task, job.case.config
     torch.manual_seed(0)
-    model = AlbertForTasks(config, {task: 2}).to(device)
-    settings = OptimizerSettings(
-        name="adamw", lr=LR, adamw_lr=LR, pooled_factor=1.0, weight_decay=0.01
+    model = AlbertForTasks(config, {task: 2})
+    hyperparameters = Hyperparameters(
+        optimizer="adamw",
+        lr=LR,
+        adamw_lr=LR,
+        pooled_factor=1.0,
+        weight_decay=0.01,
+        schedule="wsd",
+        warmup=0.05,
+        decay=0.1,
+        sentence_weight=1.0,
+        clip_norm=1.0,
     )
     feed = example_feed(
         task,
@@ -42,18 +53,18 @@ def build(job: Job) -> Run:
         division=Division(by_length=device.type == "cpu"),
     )
     losses = compiled_losses() if job.compiles else LOSS_OF
-    return Run(
-        model=model,
-        objective=Objective(model, device, losses),
-        optimizers=build_optimizers(model, settings, name),
-        schedule=Schedule(kind="wsd", warmup=0.05, decay=0.1),
-        feeds=[feed],
-        weights=[1.0],
-        loss_weights={},
-        clip_norm=1.0,
-        seed=0,
-        world=World(device=device),
+    return build_run(
+        model,
+        Mixture(
+            feeds=[feed],
+            weights=[1.0],
+            loss_weights={},
+            mask_rates=MaskRates(first=0.15, last=0.15),
+        ),
+        losses,
+        hyperparameters,
         progress=Progress(num_steps=sys.maxsize, budget_s=None),
+        world=World(device=device),
         precision=name,
     )
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from benchmarks.harness.channel import Channel
 from benchmarks.pretraining import jobs
 from benchmarks.pretraining.stopwatch import train_in_turns
-from training.data.shards import Shards
 from training.loop.distributed import World
-from training.loop.progress import Progress
 from training.loop.step import Run
-from training.run.job import Job
+from training.pretrain import PretrainConfig
+from training.run.job import open_job
+from training.run.pretraining import Start
 from training.run.recipes import RECIPES
 
 # A rate at which neither side's loss diverges.
@@ -23,8 +23,14 @@ LR = 1e-4
 
 def build(job: jobs.Job) -> Run:
     """The run, with AdamW as `transformers` has it."""
-    recipe = replace(
-        RECIPES["paper"],
+    config = PretrainConfig(
+        output=Path("unused"),
+        shards=job.shards,
+        tokenizer=job.tokenizer,
+        steps=sys.maxsize,
+        device=torch.device(job.device),
+        compile=job.compiles,
+        recipe="paper",
         length=job.case.length,
         batch_size=job.case.num_rows,
         optimizer="adamw",
@@ -33,15 +39,10 @@ def build(job: jobs.Job) -> Run:
         decay=0.1,
         dropout="v2",
     )
-    return Job(
-        config=job.case.config,
-        recipe=recipe,
-        progress=Progress(num_steps=sys.maxsize, budget_s=None),
-        shards=Shards.open(job.shards, job.tokenizer / "tokenizer.json"),
-        tokenizer=job.tokenizer,
-        world=World(device=torch.device(job.device)),
-        compiles=job.compiles,
-    ).build()
+    recipe = config.changed(RECIPES["paper"])
+    start = Start(folder=None, name=None, tokenizer=job.tokenizer)
+    world = World(device=config.device)
+    return open_job(config, recipe, job.case.config, start, world, "auto").build()
 
 
 def main() -> None:

@@ -17,15 +17,12 @@ from torch.nn import functional as F
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import ConfigError
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.processes import run_killed
 from tests.training.support import (
-    best_step,
     hf_load,
     ragged,
     randomize,
     refusal,
     run_command,
-    same_weights,
 )
 from training import evaluate
 from training.data.batch import ExampleBatch
@@ -211,15 +208,6 @@ def test_from_training_to_figures_of_each_depth(
     with torch.inference_mode():
         expected = layer_logits(model, batch)[-1]
         torch.testing.assert_close(theirs(ids).logits, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_a_killed_run_goes_on_to_the_same_classifiers(start: list[str], tmp_path: Path) -> None:
-    options = [*start, "--steps", "8", "--validate-every", "4", "--dropout", "0.1", "--keep", "1"]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert run(options, whole) == 0
-    run_killed(options, killed, (7, "10h"), program="training.finetune")
-    assert same_weights(killed, whole)
-    assert best_step(killed) == best_step(whole)
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from tests.training.support import (
     refusal,
     run_command,
     same_weights,
-    stop_at,
 )
 from training.distil import main
 from training.model.checkpoint import load_checkpoint, read_weights
@@ -87,23 +85,6 @@ def test_the_checkpoint_names_its_teacher_and_no_folder(distilled: Path, teacher
     for folder in (REPOSITORY, teacher_dir.parent):
         assert str(folder) not in json.dumps(stage)
         assert str(folder) not in (distilled / "run.json").read_text()
-
-
-def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
-    distilled: Path,
-    distil_options: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Capture,
-) -> None:
-    with monkeypatch.context() as patch:
-        stop_at(patch, 27, signal.SIGINT)
-        assert run(distil_options, tmp_path) == 128 + signal.SIGINT
-    assert not same_weights(tmp_path, distilled)
-    assert run(distil_options, tmp_path) == 0
-    assert "resuming from step 27" in capsys.readouterr().out
-    assert same_weights(tmp_path, distilled)
-    assert [line["step"] for line in read_metrics(tmp_path)] == list(range(5, 61, 5))
 
 
 def test_passes_change_last_digits_alone(distil_options: list[str], tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,9 +22,7 @@ from tests.training.processes import (
 from tests.training.support import (
     SQUAD,
     SQUAD_V2,
-    TINY,
     checkpoint_state,
-    our_model,
     read_metrics,
     refusal,
     run_command,
@@ -33,7 +30,7 @@ from tests.training.support import (
     stop_at,
 )
 from training.finetune import main
-from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
+from training.model.checkpoint import load_checkpoint, read_config
 
 Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)
@@ -195,53 +192,6 @@ def test_a_run_that_has_ended_is_extended_by_more_steps(
     assert json.loads((tmp_path / "run.json").read_text())["steps"] == "5"
 
 
-@pytest.mark.parametrize("data", [["--question-answering", "none.json"], ["--task", "RTE"]])
-def test_a_run_without_an_end_is_refused_before_its_data_is_read(
-    pretrained: Path, tmp_path: Path, data: list[str], capsys: Capture
-) -> None:
-    options = ["--initialize-from", str(pretrained / "checkpoint"), *data]
-    assert run(options, tmp_path / "run") == 1
-    message = "a run needs an end: give --steps, --epochs, --budget or --recipe paper"
-    assert refusal(capsys, tmp_path / "run") == f"error: {message}\n"
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--epochs", "2"], "epochs are those of one task; with several tasks give --steps"),
-        (["--delimiter", "ab"], "--delimiter 'ab': give one character"),
-        (["--label-column", "class"], "no column class for --label-column; its columns are text,"),
-        (["--validation", str(SQUAD)], "the format is unknown; name it .csv"),
-    ],
-)
-def test_options_of_the_data_that_do_not_fit(
-    finetune_options: list[str], tmp_path: Path, more: list[str], message: str, capsys: Capture
-) -> None:
-    assert run(finetune_options, tmp_path / "run", *more) == 1
-    assert message in refusal(capsys, tmp_path / "run")
-
-
-def test_all_that_is_wrong_with_the_data_is_listed_at_once(
-    finetune_options: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    texts, broken, moved = (tmp_path / name for name in ("a.tsv", "broken.json", "moved.json"))
-    texts.write_text("text\tlabel\na city\t\na war\t0\na game\t1\n")
-    broken.write_text("{")
-    content = json.loads(SQUAD.read_text())
-    answers = content["data"][0]["paragraphs"][0]["qas"][0]["answers"]
-    answers[0] = {"text": "not in there", "answer_start": 3}
-    moved.write_text(json.dumps(content))
-    more = ("--text-classification", str(texts), "--question-answering", str(broken), str(moved))
-    missing = str(tmp_path / "none.txt")
-    assert run(finetune_options, tmp_path / "run", *more, "--pretraining", missing) == 1
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == f"error: {texts}, line 2: no value in column label"
-    assert lines[1].startswith(f"{broken} is not JSON: ")
-    assert lines[2].startswith(f"{moved}, question ")
-    assert "not the answer 'not in there', which stands at 0 places" in lines[2]
-    assert lines[3:] == [f"{missing} does not exist"]
-
-
 def test_weights_say_how_often_each_task_is_drawn(
     finetune_options: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
@@ -301,59 +251,6 @@ def test_other_options_on_a_run_are_refused(
     assert capsys.readouterr().err.startswith(f"error: {finetuned} holds a run with {message}. ")
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--weights", "1"], "--weights [1.0]: give one for each of text-classification, "),
-        (["--batch-size", "1", "2"], "--batch-size 1 2: give one number, or one for each of text-"),
-        (["--length", "4"], "--length 4: a sequence has from 8 tokens to the model's 64 positions"),
-        (["--length", "65"], "--length 65: a sequence"),
-        (["--initialize-from", "./nowhere"], "./nowhere is not there, and cannot be a model"),
-        (["--text-classification", "none.tsv"], "No such file or directory: 'none.tsv'"),
-        (["--question-answering", "none.json"], "No such file or directory: 'none.json'"),
-        (["--pretraining", "none.txt"], "none.txt does not exist"),
-        (["--labels", "only"], "label '1' (20 rows); allowed are only"),
-    ],
-)
-def test_impossible_options_are_one_line_and_no_run(
-    finetune_options: list[str], tmp_path: Path, more: list[str], message: str, capsys: Capture
-) -> None:
-    assert run(finetune_options, tmp_path / "run", *more) == 1
-    assert message in refusal(capsys, tmp_path / "run")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("text\tlabel\n", "no examples in"),
-        ("text\tlabel\na\tx\nb\tx\n", "all texts have the label x; a classifier needs two"),
-        ("text\tlabel\n" + "long " * 90 + "\t0\n" + "long " * 90 + "\t1\n", "line 2: "),
-    ],
-)
-def test_data_that_teaches_nothing(
-    pretrained: Path, tmp_path: Path, content: str, message: str, capsys: Capture
-) -> None:
-    data = tmp_path / "a.tsv"
-    data.write_text(content)
-    options = ["--initialize-from", str(pretrained / "checkpoint"), "--length", "64"]
-    options += ["--text-classification", str(data), "--steps", "1", "--no-truncation"]
-    assert run(options, tmp_path / "run") == 1
-    assert message in capsys.readouterr().err
-
-
-def test_nothing_to_train(pretrained: Path, tmp_path: Path, capsys: Capture) -> None:
-    options = ["--initialize-from", str(pretrained / "checkpoint"), "--length", "64"]
-    assert run([*options, "--steps", "1"], tmp_path / "run") == 1
-    assert "error: nothing to train: give --text-classification" in capsys.readouterr().err
-
-
-def test_a_checkpoint_without_a_tokenizer(tmp_path: Path, capsys: Capture) -> None:
-    save_checkpoint(our_model(TINY, ("fill-mask",)), tmp_path / "start")
-    options = ["--initialize-from", str(tmp_path / "start"), "--length", "16", "--steps", "1"]
-    assert run([*options, "--question-answering", str(SQUAD)], tmp_path / "run") == 1
-    assert "start/tokenizer.json cannot be read" in capsys.readouterr().err
-
-
 def v2_options(pretrained: Path, file: Path) -> list[str]:
     options = ["--initialize-from", str(pretrained / "checkpoint"), "--length", "64"]
     return [*options, "--steps", "1", "--device", "cpu", "--question-answering", str(file)]
@@ -383,45 +280,3 @@ def answer_once(content: dict[str, Any]) -> dict[str, Any]:
         for entry in paragraph["qas"]
         if entry["answers"] and paragraph["context"].count(entry["answers"][0]["text"]) == 1
     )
-
-
-def test_all_answers_without_a_place_are_listed_before_training(
-    pretrained: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    content = json.loads(SQUAD_V2.read_text(encoding="utf-8"))
-    names = []
-    for entry in content["data"][0]["paragraphs"][0]["qas"]:
-        if entry["answers"]:
-            entry["answers"][0]["text"] = "nowhere"
-            names.append(entry["id"])
-    file = tmp_path / "v2.json"
-    file.write_text(json.dumps(content))
-    assert run(v2_options(pretrained, file), tmp_path / "run") == 1
-    error = capsys.readouterr().err
-    assert len(names) > 1
-    assert all(f"{file}, question {name}: the context has " in error for name in names)
-    assert not (tmp_path / "run" / "run.json").exists()
-
-
-def test_a_damaged_start(pretrained: Path, tmp_path: Path, capsys: Capture) -> None:
-    shutil.copytree(pretrained / "checkpoint", tmp_path / "start")
-    (tmp_path / "start" / "model.safetensors").write_bytes(b"")
-    options = ["--initialize-from", str(tmp_path / "start"), "--length", "64"]
-    assert (
-        run([*options, "--steps", "1", "--question-answering", str(SQUAD)], tmp_path / "run") == 1
-    )
-    assert "start/model.safetensors is damaged: it has 0 bytes" in capsys.readouterr().err
-
-
-def test_a_run_that_took_one_label_column_is_resumed(
-    pretrained: Path, labelled: Path, tmp_path: Path
-) -> None:
-    options = [
-        *("--initialize-from", str(pretrained / "checkpoint"), "--steps", "1", "--length", "32"),
-        *("--text-classification", str(labelled), "--batch-size", "4", "--device", "cpu"),
-        *("--precision", "fp32", "--label-column", "label"),
-    ]
-    assert run(options, tmp_path) == 0
-    record = json.loads((tmp_path / "run.json").read_text())
-    assert record["label_column"] == "label"
-    assert run(options, tmp_path) == 0

@@ -1,4 +1,4 @@
-"""Several processes finetune as one does: each task, its validation, several seeds, and deaths."""
+"""Several processes finetune as one does: each task, its validation, and deaths."""
 
 from __future__ import annotations
 
@@ -220,21 +220,6 @@ def test_texts_are_trained_and_validated_as_by_one(
     assert selections[0] == pytest.approx(selections[1])
 
 
-@pytest.mark.extended
-def test_runs_of_several_seeds_are_those_of_one_process(texts: list[str], tmp_path: Path) -> None:
-    """Also where they stop early, or collapse and are replaced."""
-    options = [*texts, "--seeds", "2", "--patience", "1", "--lr", "1e-9", "--validate-every", "2"]
-    assert alone(options, tmp_path / "one").status == 1
-    check_ended(together(options, tmp_path / "two"), 1)
-    one, two = (json.loads((tmp_path / name / "seeds.json").read_text()) for name in ("one", "two"))
-    assert [each["seed"] for each in one["runs"]] == [each["seed"] for each in two["runs"]]
-    assert len(one["runs"]) == 4  # the two that were asked for have collapsed
-    for mine, theirs in zip(one.pop("runs"), two.pop("runs"), strict=True):
-        assert mine == pytest.approx(theirs)
-    assert one == pytest.approx(two)
-    assert not (tmp_path / "two" / "best").exists()
-
-
 @pytest.mark.parametrize("dying", [pytest.param(0, marks=pytest.mark.extended), 1])
 def test_a_process_that_dies_ends_the_others_and_the_run_goes_on(
     start: list[str], tmp_path: Path, dying: int
@@ -263,21 +248,6 @@ def test_a_process_that_dies_in_validation_ends_the_others(
     check_ended(together(texts, run, *OFTEN))
     assert same_weights(run, whole)
     assert best_step(run) == best_step(whole)
-
-
-@pytest.mark.extended
-def test_a_signal_in_the_last_validation_of_a_seed_is_the_end(
-    texts: list[str], tmp_path: Path
-) -> None:
-    """To one process, which finishes the validation with the others."""
-    options = [*texts, "--validate-every", str(STEPS), "--metric", "loss", "--seeds", "2"]
-    fate = partial(in_validation, partial(get_signals, signal.SIGTERM))
-    ended = together(options, tmp_path / "run", fates={1: fate})
-    assert [each.status for each in ended] == [128 + signal.SIGTERM] * 2
-    content = json.loads((tmp_path / "run" / "seeds.json").read_text())
-    assert [each["seed"] for each in content["runs"]] == [0]
-    assert best_step(tmp_path / "run" / "seed-0") == STEPS
-    assert not (tmp_path / "run" / "seed-1").exists()
 
 
 def test_the_number_of_processes_may_change_amidst_a_run(texts: list[str], tmp_path: Path) -> None:
@@ -324,10 +294,6 @@ def test_an_error_of_one_process_ends_all(texts: list[str], tmp_path: Path) -> N
         (
             ("--pretraining", str(WIKI), "--batch-size", "4", "5"),
             "--batch-size 5 of pretraining is no multiple of the 2 processes",
-        ),
-        (
-            ("--seeds", "0"),
-            "--seeds 0: give a number of runs, or two seeds or more",
         ),
     ],
 )
