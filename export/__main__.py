@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         own = {"checkpoint": values.checkpoint, "bundle": values.bundle}
         return _run(read_flags(ExportConfig, values, heads=read_heads(LabelledTexts, heads), **own))
 
-    return report_errors(run, Path(f"{values.bundle}.errors.txt"))
+    return report_errors(run)
 
 
 def _run(config: ExportConfig) -> int:

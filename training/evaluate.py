@@ -33,9 +33,6 @@ _EXAMPLES: Final = r"""examples:
   python -m training.evaluate textattack/albert-base-v2-SST-2 --text-classification sst2/dev.tsv
 """
 
-# Suffix of the file of all errors of the data, where they are more than are printed.
-_ERRORS: Final = ".errors.txt"
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
@@ -44,16 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_flags(parser, EvaluateConfig)
     add_heads(parser)
     values, heads = parse_with_heads(parser, LabelledTexts, arguments)
-    folder = Path(values.checkpoint)
-    # Of a model of the Hub, the list of errors is where its figures would be, in this folder.
-    figures = values.output or (folder if folder.is_dir() else Path()) / "evaluation.json"
-    errors = figures.with_name(figures.name.removesuffix(".json") + _ERRORS)
 
     def run() -> int:
         others = {"checkpoint": values.checkpoint, "heads": read_heads(LabelledTexts, heads)}
         return _run(read_flags(EvaluateConfig, values, **others))
 
-    return report_errors(run, errors)
+    return report_errors(run)
 
 
 def _run(config: EvaluateConfig) -> int:
