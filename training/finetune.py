@@ -50,8 +50,6 @@ _EXAMPLES: Final = r"""examples:
   torchrun --nproc-per-node 8 -m training.finetune --initialize-from runs/base/checkpoint \
       --output runs/mnli --task MNLI --recipe paper
 """
-# Of the run's folder: all errors of the data, where they are more than are printed.
-ERRORS_FILE: Final = "errors.txt"
 
 
 def finetune(config: FinetuneConfig) -> TrainedRun:
@@ -113,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         further = read_heads(ClassifierConfig, heads)
         return finetune(read_flags(FinetuneConfig, values, heads=further)).status
 
-    return report_errors(run, values.output / ERRORS_FILE)
+    return report_errors(run)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from training.finetuning.seeds import SeedRun
 
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.tokenizer import AlbertTokenizer
@@ -27,9 +28,8 @@ from tests.training.support import REPOSITORY
 from training import finetune
 from training.data.labelled.texts import LabelledText
 from training.evaluation.classification import classify
-from training.evaluation.depth import depth_figures
+from training.evaluation.early_exit import early_exit_figures
 from training.evaluation.metrics import metric_figures
-from training.finetuning.seeds import SeedRun
 from training.glue.tasks import Metric
 from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
 
@@ -209,7 +209,7 @@ def test_every_depth_is_measured_and_drawn(adaptive: Bundle, tmp_path: Path) -> 
     tokenizer = AlbertTokenizer.from_file(adaptive.tokenizer_file)
     classified = classify(model, tokenizer, texts, ["negative", "positive"])
     assert classified.layer_logits is not None
-    figures = depth_figures(("accuracy",), classified.layer_logits, classified.targets)
+    figures = early_exit_figures(("accuracy",), classified.layer_logits, classified.targets)
     by_layer = {str(row["layers"]): row["accuracy"] for row in figures["by_layer"]}
     by_layer["all 3"] = by_layer.pop("3")
     by_patience = {f"patience {row['patience']}": row["accuracy"] for row in figures["by_patience"]}

@@ -193,27 +193,6 @@ def test_text_is_held_out_as_files_or_as_shards(
     assert [json.loads(line)["step"] for line in layers] == [40, 80]
 
 
-def test_a_run_of_an_earlier_version_is_refused_and_left_alone(
-    pretrained: Path, pretrain_options: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    """It had a folder `checkpoint` and, beside it, its state, and named its settings otherwise."""
-    folder = tmp_path / "run"
-    names = ("model.safetensors", "config.json", "tokenizer.json")
-    (folder / "checkpoint").mkdir(parents=True)
-    for name in names:
-        shutil.copy(pretrained / "checkpoint" / name, folder / "checkpoint" / name)
-    shutil.copy(pretrained / "checkpoint" / "state.pt", folder / "state.pt")
-    (folder / "run.json").write_text(json.dumps({"settings": {"muon_lr": 0.01, "seed": 1}}))
-    assert run(pretrain_options, folder) == 1
-    assert capsys.readouterr().err == (
-        f"error: {folder} holds a run of an earlier version; give another --output, and "
-        f"--initialize-from {folder}/checkpoint to begin with its weights\n"
-    )
-    assert sorted(file.name for file in folder.iterdir()) == ["checkpoint", "run.json", "state.pt"]
-    start = ["--initialize-from", str(folder / "checkpoint"), "--steps", "1"]
-    assert run([*pretrain_options, *start], tmp_path / "other") == 0
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

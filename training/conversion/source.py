@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from training.conversion.hub import HubModel, check_reachable, download
+from albert_serve.hub import HubModel, check_reachable, download
 from training.conversion.standard import is_standard, write_standard
 from training.conversion.weight_files import find_weights, missing_files
 from training.model.checkpoint import CheckpointError, check_config, read_config
@@ -51,7 +51,7 @@ def open_checkpoint(reference: str | Path) -> Iterator[Checkpoint]:
             `id@revision`.
 
     Raises:
-        CheckpointError, BundleCorruptError, VocabError: it cannot be found or read.
+        HubError, CheckpointError, BundleCorruptError, VocabError: it cannot be found or read.
     """
     folder, name = _locate(reference)
     if is_standard(folder):

@@ -125,7 +125,7 @@ def student_states(
 
     The comparison with the teacher is separate: its cost is negligible beside the layers.
     """
-    states = model.albert.states(tokens)
+    states = list(model.albert.states(tokens))
     read_RH = states[-1].flatten(0, 1)[reading.positions]
     with_attention = objectives.num_relation_heads > 0
     return StudentStates(

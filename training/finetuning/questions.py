@@ -21,8 +21,8 @@ from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import ExampleBatch, LossName
 from training.data.collate import collate_examples
 from training.data.questions import Question, SpanExample, read_located, span_examples
-from training.evaluation.predictions import Item
 from training.evaluation.questions import HeldOutQuestions, lay_questions
+from training.evaluation.torch_engine import Item
 from training.evaluation.validation import Validation
 from training.finetuning.data import VALIDATED_TOGETHER, DataContext
 from training.loop.progress import RunError

@@ -11,7 +11,7 @@ from albert_serve.bundle.weights import QuestionHead
 from training.data.choices import choice_feed
 from training.data.feeds import Division, ExampleFeed, Feed, example_feed
 from training.data.labelled.errors import collecting, raise_listed
-from training.evaluation.predictions import EvaluationError
+from training.errors import EvaluationError
 from training.finetuning.choices import build_choices
 from training.finetuning.classification import Classification, build_classification
 from training.finetuning.data import DataContext

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
-from training.conversion.hub import HubModel, check_reachable, download, find_cached
+from albert_serve.errors import HubError
+from albert_serve.hub import HubModel, check_reachable, download, find_cached
 from training.data.labelled.columns import Columns
 from training.data.labelled.race import RACE
 from training.glue.files import patterns_of
@@ -133,7 +134,7 @@ def with_task_data(texts: _TextsT) -> _TextsT:
         return texts
     try:
         return replace(texts, data=_download_task(source, texts.task))
-    except CheckpointError as error:
+    except (HubError, CheckpointError) as error:
         has = f"the cache has {others}; " if (others := _cached_tasks(source)) else ""
         raise RunError(
             f"{error}; {has}--data names a folder with the files of --task {texts.task}"
@@ -173,7 +174,7 @@ def _download_task(source: HubModel, task: str) -> Path:
     """Download the files of a task of GLUE; return their folder.
 
     Raises:
-        CheckpointError: they cannot be downloaded, or there are none.
+        HubError, CheckpointError: they cannot be downloaded, or there are none.
     """
     patterns = [f"{task}/{name}" for name in patterns_of(TASKS[task])]
     # The files of a commit stay as they are; those of a branch may have changed.

@@ -20,9 +20,9 @@ from albert_serve.tasks.base import Depth
 from albert_serve.tasks.load import load_tasks
 from albert_serve.tasks.text_classification import ALL_LAYERS, resolve_depth
 from albert_serve.tokenizer import AlbertTokenizer
-from export.write import DepthOptions, export_bundle
+from export.write import LayerOptions, export_bundle
 from tests.albert_serve.support import Running, running_service, service_environment
-from training.evaluation.depth import layers_used
+from training.evaluation.early_exit import layers_used
 from training.model.albert import Batch
 from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
 from training.model.heads import AlbertForTasks
@@ -47,7 +47,7 @@ def bundle(
     save_checkpoint(
         model, folder / "checkpoint", tokenizer_from=checkpoint_dir, extra_config=labels
     )
-    depth = DepthOptions(max_layers=2)
+    depth = LayerOptions(max_layers=2)
     return export_bundle(folder / "checkpoint", folder / "bundle", depth=depth).bundle
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from itertools import chain, islice, pairwise
 from unittest import mock
@@ -32,9 +31,9 @@ from training.data.feeds import (
 )
 from training.data.labelled.texts import LabelledText
 from training.data.masking import NgramMasking
-from training.data.packing import Plan, best_row_length
+from training.data.packing import Plan
 from training.data.questions import SpanExample
-from training.losses import Objective, score
+from training.losses import Objective
 from training.model.heads import AlbertForTasks, Task
 
 CPU = torch.device("cpu")
@@ -86,12 +85,6 @@ def test_processes_divide_a_step(
     assert max(totals) - min(totals) <= max(sizes)
 
 
-def test_epochs_are_in_different_orders() -> None:
-    first, second = islice(shuffled_batches(50, 50, 0), 2)
-    assert first != second != sorted(second)
-    assert first != next(shuffled_batches(50, 50, 1))
-
-
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(30, 64))
 def test_packed_examples_keep_their_tokens(sizes: list[int], row_length: int) -> None:
@@ -116,17 +109,6 @@ def test_packed_examples_keep_their_tokens(sizes: list[int], row_length: int) ->
     assert {*batch.firsts.tolist(), batch.tokens.ids.numel()} <= bounds
 
 
-def test_the_row_length_is_the_cheapest() -> None:
-    config = replace(TINY, max_positions=512)
-    pairs = [np.array([180] * 8)] * 3
-    assert best_row_length(pairs, longest=180, config=config) in (192, 384)
-    assert best_row_length([np.array([100] * 5)], longest=100, config=config) == 128
-    # Attention over longer rows costs more than their smaller padding saves.
-    assert best_row_length([np.array([64] * 8)], longest=64, config=config) == 64
-    short = replace(TINY, max_positions=100)
-    assert best_row_length([np.array([97])], longest=97, config=short) == 100
-
-
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=40))
 def test_passes_by_length_hold_each_example_once(sizes: list[int]) -> None:
@@ -140,16 +122,6 @@ def test_passes_by_length_hold_each_example_once(sizes: list[int]) -> None:
         assert min(size for _, size in longer) >= max(size for _, size in shorter)
     for one in passes:
         assert sum(size for _, size in one) <= 2 * 40 + 2 * max(sizes)
-
-
-@pytest.mark.parametrize(
-    ("longest", "by_length", "length"),
-    [(1, True, 16), (16, True, 16), (17, True, 32), (100, True, 100), (17, False, 100)],
-)
-def test_rows_are_no_longer_than_the_longest_needs(
-    longest: int, by_length: bool, length: int
-) -> None:
-    assert Division(by_length=by_length).row_length([1, longest], most=100) == length
 
 
 def test_the_loss_by_length_is_that_of_one_pass() -> None:
@@ -180,14 +152,6 @@ def test_the_loss_by_length_is_that_of_one_pass() -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
-def test_padding_is_on_the_right() -> None:
-    batch = pad([([2, 9, 3], [0, 0, 1]), ([2, 3], [0, 1])])
-    assert batch.ids.tolist() == [[2, 9, 3], [2, 3, 0]]
-    assert batch.types.tolist() == [[0, 0, 1], [0, 1, 0]]
-    assert batch.lengths is not None
-    assert batch.lengths.tolist() == [3, 2]
-
-
 def texts_feed(*, batch_size: int, seed: int) -> ExampleFeed[TokenisedExample]:
     return example_feed("text-classification", EXAMPLES, TINY, batch_size=batch_size, seed=seed)
 
@@ -200,27 +164,6 @@ def next_micro_batch(feed: Feed) -> MicroBatch:
     """The one pass of the next step."""
     (one,) = feed.step()
     return one
-
-
-def test_classification_reads_the_cls_row() -> None:
-    model = our_model(TINY, ("text-classification",))
-    feed = texts_feed(batch_size=4, seed=0)
-    assert feed.tasks == (feed.name,) == ("text-classification",)
-    total, count, num_tokens = 0.0, 0, 0
-    while count < len(EXAMPLES):
-        one = next_micro_batch(feed)
-        got = Objective(model, CPU)(one)["text-classification"]
-        assert got.count == one.counts["text-classification"]
-        total, count = total + got.loss.item(), count + got.count
-        num_tokens += one.num_tokens
-    assert num_tokens == sum(len(e.ids) for e in EXAMPLES)
-    expected = 0.0
-    with torch.no_grad():
-        for example in EXAMPLES:
-            hidden = model(pad([(example.ids, example.types)]))
-            logits = model.logits("text-classification", hidden[:, 0])
-            expected += score(logits, torch.tensor([example.label])).loss.item()
-    assert total == pytest.approx(expected, rel=1e-4)
 
 
 def test_spans_are_scored_over_real_positions_alone() -> None:
@@ -238,17 +181,6 @@ def test_spans_are_scored_over_real_positions_alone() -> None:
     assert parts[0].loss.item() == pytest.approx(
         -(logits[3, 0] + logits[5, 1]).item() / 2, rel=1e-4
     )
-
-
-def test_an_objective_is_the_loss_of_a_micro_batch_s_task() -> None:
-    """Its parameters are the model's, and gradients reach them through it."""
-    model = our_model(TINY, ("text-classification",))
-    objective = Objective(model, CPU)
-    got = objective(next_micro_batch(texts_feed(batch_size=9, seed=0)))
-    assert got.keys() == {"text-classification"}
-    assert set(objective.parameters()) == set(model.parameters())
-    got["text-classification"].loss.backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 13])
@@ -337,18 +269,6 @@ def test_pretraining_trains_the_heads_of_its_tasks(
     assert 0 < one.num_tokens <= 64
 
 
-def test_a_step_of_pretraining_has_a_pass_for_each_of_its_batches() -> None:
-    """The same rows as in one batch, so that sums are the same."""
-    model = our_model(TINY, ("fill-mask", "sentence-order"))
-    whole = figures(pretrain_feed(slicing=Slicing(num_rows=12, rows_a_batch=12)), model, 3)
-    parts = figures(pretrain_feed(slicing=Slicing(num_rows=12, rows_a_batch=3)), model, 3)
-    assert (len(whole), len(parts)) == (3, 12)
-    for number, total in enumerate(whole):
-        for name in total:
-            summed = sum(part[name] for part in parts[4 * number : 4 * number + 4])
-            assert summed == pytest.approx(total[name], rel=1e-5)
-
-
 @pytest.mark.parametrize("num_steps", [0, 1, 10])
 def test_pretraining_goes_on_from_its_state(num_steps: int) -> None:
     """Over several epochs, of which no two are alike."""
@@ -366,34 +286,3 @@ def test_pretraining_goes_on_from_its_state(num_steps: int) -> None:
     first.restore(state)
     assert figures(first, model, 12) == rest
     assert figures(pretrain_feed(seed=1), model, 1) != figures(pretrain_feed(), model, 1)
-
-
-def test_a_state_is_of_plain_numbers() -> None:
-    """So that it is written and read as such."""
-    feed = pretrain_feed()
-    feed.step()
-    assert [type(number) for number in feed.state()] == [int, int, int]
-    assert json.loads(json.dumps(feed.state())) == feed.state()
-
-
-def test_processes_take_the_batches_of_one() -> None:
-    model = our_model(TINY, ("fill-mask", "sentence-order"))
-    slicing = Slicing(num_rows=12, rows_a_batch=2)
-    alone = pretrain_feed(slicing=slicing)
-    ranks = [pretrain_feed(slicing=replace(slicing, rank=rank, world_size=3)) for rank in range(3)]
-    for _ in range(3):
-        whole = figures(alone, model, 1)
-        by_rank = [figures(feed, model, 1) for feed in ranks]
-        assert [each[place] for place in range(2) for each in by_rank] == whole
-        assert all(feed.state() == alone.state() for feed in ranks)
-
-
-def test_a_corpus_smaller_than_a_step_is_repeated() -> None:
-    shards = make_shards(make_part([[3, 4]], TINY.vocab_size))
-    feed = replace(
-        pretrain_feed(),
-        plan=Plan(shards=shards, settings=ExampleSettings(length=16), seed=0),
-        collate=Collator(shards=shards, masking=MASKING, length=16, seed=0),
-    )
-    assert next_micro_batch(feed).num_tokens == 4 * 10
-    assert feed.state() == [3, 0, 1]

@@ -14,7 +14,6 @@ from tests.training.support import read_metrics, run_command, same_weights, stop
 from training import distil, pretrain
 from training.model.checkpoint import load_checkpoint
 
-Capture = pytest.CaptureFixture[str]
 run = partial(run_command, pretrain.main)
 SHARE = ("--order-share", "0.5", "--order-length", "64")
 

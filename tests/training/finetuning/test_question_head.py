@@ -35,9 +35,9 @@ from tests.training.support import (
 )
 from training import evaluate
 from training.data.questions import Question, read_squad
-from training.evaluation.predictions import TorchEngine
 from training.evaluation.questions import answer_questions
 from training.evaluation.real_text import RealData
+from training.evaluation.torch_engine import TorchEngine
 from training.finetune import main
 from training.model.checkpoint import load_checkpoint, read_tasks, save_checkpoint
 from training.model.heads import AlbertForTasks, head_sizes

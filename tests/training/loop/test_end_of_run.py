@@ -45,13 +45,6 @@ def seven(pretrained: Path, labelled: Path) -> list[str]:
     ]
 
 
-def test_the_last_step_is_validated_between_two_intervals(seven: list[str], tmp_path: Path) -> None:
-    assert run([*seven, "--validate-every", "2"], tmp_path / "run") == 0
-    losses = validations(tmp_path / "run", TASK, "loss")
-    assert list(losses) == [2, 4, 6, 7]
-    assert losses[best_step(tmp_path / "run")] == min(losses.values())
-
-
 def test_the_end_is_validated_also_where_its_step_was_skipped(
     seven: list[str], tmp_path: Path
 ) -> None:

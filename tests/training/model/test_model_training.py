@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,7 +25,6 @@ from tests.training.support import (
     ragged,
     weighed,
 )
-from training.model.albert import attend
 from training.model.heads import AlbertForTasks, head_sizes
 
 each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -81,16 +79,6 @@ def counted_memory() -> Iterator[dict[int, int]]:
         yield sizes
 
 
-@pytest.mark.parametrize(("is_training", "num_calls"), [(True, 2 * 4), (False, 4)])
-def test_layers_are_computed_again_in_training_alone(is_training: bool, num_calls: int) -> None:
-    model = our_model(TINY, ()).train(is_training)
-    model.albert.encoder.recomputes = True
-    calls: Counter[str] = Counter()
-    model.albert.encoder.attentions[0].register_forward_hook(lambda *_: calls.update(["applied"]))
-    model(ragged()).sum().backward()
-    assert calls["applied"] == num_calls
-
-
 def test_dropout_is_where_the_original_has_it() -> None:
     """Behind the embeddings' norm, and before each residual: 1 + 2 L times, and on attention."""
     config = replace(TINY, hidden_dropout=0.25, attention_dropout=0.5)
@@ -108,17 +96,6 @@ def test_dropout_is_where_the_original_has_it() -> None:
     assert len(dropped) == 1 + 2 * 4
     assert all(abs(part - 0.25) < 0.03 for part in dropped)
     assert [block.attention_dropout for block in model.albert.encoder.attentions] == [0.5]
-
-
-def test_attention_without_dropout_is_its_mean() -> None:
-    """Dropout on weights leaves their expectation as it is."""
-    torch.manual_seed(0)
-    x = torch.randn(3, 2, 5, 3, 4, dtype=torch.float64)
-    plain = attend(x[0], x[1], x[2], None, 0.0)
-    many = x[:, None].expand(3, 4000, 2, 5, 3, 4).flatten(1, 2).requires_grad_()
-    dropped = attend(many[0], many[1], many[2], None, 0.5).reshape(4000, *plain.shape)
-    assert not torch.allclose(dropped[0], plain)
-    assert (dropped.mean(0) - plain).abs().max() < 0.1
 
 
 @pytest.mark.parametrize("activation", get_args(Activation))

@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from albert_serve.files import write_atomically
-from training.evaluation.choices import Chosen
-from training.evaluation.classification import Classified
+from training.evaluation.choices import ChoicePredictions
+from training.evaluation.classification import TextPredictions
 from training.evaluation.questions import AnsweredQuestion, predicted
 from training.glue.tasks import GlueTask
 
@@ -22,7 +22,9 @@ _ENDS: Final[Mapping[str, str]] = MappingProxyType({"matched": "-m", "mismatched
 _MOST: Final = 1e9
 
 
-def write_glue(classified: Mapping[str, Classified], file: Path, task: GlueTask | None) -> None:
+def write_glue(
+    predictions: Mapping[str, TextPredictions], file: Path, task: GlueTask | None
+) -> None:
     """Write a TSV file of `index` and `prediction` for each split.
 
     Of several splits the file's name gets an end: `MNLI-m.tsv` and `MNLI-mm.tsv` for `MNLI.tsv`.
@@ -35,8 +37,8 @@ def write_glue(classified: Mapping[str, Classified], file: Path, task: GlueTask 
         OSError: a file cannot be written.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    for split, answers in classified.items():
-        end = _ENDS.get(split, f"-{split}") if len(classified) > 1 else ""
+    for split, answers in predictions.items():
+        end = _ENDS.get(split, f"-{split}") if len(predictions) > 1 else ""
         lines = ["index\tprediction"]
         lines += [
             f"{index}\t{_prediction(answers, value, task)}"
@@ -47,7 +49,7 @@ def write_glue(classified: Mapping[str, Classified], file: Path, task: GlueTask 
         print(f"{len(answers.texts):,} predictions ({split}) in {target}")
 
 
-def _prediction(answers: Classified, value: Any, task: GlueTask | None) -> str:
+def _prediction(answers: TextPredictions, value: Any, task: GlueTask | None) -> str:
     if task is not None and task.scale is not None:
         return f"{min(max(float(value), task.scale.least), task.scale.most):.3f}"
     if task is not None and task.submitted == "numbers":
@@ -57,7 +59,7 @@ def _prediction(answers: Classified, value: Any, task: GlueTask | None) -> str:
     return answers.describe(value)
 
 
-def write_choices(chosen: Chosen, file: Path) -> None:
+def write_choices(chosen: ChoicePredictions, file: Path) -> None:
     """Write a JSON object of the letter of each question's choice.
 
     Questions are named by their ids, as RACE's, or by their indices where not all have one.

@@ -10,9 +10,9 @@ from typing import Any
 from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.labelled.texts import Label, LabelledText
-from training.evaluation.classification import PREFIX, Classified, classify
+from training.errors import EvaluationError
+from training.evaluation.classification import PREFIX, TextPredictions, classify
 from training.evaluation.metrics import COMBINED, mean_metric
-from training.evaluation.predictions import EvaluationError
 from training.glue.files import read_task
 from training.glue.tasks import GlueTask
 from training.model.heads import AlbertForTasks, Task
@@ -27,7 +27,7 @@ def classify_task(
     *,
     truncation: bool = False,
     head: Task = CLASSIFICATION,
-) -> dict[str, Classified]:
+) -> dict[str, TextPredictions]:
     """Classify the texts of each split of a task.
 
     Args:
@@ -38,7 +38,7 @@ def classify_task(
         EvaluationError: the model's labels are not the task's.
         CorpusError: as `classify`.
     """
-    outputs = outputs_of(task, names)
+    outputs = _outputs_of(task, names)
     return {
         split: replace(
             classify(
@@ -69,7 +69,7 @@ def read_for_model(
         EvaluationError: the model's labels are not the task's.
         CorpusError: a file cannot be read.
     """
-    outputs = outputs_of(task, names)
+    outputs = _outputs_of(task, names)
     (texts,) = read_task(task, {"held-out": files}).texts.values()
     if task.scale is not None:
         return texts
@@ -81,7 +81,7 @@ def _number(label: Label) -> float:
     return label
 
 
-def task_figures(task: GlueTask, classified: Mapping[str, Classified]) -> dict[str, Any]:
+def task_figures(task: GlueTask, classified: Mapping[str, TextPredictions]) -> dict[str, Any]:
     """Return the figures of a task's splits, with the official metrics.
 
     Figures of splits after the first (mismatched MNLI) have the split's name in theirs. Of several
@@ -100,7 +100,7 @@ def task_figures(task: GlueTask, classified: Mapping[str, Classified]) -> dict[s
     return results
 
 
-def outputs_of(task: GlueTask, names: Sequence[str]) -> list[int]:
+def _outputs_of(task: GlueTask, names: Sequence[str]) -> list[int]:
     """Return the model's output of each of the task's labels, or the one of a regression.
 
     Names count without case. Labels without names are in the task's order.

@@ -1,4 +1,4 @@
-"""Text classification by depth: after each layer, and as soon as several layers agree.
+"""Text classification by early exit: after each layer, and as soon as several layers agree.
 
 Shape legend: N texts, L layers, K labels, C texts of a batch.
 """
@@ -57,7 +57,7 @@ def layers_used(logits_NLK: NDArray[np.float32], patience: int) -> NDArray[np.in
     return used_N
 
 
-def depth_figures(
+def early_exit_figures(
     metrics: Sequence[Metric], logits_NLK: NDArray[np.float32], targets_N: NDArray[Any]
 ) -> dict[str, list[dict[str, float]]]:
     """Return the metrics after each layer, and for each patience with the mean number of layers."""
