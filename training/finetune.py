@@ -18,7 +18,8 @@ from typing import Final
 from training.conversion.source import open_checkpoint
 from training.errors import report_errors
 from training.finetuning.build import build_finetuning
-from training.finetuning.config import ClassifierConfig, FinetuneConfig
+from training.finetuning.config import ClassifierConfig as ClassifierConfig
+from training.finetuning.config import FinetuneConfig as FinetuneConfig
 from training.finetuning.settings import FinetuneSettings, settle
 from training.loop.distributed import join_world, setting_up
 from training.loop.progress import is_known_run

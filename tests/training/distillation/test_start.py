@@ -281,10 +281,14 @@ def test_a_start_that_does_not_fit(
 def electra(folder: Path) -> transformers.PreTrainedModel:
     """An ELECTRA-Small has embeddings of 128 and hidden states of 256."""
     vocab_size = len(transformers.AutoTokenizer.from_pretrained(folder))
-    sizes = {"embedding_size": 16, "hidden_size": 32, "intermediate_size": 64}
     return transformers.ElectraModel(
         transformers.ElectraConfig(
-            **sizes, vocab_size=vocab_size, num_hidden_layers=2, num_attention_heads=4
+            embedding_size=16,
+            hidden_size=32,
+            intermediate_size=64,
+            vocab_size=vocab_size,
+            num_hidden_layers=2,
+            num_attention_heads=4,
         )
     )
 
