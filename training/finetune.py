@@ -17,7 +17,7 @@ from typing import Final
 
 from training.conversion.source import open_checkpoint
 from training.errors import report_errors
-from training.finetuning.build import build_finetuning
+from training.finetuning.build import prepare_finetuning
 from training.finetuning.config import ClassifierConfig as ClassifierConfig
 from training.finetuning.config import FinetuneConfig as FinetuneConfig
 from training.finetuning.settings import FinetuneSettings, settle
@@ -68,17 +68,16 @@ def finetune(config: FinetuneConfig) -> TrainedRun:
         precision = run_precision(config.precision, config.output, world)
         record["precision"] = precision
         with setting_up(world):
-            run, extra_config, validation = build_finetuning(
-                settings, start.folder, precision, world
-            )
+            prepared = prepare_finetuning(settings, start.folder, precision, world)
+        run = prepared.build()
         origin = Origin(
             program="training.finetune",
             stage={"settings": {**record, **_data_names(settings, start.name)}},
             start=start.folder,
             tokenizer_from=start.folder,
-            extra_config=extra_config,
+            extra_config=prepared.extra_config,
         )
-        trained = train_run(config, run, record, origin, validation=validation)
+        trained = train_run(config, run, record, origin, validation=prepared.validation)
         batches = ", ".join(f"{count:,} of {name}" for name, count in run.num_steps.items())
         print(f"{trained.checkpoint}: {trained.num_steps:,} steps ({batches})")
         return trained

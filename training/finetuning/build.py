@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,18 +30,23 @@ from training.run.options import should_compile
 from training.system.precision import PrecisionName
 
 
-class BuiltRun(NamedTuple):
-    """A run at step 0, the keys of config.json that name its labels, and its validation."""
+class PreparedRun(NamedTuple):
+    """A run whose data is read and whose model is loaded.
 
-    run: Run
+    Attributes:
+        build: builds the run at step 0; all processes must call it together.
+        extra_config: the keys of config.json that name its labels.
+    """
+
+    build: Callable[[], Run]
     extra_config: Mapping[str, Any]
     validation: Validation | None
 
 
-def build_finetuning(
+def prepare_finetuning(
     settings: FinetuneSettings, start: Path, precision: PrecisionName, world: World
-) -> BuiltRun:
-    """Build the run of the settings.
+) -> PreparedRun:
+    """Read the data and load the model of the settings' run.
 
     Args:
         start: folder of the initial checkpoint.
@@ -82,7 +88,8 @@ def build_finetuning(
         question_head=question_head,
     )
     hyperparameters = settings.hyperparameters
-    run = build_run(
+    build = partial(
+        build_run,
         model,
         Mixture(
             feeds=streams.feeds,
@@ -98,7 +105,7 @@ def build_finetuning(
         selection=selection,
     )
     task = {key: hf[key] for key in ("albert_sentence_task",) if key in hf}
-    return BuiltRun(run, {**task, **label_config(hf, model.tasks, placed, labels)}, validation)
+    return PreparedRun(build, {**task, **label_config(hf, model.tasks, placed, labels)}, validation)
 
 
 def _architecture(settings: FinetuneSettings, hf: Mapping[str, Any], world: World) -> AlbertConfig:

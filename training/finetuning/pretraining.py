@@ -55,7 +55,8 @@ def pretraining_streams(context: DataContext, num_rows: int) -> list[PlannedFeed
     settings, world = context.settings, context.world
     length, seed = settings.length, settings.seed
     tokens_a_batch = (settings.micro_batch_size or num_rows) * length
-    slicing = slice_rows(num_rows, length, tokens_a_batch, world, "--batch-size of pretraining")
+    given = f"--batch-size {num_rows} of pretraining"
+    slicing = slice_rows(num_rows, length, tokens_a_batch, world, given)
     with main_first(world):
         shards = prepare(
             settings.pretraining, context.start / "tokenizer.json", settings.output / "shards"

@@ -88,7 +88,7 @@ class PretrainingJob:
         """
         rows, size = self.recipe.batch_size, self.world.size
         slicing = slice_rows(
-            rows, self.recipe.length, self._tokens_a_batch, self.world, "--batch-size"
+            rows, self.recipe.length, self._tokens_a_batch, self.world, f"--batch-size {rows}"
         )
         rows_a_batch = self.config.micro_batch_size
         if rows_a_batch is None:

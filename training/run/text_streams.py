@@ -59,7 +59,7 @@ def pair_stream(
     """
     row_length = 2 * settings.length
     rows = num_rows or max(1, tokens_a_step // row_length // world.size) * world.size
-    slicing = slice_rows(rows, row_length, tokens_a_batch, world, "--order-batch-size")
+    slicing = slice_rows(rows, row_length, tokens_a_batch, world, f"--order-batch-size {rows}")
     return order_feed(shards, settings, slicing, seed=seed, num_workers=num_workers)
 
 
@@ -69,20 +69,20 @@ def pair_length(order_length: int | None, max_positions: int) -> int:
 
 
 def slice_rows(
-    num_rows: int, row_length: int, tokens_a_batch: int, world: World, option: str
+    num_rows: int, row_length: int, tokens_a_batch: int, world: World, given: str
 ) -> Slicing:
     """Divide a step's rows into micro-batches: the largest divisor of a process' rows that fits.
 
     Args:
         row_length: tokens of a row; of pairs in both orders, twice those of a pair.
         tokens_a_batch: maximum tokens of a micro-batch, which has one row at least.
-        option: that names the rows.
+        given: the option of the rows with its value, for the error.
 
     Raises:
         RunError: the rows cannot be divided among the processes.
     """
     if num_rows % world.size:
-        raise RunError(f"{option} {num_rows} is no multiple of the {world.size} processes")
+        raise RunError(f"{given} is no multiple of the {world.size} processes")
     own, most = num_rows // world.size, max(1, tokens_a_batch // row_length)
     return Slicing(
         num_rows=num_rows,
