@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import torch
 
 from albert_serve.config import AlbertConfig
+from albert_serve.tokenizer import AlbertTokenizer
 from training.data.examples import MIN_LENGTH
 from training.evaluation.validation import Validation
+from training.finetuning.data import DataContext
 from training.finetuning.heads import label_config, place
 from training.finetuning.pretraining import check_order_length, mask_rates
 from training.finetuning.questions import choose_head
@@ -50,16 +52,17 @@ def build_finetuning(
     hf, stored = read_config(start), read_tasks(start)
     config = _architecture(settings, hf, world)
     placed = place(settings, stored, hf)
-    streams = Streams(
+    context = DataContext(
         settings=settings,
-        placed=placed,
         start=start,
+        tokenizer=AlbertTokenizer.from_file(start / "tokenizer.json"),
         architecture=config,
-        question_head=choose_head(settings.question_head, stored),
-        precision=precision,
         world=world,
+        precision=precision,
         compiles=should_compile(settings.compile, world.device),
     )
+    question_head = choose_head(settings.question_head, stored)
+    streams = Streams(context=context, placed=placed, question_head=question_head)
     streams.read()
     labels = {each.task: each.labels for each in streams.classifications}
     progress = Progress(num_steps=streams.num_steps, budget_s=settings.budget)
@@ -76,7 +79,7 @@ def build_finetuning(
         tuple(task for feed in streams.feeds for task in feed.tasks),
         labels,
         has_exits=settings.adaptive_depth,
-        question_head=streams.question_head,
+        question_head=question_head,
     )
     hyperparameters = settings.hyperparameters
     run = build_run(

@@ -13,7 +13,7 @@ from training.data.choices import ChoiceBatches, ChoiceExample, choice_examples
 from training.data.labelled.choices import read_choice_splits
 from training.data.labelled.folders import CHOICES, labelled_files
 from training.evaluation.validation import Validation
-from training.finetuning.examples import TRAINING, VALIDATION, tokenise_splits
+from training.finetuning.data import TRAINING, VALIDATION, DataContext
 from training.finetuning.settings import FinetuneSettings
 from training.loop.progress import RunError
 from training.run.flags import flag_name
@@ -52,13 +52,14 @@ class Choices:
         return max(Counter(each.target for each in self.held_out).values()) / len(self.held_out)
 
 
-def build_choices(settings: FinetuneSettings, tokenizer: AlbertTokenizer) -> Choices:
+def build_choices(context: DataContext) -> Choices:
     """Read and tokenise the questions of the training and validation files.
 
     Raises:
         CorpusError: files cannot be read, or hold what cannot be trained; all of it is listed.
         RunError: options do not fit the data.
     """
+    settings = context.settings
     _check(settings)
     files = {TRAINING: labelled_files(settings.multiple_choice, "train", suffixes=CHOICES)}
     if settings.validation:
@@ -66,10 +67,10 @@ def build_choices(settings: FinetuneSettings, tokenizer: AlbertTokenizer) -> Cho
         files[VALIDATION] = held_out
     errors: list[str] = []
     texts = read_choice_splits(files, settings.columns, settings.choice_columns, errors)
-    examples = tokenise_splits(settings, tokenizer, texts, choice_examples, "questions", errors)
+    examples = context.tokenise(texts, choice_examples, "questions", errors)
     return Choices(
         examples=examples[TRAINING],
-        tokenizer=tokenizer,
+        tokenizer=context.tokenizer,
         figure=settings.metric or "accuracy",
         held_out=examples.get(VALIDATION, ()),
     )

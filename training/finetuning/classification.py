@@ -14,7 +14,6 @@ from torch import Tensor
 
 from albert_serve.bundle.manifest import ProblemType
 from albert_serve.bundle.weights import CLASSIFICATION
-from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import TokenisedExample
 from training.data.collate import collate_examples
 from training.data.corpus import CorpusError
@@ -29,16 +28,10 @@ from training.evaluation.metrics import (
 )
 from training.evaluation.validation import Validation
 from training.finetuning.config import ClassifierConfig
-from training.finetuning.examples import (
-    TRAINING,
-    VALIDATED_TOGETHER,
-    VALIDATION,
-    tokenise_splits,
-)
+from training.finetuning.data import TRAINING, VALIDATED_TOGETHER, VALIDATION, DataContext
 from training.finetuning.settings import FinetuneSettings
 from training.glue.files import read_task
 from training.glue.tasks import TASKS, Metric
-from training.loop.distributed import World
 from training.loop.progress import RunError
 from training.losses import (
     LogitsFunction,
@@ -54,7 +47,6 @@ from training.losses import (
 from training.model.checkpoint import label_keys
 from training.model.heads import Task
 from training.run.flags import flag_name
-from training.system.precision import PrecisionName
 
 # The metrics that `--metric` can name.
 _ALLOWED: Final[Mapping[ProblemType, tuple[Metric, ...]]] = MappingProxyType(
@@ -72,23 +64,40 @@ class Classification:
 
     Attributes:
         task: its head in the model.
-        labels: keys of `config.json` that name the labels.
-        held_out: examples of validation.
-        metrics: of validation, the official ones first.
-        num_official: how many of the metrics decide, by their mean, which validation is best.
-        problem: the kind of the task.
+        names: of its labels.
+        official: the metrics whose mean decides which validation is best.
         metric: the figure that decides in their place.
+        held_out: examples of validation.
     """
 
     task: Task
+    problem: ProblemType
+    names: Sequence[str]
+    official: tuple[Metric, ...]
+    metric: str | None
     examples: Sequence[TokenisedExample]
-    labels: dict[str, Any]
+    held_out: Sequence[LabelledExample]
     loss: LossFunction
-    held_out: Sequence[LabelledExample] = ()
-    metrics: tuple[Metric, ...] = ("accuracy",)
-    num_official: int = 1
-    problem: ProblemType = "single_label_classification"
-    metric: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check that `--metric` is one of these labels."""
+        allowed = self._allowed
+        if self.metric not in (None, "loss", *allowed):
+            has_one = self.problem == "single_label_classification"
+            what = f"{len(self.names)} labels" if has_one else self.problem
+            raise RunError(
+                f"--metric {self.metric} is none of {what}; take {', '.join(allowed)} or loss"
+            )
+
+    @property
+    def _allowed(self) -> tuple[Metric, ...]:
+        is_binary = self.problem == "single_label_classification" and len(self.names) == 2
+        return (*_ALLOWED[self.problem], "f1") if is_binary else _ALLOWED[self.problem]
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """The keys of `config.json` that name the labels."""
+        return label_keys(self.names, multi_label=self.problem == "multi_label_classification")
 
     def validation(self, *, every: int, row_length: int) -> Validation:
         """Return the validation on the held-out texts, in batches of like lengths."""
@@ -110,158 +119,134 @@ class Classification:
     @property
     def figure(self) -> str:
         """The figure that decides: that of `--metric`, or the official metrics."""
-        return self.metric or (self.metrics[0] if self.num_official == 1 else COMBINED)
+        return self.metric or (self.official[0] if len(self.official) == 1 else COMBINED)
 
     @property
     def chance(self) -> float:
         """The deciding figure of constant answers to the held-out texts."""
         targets = np.array([example.label for example in self.held_out])
-        num_labels = len(self.labels["id2label"])
-        return chance_level(self.figure, targets, num_labels, self.problem, self.figures)
+        return chance_level(self.figure, targets, len(self.names), self.problem, self.figures)
 
     def figures(self, logits_NK: Tensor, targets_N: Tensor) -> dict[str, float]:
         """Return the metrics of logits (N, K), and the mean of the official ones."""
-        figures = metric_figures(self.metrics, logits_NK.numpy(), targets_N.numpy())
-        official: dict[str, float] = {
-            metric: figures[metric] for metric in self.metrics[: self.num_official]
-        }
-        return figures if len(official) == 1 else {**figures, COMBINED: mean_metric(official)}
+        asked = (each for each in self._allowed if each == self.metric)
+        metrics = tuple(dict.fromkeys((*self.official, *asked)))
+        figures = metric_figures(metrics, logits_NK.numpy(), targets_N.numpy())
+        if len(self.official) == 1:
+            return figures
+        return {**figures, COMBINED: mean_metric({each: figures[each] for each in self.official})}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClassifierBuilder:
-    """Reads and tokenises the data of a classifier of texts.
+def build_classification(
+    task: Task, config: ClassifierConfig, context: DataContext
+) -> Classification:
+    """Read and tokenise the texts of a classifier's training and validation files.
 
-    Attributes:
+    Args:
         task: the classifier's head in the model.
-        config: of its data.
-        compiles: whether the model's pass is compiled.
+
+    Raises:
+        CorpusError: files cannot be read, or hold what cannot be trained; all of it is listed.
+        RunError: options do not fit the data.
     """
+    # Only the default classifier has classifiers after each layer, or a teacher.
+    is_adaptive = context.settings.adaptive_depth and task == CLASSIFICATION
+    teacher = context.settings.teacher if config.head is None else None
+    if is_adaptive and teacher is not None:
+        raise RunError("--adaptive-depth goes with labelled texts, not with --teacher")
+    if is_adaptive and config.problem != "single_label_classification":
+        raise RunError(f"--adaptive-depth goes with one label a text; this is {config.problem}")
+    logits: LogitsFunction = exit_logits if is_adaptive else cls_logits
+    logits = compile_logits(logits) if context.compiles else logits
+    if teacher is not None:
+        return _taught(task, config, context, teacher, logits)
+    return _labelled(task, config, context, logits, is_adaptive=is_adaptive)
 
-    task: Task
-    config: ClassifierConfig
-    settings: FinetuneSettings
-    tokenizer: AlbertTokenizer
-    precision: PrecisionName
-    world: World
-    compiles: bool
 
-    def build(self) -> Classification:
-        """Read and tokenise the texts of the training and validation files.
+def _labelled(
+    task: Task,
+    config: ClassifierConfig,
+    context: DataContext,
+    logits: LogitsFunction,
+    *,
+    is_adaptive: bool,
+) -> Classification:
+    """Return the data of labelled texts."""
+    problem = config.problem
+    errors: list[str] = []
+    splits = _read(config, errors)
+    if errors:
+        context.tokenise(splits.texts, labelled_examples, "texts", errors)  # raises them
+    if len(splits.names) < 2 and problem != "regression":
+        shown = ", ".join(splits.names) or "none"
+        raise CorpusError(f"all texts have the label {shown}; a classifier needs two or more")
+    weights = _class_weights(config.class_weights, splits.texts[TRAINING], splits.names, problem)
+    examples = context.tokenise(splits.texts, labelled_examples, "texts")
+    return Classification(
+        task=task,
+        problem=problem,
+        names=splits.names,
+        official=OFFICIAL[problem] if config.task is None else TASKS[config.task].metrics,
+        metric=config.metric,
+        examples=examples[TRAINING],
+        held_out=examples.get(VALIDATION, ()),
+        loss=_loss(problem, logits, weights, is_adaptive=is_adaptive),
+    )
 
-        Raises:
-            CorpusError: files cannot be read, or hold what cannot be trained; all of it is listed.
-            RunError: options do not fit the data.
-        """
-        # A further classifier has labelled texts.
-        teacher = self.settings.teacher if self.config.head is None else None
-        if self.is_adaptive and teacher is not None:
-            raise RunError("--adaptive-depth goes with labelled texts, not with --teacher")
-        if self.is_adaptive and self.config.problem != "single_label_classification":
-            raise RunError(
-                f"--adaptive-depth goes with one label a text; this is {self.config.problem}"
-            )
-        return self._labelled() if teacher is None else self._taught(teacher)
 
-    @property
-    def is_adaptive(self) -> bool:
-        """Whether there is a classifier after each layer, as only the default one has them."""
-        return self.settings.adaptive_depth and self.task == CLASSIFICATION
+def _read(config: ClassifierConfig, errors: list[str]) -> LabelledSplits:
+    """Read the files, and append their errors."""
+    files = {TRAINING: config.text_classification}
+    if config.validation:
+        files[VALIDATION] = config.validation
+    if config.task is not None:
+        return read_task(TASKS[config.task], files, errors)
+    return read_splits(files, config.labels or None, config.columns, config.problem, errors=errors)
 
-    @property
-    def _logits(self) -> LogitsFunction:
-        logits: LogitsFunction = exit_logits if self.is_adaptive else cls_logits
-        return compile_logits(logits) if self.compiles else logits
 
-    def _labelled(self) -> Classification:
-        """Return the data of labelled texts."""
-        config, problem = self.config, self.config.problem
-        errors: list[str] = []
-        splits = self._read(errors)
-        if errors:
-            self._tokenise(splits, errors)  # raises them, with those of long texts
-        if len(splits.names) < 2 and problem != "regression":
-            shown = ", ".join(splits.names) or "none"
-            raise CorpusError(f"all texts have the label {shown}; a classifier needs two or more")
-        official = OFFICIAL[problem] if config.task is None else TASKS[config.task].metrics
-        metrics = _metrics(config.metric, official, problem, len(splits.names))
-        texts = splits.texts[TRAINING]
-        weights = _class_weights(config.class_weights, texts, splits.names, problem)
-        examples = self._tokenise(splits)
-        return Classification(
-            task=self.task,
-            examples=examples[TRAINING],
-            labels=label_keys(splits.names, multi_label=problem == "multi_label_classification"),
-            loss=_loss(problem, self._logits, weights, is_adaptive=self.is_adaptive),
-            held_out=examples.get(VALIDATION, ()),
-            metrics=metrics,
-            num_official=len(official),
-            problem=problem,
-            metric=config.metric,
-        )
+def _taught(
+    task: Task,
+    config: ClassifierConfig,
+    context: DataContext,
+    reference: str,
+    logits: LogitsFunction,
+) -> Classification:
+    """Return the data of texts with a teacher's logits as labels."""
+    # Imported here, since only a teacher needs transformers.
+    from training.distillation.pseudo_labels import (
+        PseudoLabelLoss,
+        TaskTeacher,
+        pseudo_label,
+        pseudo_labelled_examples,
+    )
 
-    def _read(self, errors: list[str]) -> LabelledSplits:
-        """Read the files, and append their errors."""
-        config = self.config
-        files = {TRAINING: config.text_classification}
-        if config.validation:
-            files[VALIDATION] = config.validation
-        if config.task is not None:
-            return read_task(TASKS[config.task], files, errors)
-        return read_splits(
-            files, config.labels or None, config.columns, config.problem, errors=errors
-        )
-
-    def _tokenise(
-        self, splits: LabelledSplits, errors: Sequence[str] = ()
-    ) -> dict[str, Sequence[LabelledExample]]:
-        return tokenise_splits(
-            self.settings, self.tokenizer, splits.texts, labelled_examples, "texts", errors
-        )
-
-    def _taught(self, reference: str) -> Classification:
-        """Return the data of texts with a teacher's logits as labels."""
-        # Imported here, since only a teacher needs transformers.
-        from training.distillation.pseudo_labels import (
-            PseudoLabelLoss,
-            TaskTeacher,
-            pseudo_label,
-            pseudo_labelled_examples,
-        )
-
-        config, settings, world = self.config, self.settings, self.world
-        _check_teacher(settings)
-        texts = read_texts(config.text_classification, config.columns)
-        teacher = TaskTeacher.load(reference, world.device)
-        official = OFFICIAL[teacher.problem]
-        metrics = _metrics(config.metric, official, teacher.problem, len(teacher.names))
-        held_out: Mapping[str, Sequence[LabelledExample]] = {}
-        if config.validation:
-            files = {VALIDATION: config.validation}
-            held_out = self._tokenise(
-                read_splits(files, teacher.names, config.columns, teacher.problem)
-            )
-        logits_NK = pseudo_label(texts, teacher, world, settings.output, self.precision)
-        return Classification(
-            task=self.task,
-            examples=pseudo_labelled_examples(
-                texts, logits_NK, self.tokenizer, length=settings.length
-            ),
-            labels=label_keys(
-                teacher.names, multi_label=teacher.problem == "multi_label_classification"
-            ),
-            loss=PseudoLabelLoss(
-                problem=teacher.problem,
-                temperature=settings.temperature,
-                held_out=_loss(teacher.problem, self._logits),
-                logits=self._logits,
-            ),
-            held_out=held_out.get(VALIDATION, ()),
-            metrics=metrics,
-            num_official=len(official),
+    settings, world = context.settings, context.world
+    _check_teacher(settings)
+    texts = read_texts(config.text_classification, config.columns)
+    teacher = TaskTeacher.load(reference, world.device)
+    held_out: Mapping[str, Sequence[LabelledExample]] = {}
+    if config.validation:
+        files = {VALIDATION: config.validation}
+        splits = read_splits(files, teacher.names, config.columns, teacher.problem)
+        held_out = context.tokenise(splits.texts, labelled_examples, "texts")
+    logits_NK = pseudo_label(texts, teacher, world, settings.output, context.precision)
+    return Classification(
+        task=task,
+        problem=teacher.problem,
+        names=teacher.names,
+        official=OFFICIAL[teacher.problem],
+        metric=config.metric,
+        examples=pseudo_labelled_examples(
+            texts, logits_NK, context.tokenizer, length=settings.length
+        ),
+        held_out=held_out.get(VALIDATION, ()),
+        loss=PseudoLabelLoss(
             problem=teacher.problem,
-            metric=config.metric,
-        )
+            temperature=settings.temperature,
+            held_out=_loss(teacher.problem, logits),
+            logits=logits,
+        ),
+    )
 
 
 def _loss(
@@ -279,27 +264,6 @@ def _loss(
         "regression": partial(regression_scores, logits=logits),
     }
     return losses[problem]
-
-
-def _metrics(
-    asked: str | None, official: tuple[Metric, ...], problem: ProblemType, num_labels: int
-) -> tuple[Metric, ...]:
-    """Return the metrics of validation, the official ones first.
-
-    Raises:
-        RunError: `--metric` is none of these labels.
-    """
-    allowed = _ALLOWED[problem]
-    has_one_label = problem == "single_label_classification"
-    if has_one_label and num_labels == 2:
-        allowed = (*allowed, "f1")
-    if asked in (None, "loss"):
-        return official
-    chosen = [metric for metric in allowed if metric == asked]
-    if not chosen:
-        what = f"{num_labels} labels" if has_one_label else problem
-        raise RunError(f"--metric {asked} is none of {what}; take {', '.join(allowed)} or loss")
-    return (*official, *(metric for metric in chosen if metric not in official))
 
 
 def _class_weights(
@@ -342,8 +306,6 @@ def _check_teacher(settings: FinetuneSettings) -> None:
     """
     if settings.labels:
         raise RunError("--labels goes with labelled texts; with --teacher the labels are its own")
-    for name in ("problem_type", "class_weights"):
-        if getattr(settings, name):
-            raise RunError(f"{flag_name(name)} goes with labelled texts, not with --teacher")
-    if not settings.truncation:
-        raise RunError("--no-truncation goes with labelled texts, not with --teacher")
+    names = [name for name in ("problem_type", "class_weights") if getattr(settings, name)]
+    for flag in (*map(flag_name, names), *(() if settings.truncation else ("--no-truncation",))):
+        raise RunError(f"{flag} goes with labelled texts, not with --teacher")

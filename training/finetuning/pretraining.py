@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from albert_serve.tokenizer import AlbertTokenizer
 from training.data.examples import MIN_LENGTH, ExampleSettings
 from training.data.feeds import PlannedFeed
 from training.data.mask_rate import MaskRates
 from training.data.packing import Plan
+from training.finetuning.data import DataContext
 from training.finetuning.settings import FinetuneSettings
-from training.loop.distributed import World, main_first
+from training.loop.distributed import main_first
 from training.loop.progress import RunError
 from training.model.checkpoint import read_config
 from training.prepare import prepare
@@ -40,37 +40,31 @@ def check_order_length(settings: FinetuneSettings, max_positions: int) -> None:
         )
 
 
-def pretraining_streams(
-    settings: FinetuneSettings,
-    start: Path,
-    tokenizer: AlbertTokenizer,
-    num_rows: int,
-    world: World,
-    *,
-    max_positions: int,
-) -> list[PlannedFeed]:
+def pretraining_streams(context: DataContext, num_rows: int) -> list[PlannedFeed]:
     """Return the task streams of `--pretraining`, whose text is prepared if need be.
 
     There is a second one, of pairs in both orders, with `--order-share`.
 
     Args:
-        start: folder of the initial checkpoint.
         num_rows: packed rows of a step on masked tokens, over all processes.
 
     Raises:
         CorpusError, ShardError: the text cannot be read or prepared.
         RunError: the rows cannot be divided among the processes.
     """
+    settings, world = context.settings, context.world
     length, seed = settings.length, settings.seed
     tokens_a_batch = (settings.micro_batch_size or num_rows) * length
     slicing = slice_rows(num_rows, length, tokens_a_batch, world, "--batch-size of pretraining")
     with main_first(world):
-        shards = prepare(settings.pretraining, start / "tokenizer.json", settings.output / "shards")
-    examples = _example_settings(settings, start)
+        shards = prepare(
+            settings.pretraining, context.start / "tokenizer.json", settings.output / "shards"
+        )
+    examples = _example_settings(settings, context.start)
     rate = mask_rates(settings).highest
     masked = PlannedFeed(
         plan=Plan(shards=shards, settings=examples, seed=seed),
-        collate=masking_collator(shards, tokenizer, examples, mask_rate=rate, seed=seed),
+        collate=masking_collator(shards, context.tokenizer, examples, mask_rate=rate, seed=seed),
         slicing=slicing,
     )
     if not settings.order_share:
@@ -79,7 +73,7 @@ def pretraining_streams(
     pairs = pair_stream(
         shards,
         ExampleSettings(
-            length=pair_length(settings.order_length, max_positions),
+            length=pair_length(settings.order_length, context.architecture.max_positions),
             sentence_task="pairs",
             short_rate=recipe.short_rate if short_rate is None else short_rate,
             min_sentences=settings.order_sentences or recipe.order_sentences,

@@ -24,8 +24,7 @@ from training.data.questions import Question, SpanExample, read_located, span_ex
 from training.evaluation.questions import HeldOutQuestions, lay_questions
 from training.evaluation.torch_engine import Item
 from training.evaluation.validation import Validation
-from training.finetuning.examples import VALIDATED_TOGETHER
-from training.finetuning.settings import FinetuneSettings
+from training.finetuning.data import VALIDATED_TOGETHER, DataContext
 from training.loop.progress import RunError
 from training.losses import (
     LogitsFunction,
@@ -83,20 +82,16 @@ class Questions:
         return None if self.figure == "loss" else 100 * num_empty / len(self.held_out)
 
 
-def build_held_out_questions(
-    settings: FinetuneSettings, tokenizer: AlbertTokenizer, head: QuestionHead, max_positions: int
-) -> Questions:
-    """Read the questions of `--validation`.
-
-    Args:
-        head: that answers them.
-        max_positions: of the model.
+def build_held_out_questions(context: DataContext, head: QuestionHead) -> Questions:
+    """Read the questions of `--validation`, which a head is to answer.
 
     Raises:
         CorpusError: files cannot be read, or hold what cannot be asked; all of it is listed.
         EvaluationError: as `lay_questions`.
         RunError: `--metric` is none of questions.
     """
+    settings, tokenizer = context.settings, context.tokenizer
+    max_positions = context.architecture.max_positions
     figure = settings.metric or "f1"
     if figure not in _METRICS:
         raise RunError(f"--metric {figure} is none of questions; take {', '.join(_METRICS)}")

@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
-from typing import Final
+from typing import Final, TypedDict
 
 from albert_serve.bundle.weights import QuestionHead
-from albert_serve.config import AlbertConfig
-from albert_serve.tokenizer import AlbertTokenizer
 from training.data.choices import choice_feed
 from training.data.feeds import Division, ExampleFeed, Feed, example_feed
 from training.data.labelled.errors import collecting, raise_listed
 from training.errors import EvaluationError
 from training.finetuning.choices import build_choices
-from training.finetuning.classification import Classification, ClassifierBuilder
+from training.finetuning.classification import Classification, build_classification
+from training.finetuning.data import DataContext
 from training.finetuning.heads import Placed
 from training.finetuning.pretraining import pretraining_streams
 from training.finetuning.questions import (
@@ -27,14 +24,18 @@ from training.finetuning.questions import (
 )
 from training.finetuning.settings import FinetuneSettings
 from training.finetuning.validating import Measured
-from training.loop.distributed import World
 from training.loop.progress import RunError
 from training.losses import LOSS_OF, LossFunction, compiled_losses
 from training.order_losses import order_loss
-from training.system.precision import PrecisionName
 
 # The data of other tasks than classifiers', in the order of --weights and --batch-size.
 _OTHERS: Final = ("multiple_choice", "question_answering", "pretraining")
+
+
+class _HowToFeed(TypedDict):
+    batch_size: int
+    seed: int
+    division: Division
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,23 +43,21 @@ class Streams:
     """The data of all tasks of a run.
 
     Attributes:
-        start: folder of the initial checkpoint.
-        architecture: the sizes of the model.
-        compiles: whether the model and its losses are compiled.
+        placed: the classifiers.
         feeds: the task streams, in the order of --weights.
         datasets: those that may have held-out data.
     """
 
-    settings: FinetuneSettings
+    context: DataContext
     placed: Sequence[Placed]
-    start: Path
-    architecture: AlbertConfig
     question_head: QuestionHead
-    precision: PrecisionName
-    world: World
-    compiles: bool
     feeds: list[Feed] = field(default_factory=list)
     datasets: list[Measured] = field(default_factory=list)
+
+    @property
+    def settings(self) -> FinetuneSettings:
+        """The settings of the run."""
+        return self.context.settings
 
     def read(self) -> None:
         """Read the data of all tasks.
@@ -70,27 +69,19 @@ class Streams:
         settings = self.settings
         if settings.teacher is not None and not settings.text_classification:
             raise RunError("--teacher labels texts; give them with --text-classification")
-        tokenizer = AlbertTokenizer.from_file(self.start / "tokenizer.json")
         sizes = self._batch_sizes()
         errors: list[str] = []  # of all data, to be listed at once
         for task, size in sizes.items():
             if task != "pretraining":
                 with collecting(errors):
-                    self.feeds.append(self._read_task(task, size, tokenizer))
-        with collecting(errors, EvaluationError):
-            self._read_held_out_questions(tokenizer)
+                    self.feeds.append(self._read_task(task, size))
+        has_others = bool(self.placed or settings.multiple_choice)
+        if settings.question_answering and settings.validation and not has_others:
+            with collecting(errors, EvaluationError):
+                self.datasets.append(build_held_out_questions(self.context, self.question_head))
         raise_listed(errors)
         if "pretraining" in sizes:  # the last, since text takes long to prepare
-            self.feeds.extend(
-                pretraining_streams(
-                    self.settings,
-                    self.start,
-                    tokenizer,
-                    sizes["pretraining"],
-                    self.world,
-                    max_positions=self.architecture.max_positions,
-                )
-            )
+            self.feeds.extend(pretraining_streams(self.context, sizes["pretraining"]))
         if not self.feeds:
             raise RunError(
                 "nothing to train: give --text-classification, --multiple-choice, --task, --head, "
@@ -109,76 +100,34 @@ class Streams:
             )
         return dict(zip(names, sizes * len(names) if len(sizes) == 1 else sizes, strict=True))
 
-    def _read_task(self, task: str, size: int, tokenizer: AlbertTokenizer) -> Feed:
+    def _read_task(self, task: str, size: int) -> Feed:
         """Return the task stream of labelled data, and keep what may be validated."""
-        settings, architecture = self.settings, self.architecture
-        stream = partial(
-            example_feed,
-            config=architecture,
-            batch_size=size,
-            seed=settings.seed,
-            division=self._division,
-        )
+        context = self.context
+        architecture, tokenizer = context.architecture, context.tokenizer
+        how = _HowToFeed(batch_size=size, seed=self.settings.seed, division=context.division)
         if task == "multiple-choice":
-            choices = build_choices(settings, tokenizer)
+            choices = build_choices(context)
             self.datasets.append(choices)
-            return choice_feed(
-                choices.examples,
-                tokenizer,
-                architecture,
-                batch_size=size,
-                seed=settings.seed,
-                division=self._division,
-            )
+            return choice_feed(choices.examples, tokenizer, architecture, **how)
         if task == "question-answering":
-            length = settings.window_length(architecture.max_positions)
-            examples = question_examples(settings.question_answering, tokenizer, length=length)
-            return stream(task, examples)
-        texts = self._classifier(task, tokenizer).build()
-        self.datasets.append(texts)
-        return stream(task, texts.examples)
-
-    def _read_held_out_questions(self, tokenizer: AlbertTokenizer) -> None:
-        """Read the questions of --validation, which are those of a run without classifiers."""
-        settings = self.settings
-        has_others = bool(self.placed or settings.multiple_choice)
-        if settings.question_answering and settings.validation and not has_others:
-            self.datasets.append(
-                build_held_out_questions(
-                    settings, tokenizer, self.question_head, self.architecture.max_positions
-                )
-            )
-
-    def _classifier(self, task: str, tokenizer: AlbertTokenizer) -> ClassifierBuilder:
+            length = self.settings.window_length(architecture.max_positions)
+            files = self.settings.question_answering
+            windows = question_examples(files, tokenizer, length=length)
+            return example_feed(task, windows, architecture, **how)
         (config,) = (each.config for each in self.placed if each.task == task)
-        return ClassifierBuilder(
-            task=task,
-            config=config,
-            settings=self.settings,
-            tokenizer=tokenizer,
-            precision=self.precision,
-            world=self.world,
-            compiles=self.compiles,
-        )
-
-    @property
-    def _division(self) -> Division:
-        return Division(
-            micro_batch_size=self.settings.micro_batch_size,
-            rank=self.world.rank,
-            world_size=self.world.size,
-            by_length=self.world.device.type == "cpu",
-        )
+        texts = build_classification(task, config, context)
+        self.datasets.append(texts)
+        return example_feed(task, texts.examples, architecture, **how)
 
     @property
     def loss_of(self) -> Mapping[str, LossFunction]:
         """The loss function of each micro-batch's task."""
-        loss_of = compiled_losses() if self.compiles else dict(LOSS_OF)
+        loss_of = compiled_losses() if self.context.compiles else dict(LOSS_OF)
         loss_of |= {each.task: each.loss for each in self.classifications}
         if self.settings.order_share:
-            loss_of["sentence-order"] = order_loss(compiles=self.compiles)
+            loss_of["sentence-order"] = order_loss(compiles=self.context.compiles)
         if self.question_head == "start-conditioned":
-            loss_of["question-answering"] = conditioned_loss(compiles=self.compiles)
+            loss_of["question-answering"] = conditioned_loss(compiles=self.context.compiles)
         return loss_of
 
     @property

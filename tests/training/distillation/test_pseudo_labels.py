@@ -152,7 +152,7 @@ def test_the_student_learns_its_teachers_labels(
     dev.write_text("".join(["sentence\tlabel\n", *rows]))
     folder, held_out = tmp_path / "run", ["--validation", str(dev), "--validate-every", "30"]
     assert finetune.main([*options, *held_out, "--output", str(folder)]) == 0
-    metrics = read_metrics(folder)
+    metrics = [line for line in read_metrics(folder) if "text-classification/loss" in line]
     assert metrics[-1]["text-classification/loss"] < 0.3 * metrics[0]["text-classification/loss"]
     assert metrics[-1]["text-classification/accuracy"] > 0.9
     config = read_config(folder / "checkpoint")

@@ -16,9 +16,11 @@ from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import read_metrics, run_command, same_weights, stop_at
 from training.data.feeds import PlannedFeed
 from training.finetune import FinetuneConfig, main
+from training.finetuning.data import DataContext
 from training.finetuning.pretraining import pretraining_streams
 from training.finetuning.settings import settle
 from training.loop.distributed import World
+from training.model.checkpoint import load_checkpoint
 
 run = partial(run_command, main)
 
@@ -92,9 +94,16 @@ def streams_of(pretrained: Path, easy_corpus: Path, tmp_path: Path) -> Streams:
             steps=1,
             **{"order_share": 0.5, **values},
         )
-        tokenizer = AlbertTokenizer.from_file(start / "tokenizer.json")
-        settings = settle(config)
-        return pretraining_streams(settings, start, tokenizer, 16, World(), max_positions=64)
+        context = DataContext(
+            settings=settle(config),
+            start=start,
+            tokenizer=AlbertTokenizer.from_file(start / "tokenizer.json"),
+            architecture=load_checkpoint(start).config,
+            world=World(),
+            precision="fp32",
+            compiles=False,
+        )
+        return pretraining_streams(context, 16)
 
     return build
 
