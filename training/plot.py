@@ -6,14 +6,13 @@ and angle of each layer's input and output, as in Figure 1 of Lan et al. 2019.
 
 from __future__ import annotations
 
-import argparse
 import io
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,6 +29,7 @@ from training.loop.recorded import (
     read_run,
     with_paths_for_names,
 )
+from training.run.flags import Options, add_flags, flag, read_flags
 from training.system.command_line import make_parser
 
 if TYPE_CHECKING:  # slow to import
@@ -293,36 +293,35 @@ def _draw_over_steps(figure: Figure, axes: Sequence[Axes], run: RecordedLayers) 
     figure.suptitle(run.name)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlotConfig(Options, title="picture"):
+    """Runs by their folders, and the picture to draw of them."""
+
+    runs: Sequence[Path]
+    output: Path | None = flag("picture to write (curves.png, or layers.png with --layers)")
+    x: XAxis = flag("what is to the right", "steps")
+    layers: bool = flag("plot distance and angle of each layer's input and output", False)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    options = _parser().parse_args(arguments)
-    return report_errors(lambda: _run(options))
+    parser = make_parser("training.plot", __doc__, _EXAMPLES)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
+    add_flags(parser, PlotConfig)
+    values = parser.parse_args(arguments)
+    return report_errors(lambda: _run(read_flags(PlotConfig, values, runs=values.runs)))
 
 
-def _run(options: argparse.Namespace) -> int:
-    if options.layers:
-        layers = with_paths_for_names([read_layers(run) for run in options.runs], options.runs)
-        figure, file = draw_layers(layers), options.output or Path("layers.png")
+def _run(config: PlotConfig) -> int:
+    if config.layers:
+        layers = with_paths_for_names([read_layers(run) for run in config.runs], config.runs)
+        figure, file = draw_layers(layers), config.output or Path("layers.png")
     else:
-        runs = with_paths_for_names([read_run(run) for run in options.runs], options.runs)
-        figure, file = draw_curves(runs, x=options.x), options.output or Path("curves.png")
+        runs = with_paths_for_names([read_run(run) for run in config.runs], config.runs)
+        figure, file = draw_curves(runs, x=config.x), config.output or Path("curves.png")
     _save_figure(figure, file)
     print(file)
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("training.plot", __doc__, _EXAMPLES)
-    add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
-    add("--output", type=Path, help="picture to write (curves.png, or layers.png with --layers)")
-    add("--x", choices=get_args(XAxis), default="steps", help="what is to the right (steps)")
-    add(
-        "--layers",
-        action="store_true",
-        help="plot distance and angle of each layer's input and output",
-    )
-    return parser
 
 
 if __name__ == "__main__":

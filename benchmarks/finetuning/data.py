@@ -12,10 +12,10 @@ from typing import Any
 from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.finetuning.jobs import FinetuningTask
 from benchmarks.harness.errors import BenchmarkError
-from training.data.feeds import labelled_examples
 from training.data.labelled.columns import COMMON_COLUMNS
 from training.data.labelled.texts import read_labelled
 from training.data.questions import locate_answers, read_squad, span_examples
+from training.data.streams import labelled_examples
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from benchmarks.finetuning.data import read_examples
 from benchmarks.finetuning.jobs import Job
 from benchmarks.harness.channel import Channel
 from benchmarks.pretraining.stopwatch import train_in_turns
-from training.data.feeds import Division, example_feed
 from training.data.mask_rate import MaskRates
+from training.data.streams import Division, example_stream
 from training.loop.distributed import World
 from training.loop.progress import Progress
 from training.loop.step import Mixture, Run
@@ -44,7 +44,7 @@ def build(job: Job) -> Run:
         sentence_weight=1.0,
         clip_norm=1.0,
     )
-    feed = example_feed(
+    feed = example_stream(
         task,
         read_examples(job.examples),
         config,
@@ -56,7 +56,7 @@ def build(job: Job) -> Run:
     return build_run(
         model,
         Mixture(
-            feeds=[feed],
+            streams=[feed],
             weights=[1.0],
             loss_weights={},
             mask_rates=MaskRates(first=0.15, last=0.15),

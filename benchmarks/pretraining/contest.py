@@ -146,7 +146,7 @@ def hf_jobs(job: Job, settings: Sequence[HfSettings]) -> list[Job]:
 
 def loading_rate(job: Job) -> float:
     """Real tokens a second that one process cuts, masks and packs for ours, without training."""
-    feed = build(replace(job, compiles=False, device="cpu")).feeds[0]
+    feed = build(replace(job, compiles=False, device="cpu")).streams[0]
     feed.step()
     num_tokens, began = 0, time.perf_counter()
     while time.perf_counter() - began < _LOADING_S:

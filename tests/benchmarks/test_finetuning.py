@@ -54,7 +54,7 @@ def test_both_sides_get_the_same_tokens_and_targets(
     job = make_job(task, tmp_path, settings)
     dataset = Examples(read_examples(job.examples))
     theirs = Collator(job, settings)([dataset[index] for index in range(BATCH_SIZE)])
-    [ours] = build(make_job(task, tmp_path)).feeds[0].step()
+    [ours] = build(make_job(task, tmp_path)).streams[0].step()
     assert isinstance(ours, ExampleBatch)
     lengths = theirs["attention_mask"].sum(1)
     longest = int(lengths.max())

@@ -27,8 +27,8 @@ from training.data.batch import ExampleBatch, PretrainBatch
 from training.data.choices import ChoiceBatch, ChoiceExample, collate_choices
 from training.data.collate import Collator, collate_examples
 from training.data.examples import IGNORED, Example
-from training.data.feeds import LabelledExample
 from training.data.masking import NgramMasking
+from training.data.streams import LabelledExample
 from training.losses import (
     Score,
     Tally,

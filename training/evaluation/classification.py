@@ -21,8 +21,8 @@ from albert_serve.bundle.manifest import ProblemType
 from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.tasks.base import EncoderInput
 from albert_serve.tokenizer import AlbertTokenizer
-from training.data.feeds import LabelledExample, labelled_examples
 from training.data.labelled.texts import LabelledText
+from training.data.streams import LabelledExample, labelled_examples
 from training.evaluation.calibration import Bin, expected_calibration_error, reliability
 from training.evaluation.early_exit import early_exit_figures, logits_by_layer
 from training.evaluation.metrics import metric_figures, predictions_of

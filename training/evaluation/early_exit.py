@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from albert_serve.progress import progress
 from albert_serve.tasks.grouping import group_by_length
 from training.data.batch import pad
-from training.data.feeds import LabelledExample
+from training.data.streams import LabelledExample
 from training.evaluation.metrics import metric_figures
 from training.glue.tasks import Metric
 from training.model.heads import AlbertForTasks

@@ -82,7 +82,7 @@ def prepare_finetuning(
     model = load_start(
         start,
         config,
-        tuple(task for feed in streams.feeds for task in feed.tasks),
+        tuple(task for stream in streams.task_streams for task in stream.tasks),
         labels,
         has_exits=settings.adaptive_depth,
         question_head=question_head,
@@ -92,7 +92,7 @@ def prepare_finetuning(
         build_run,
         model,
         Mixture(
-            feeds=streams.feeds,
+            streams=streams.task_streams,
             weights=streams.weights,
             loss_weights=hyperparameters.loss_weights,
             mask_rates=mask_rates(settings),

@@ -17,8 +17,8 @@ from albert_serve.bundle.weights import CLASSIFICATION
 from training.data.batch import TokenisedExample
 from training.data.collate import collate_examples
 from training.data.corpus import CorpusError
-from training.data.feeds import LabelledExample, labelled_examples
 from training.data.labelled.texts import LabelledSplits, LabelledText, read_splits, read_texts
+from training.data.streams import LabelledExample, labelled_examples
 from training.evaluation.metrics import (
     COMBINED,
     OFFICIAL,

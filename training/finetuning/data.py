@@ -9,8 +9,8 @@ from typing import Final, TypeVar
 
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
-from training.data.feeds import Division
 from training.data.labelled.errors import collecting, raise_listed
+from training.data.streams import Division
 from training.finetuning.settings import FinetuneSettings
 from training.loop.distributed import World
 from training.system.precision import PrecisionName

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Final
 
 from training.data.examples import MIN_LENGTH, ExampleSettings
-from training.data.feeds import PlannedFeed
 from training.data.mask_rate import MaskRates
 from training.data.packing import Plan
+from training.data.streams import PackedStream
 from training.finetuning.data import DataContext
 from training.finetuning.settings import FinetuneSettings
 from training.loop.distributed import main_first
@@ -40,7 +40,7 @@ def check_order_length(settings: FinetuneSettings, max_positions: int) -> None:
         )
 
 
-def pretraining_streams(context: DataContext, num_rows: int) -> list[PlannedFeed]:
+def pretraining_streams(context: DataContext, num_rows: int) -> list[PackedStream]:
     """Return the task streams of `--pretraining`, whose text is prepared if need be.
 
     There is a second one, of pairs in both orders, with `--order-share`.
@@ -63,7 +63,7 @@ def pretraining_streams(context: DataContext, num_rows: int) -> list[PlannedFeed
         )
     examples = _example_settings(settings, context.start)
     rate = mask_rates(settings).highest
-    masked = PlannedFeed(
+    masked = PackedStream(
         plan=Plan(shards=shards, settings=examples, seed=seed),
         collate=masking_collator(shards, context.tokenizer, examples, mask_rate=rate, seed=seed),
         slicing=slicing,

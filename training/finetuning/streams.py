@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Final, TypedDict
 
 from albert_serve.bundle.weights import QuestionHead
-from training.data.choices import choice_feed
-from training.data.feeds import Division, ExampleFeed, Feed, example_feed
+from training.data.choices import choice_stream
 from training.data.labelled.errors import collecting, raise_listed
+from training.data.streams import Division, ExampleStream, TaskStream, example_stream
 from training.errors import EvaluationError
 from training.finetuning.choices import build_choices
 from training.finetuning.classification import Classification, build_classification
@@ -32,7 +32,7 @@ from training.order_losses import order_loss
 _OTHERS: Final = ("multiple_choice", "question_answering", "pretraining")
 
 
-class _HowToFeed(TypedDict):
+class _HowToStream(TypedDict):
     batch_size: int
     seed: int
     division: Division
@@ -44,14 +44,14 @@ class Streams:
 
     Attributes:
         placed: the classifiers.
-        feeds: the task streams, in the order of --weights.
+        task_streams: the task streams, in the order of --weights.
         datasets: those that may have held-out data.
     """
 
     context: DataContext
     placed: Sequence[Placed]
     question_head: QuestionHead
-    feeds: list[Feed] = field(default_factory=list)
+    task_streams: list[TaskStream] = field(default_factory=list)
     datasets: list[Measured] = field(default_factory=list)
 
     @property
@@ -74,15 +74,15 @@ class Streams:
         for task, size in sizes.items():
             if task != "pretraining":
                 with collecting(errors):
-                    self.feeds.append(self._read_task(task, size))
+                    self.task_streams.append(self._read_task(task, size))
         has_others = bool(self.placed or settings.multiple_choice)
         if settings.question_answering and settings.validation and not has_others:
             with collecting(errors, EvaluationError):
                 self.datasets.append(build_held_out_questions(self.context, self.question_head))
         raise_listed(errors)
         if "pretraining" in sizes:  # the last, since text takes long to prepare
-            self.feeds.extend(pretraining_streams(self.context, sizes["pretraining"]))
-        if not self.feeds:
+            self.task_streams.extend(pretraining_streams(self.context, sizes["pretraining"]))
+        if not self.task_streams:
             raise RunError(
                 "nothing to train: give --text-classification, --multiple-choice, --task, --head, "
                 "--question-answering or --pretraining"
@@ -100,24 +100,24 @@ class Streams:
             )
         return dict(zip(names, sizes * len(names) if len(sizes) == 1 else sizes, strict=True))
 
-    def _read_task(self, task: str, size: int) -> Feed:
+    def _read_task(self, task: str, size: int) -> TaskStream:
         """Return the task stream of labelled data, and keep what may be validated."""
         context = self.context
         architecture, tokenizer = context.architecture, context.tokenizer
-        how = _HowToFeed(batch_size=size, seed=self.settings.seed, division=context.division)
+        how = _HowToStream(batch_size=size, seed=self.settings.seed, division=context.division)
         if task == "multiple-choice":
             choices = build_choices(context)
             self.datasets.append(choices)
-            return choice_feed(choices.examples, tokenizer, architecture, **how)
+            return choice_stream(choices.examples, tokenizer, architecture, **how)
         if task == "question-answering":
             length = self.settings.window_length(architecture.max_positions)
             files = self.settings.question_answering
             windows = question_examples(files, tokenizer, length=length)
-            return example_feed(task, windows, architecture, **how)
+            return example_stream(task, windows, architecture, **how)
         (config,) = (each.config for each in self.placed if each.task == task)
         texts = build_classification(task, config, context)
         self.datasets.append(texts)
-        return example_feed(task, texts.examples, architecture, **how)
+        return example_stream(task, texts.examples, architecture, **how)
 
     @property
     def loss_of(self) -> Mapping[str, LossFunction]:
@@ -143,7 +143,7 @@ class Streams:
             RunError: there is another number of --weights.
         """
         share = self.settings.order_share
-        names = [feed.name for feed in self.feeds][: -1 if share else None]
+        names = [stream.name for stream in self.task_streams][: -1 if share else None]
         weights = list(self.settings.weights) or [1.0] * len(names)
         if len(weights) != len(names):
             raise RunError(f"--weights {weights}: give one for each of {', '.join(names)}")
@@ -170,7 +170,7 @@ class Streams:
         Raises:
             RunError: there are several tasks.
         """
-        match self.feeds:
-            case [ExampleFeed() as feed]:
-                return feed.steps_an_epoch
+        match self.task_streams:
+            case [ExampleStream() as stream]:
+                return stream.steps_an_epoch
         raise RunError(f"epochs are those of one task; with several tasks give {option}")

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from training.data.batch import LossName, MicroBatch
-from training.data.feeds import Feed
 from training.data.mask_rate import MaskRates
+from training.data.streams import TaskStream
 from training.loop.distributed import World, accumulating, shard_like, shard_states, whole
 from training.loop.progress import Progress, RunError, Stability
 from training.loop.reproducibility import reproducible
@@ -53,21 +53,21 @@ class Mixture:
     """The task streams of a run, and how they are mixed.
 
     Attributes:
-        weights: relative frequency of each task stream, in the order of `feeds`.
+        weights: relative frequency of each task stream, in the order of `streams`.
         loss_weights: by the loss' name; 1 where it is missing. Sentence order has one label a
             sequence: in small batches its gradient is mostly noise and drowns the others'.
         mask_rates: of masked rows.
     """
 
-    feeds: Sequence[Feed]
+    streams: Sequence[TaskStream]
     weights: Sequence[float]
     loss_weights: Mapping[LossName, float]
     mask_rates: MaskRates
 
-    def draw(self, rng: np.random.Generator) -> Feed:
+    def draw(self, rng: np.random.Generator) -> TaskStream:
         """Draw the task stream of a step."""
         odds = np.asarray(self.weights) / sum(self.weights)
-        return self.feeds[int(rng.choice(len(self.feeds), p=odds))]
+        return self.streams[int(rng.choice(len(self.streams), p=odds))]
 
 
 @dataclass(kw_only=True)
@@ -106,19 +106,19 @@ class Run:
 
         A gradient that is not finite leaves the weights as they are.
         """
-        feed = self.mixture.draw(np.random.default_rng([self.seed, self.progress.step]))
-        batches = [self.mixture.mask_rates.thin(batch, done) for batch in feed.step()]
+        stream = self.mixture.draw(np.random.default_rng([self.seed, self.progress.step]))
+        batches = [self.mixture.mask_rates.thin(batch, done) for batch in stream.step()]
         *counts, num_tokens = self.world.sum(
-            [sum(batch.counts[name] for batch in batches) for name in feed.losses]
+            [sum(batch.counts[name] for batch in batches) for name in stream.losses]
             + [sum(batch.num_tokens for batch in batches)]
         )
-        totals = dict(zip(feed.losses, counts, strict=True))
+        totals = dict(zip(stream.losses, counts, strict=True))
         with reproducible(self.world.device):
             tallies = self._accumulate(batches, totals)
             norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
             grad_norm = float(whole(norm))
             factor = self._update(grad_norm, done)
-        self.num_steps[feed.name] += 1
+        self.num_steps[stream.name] += 1
         self.num_tokens += int(num_tokens)
         return Step(
             tallies=tallies, num_tokens=int(num_tokens), grad_norm=grad_norm, lr_factor=factor
@@ -181,7 +181,7 @@ class Run:
             "elapsed_s": self.progress.seconds,
             "tokens": self.num_tokens,
             "num_steps": dict(self.num_steps),
-            "feeds": {feed.name: feed.state() for feed in self.mixture.feeds},
+            "feeds": {stream.name: stream.state() for stream in self.mixture.streams},
             "stability": asdict(self.stability),
             "validated_step": self.validated_step,
             **({"selection": dict(selected)} if selected else {}),
@@ -219,5 +219,5 @@ class Run:
             self.selection.restore(selected)
         # Earlier versions kept the step in the selection.
         self.validated_step = state.get("validated_step", selected.get("validated_step", 0))
-        for feed in self.mixture.feeds:
-            feed.restore(state["feeds"][feed.name])
+        for stream in self.mixture.streams:
+            stream.restore(state["feeds"][stream.name])

@@ -81,7 +81,7 @@ def build_run(
         selection: of the best validation.
     """
     model = model.to(world.device)
-    trains_all = all(set(model.heads) == set(feed.tasks) for feed in mixture.feeds)
+    trains_all = all(set(model.heads) == set(stream.tasks) for stream in mixture.streams)
     objective = Objective(model, world.device, loss_of)
     # Before the optimizers, which step sharded weights.
     shared = share(objective, model, world, parallelism, trains_all=trains_all)

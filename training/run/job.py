@@ -16,9 +16,9 @@ from training.data.batch import LossName
 from training.data.collate import Collate, Collator, Slicing
 from training.data.corpus import find_files
 from training.data.examples import ExampleSettings
-from training.data.feeds import PlannedFeed
 from training.data.packing import Plan
 from training.data.shards import SHARDS_FILE, Shards
+from training.data.streams import PackedStream
 from training.evaluation.validation import Validation, held_out, unigram_entropy
 from training.loop.distributed import World
 from training.loop.flops import peak_flops, train_flops_per_token
@@ -139,14 +139,14 @@ class PretrainingJob:
             start_local(model, self.shards.token_counts(self.architecture.vocab_size))
         return model
 
-    def masked_stream(self, collate: Collate) -> PlannedFeed:
+    def masked_stream(self, collate: Collate) -> PackedStream:
         """Return the task stream of masked rows."""
         plan = Plan(shards=self.shards, settings=self.example_settings, seed=self.recipe.seed)
-        return PlannedFeed(
+        return PackedStream(
             plan=plan, collate=collate, slicing=self.slicing, num_workers=self._num_workers
         )
 
-    def pair_stream(self) -> PlannedFeed:
+    def pair_stream(self) -> PackedStream:
         """Return the task stream of pairs in both orders.
 
         Raises:
@@ -191,7 +191,7 @@ class PretrainingJob:
     def assemble(
         self,
         model: AlbertForTasks,
-        stream: PlannedFeed,
+        stream: PackedStream,
         loss_of: Mapping[str, LossFunction],
         loss_weights: Mapping[LossName, float] | None = None,
     ) -> Run:
@@ -201,7 +201,7 @@ class PretrainingJob:
         return build_run(
             model,
             Mixture(
-                feeds=[stream, self.pair_stream()] if share else [stream],
+                streams=[stream, self.pair_stream()] if share else [stream],
                 weights=[1 - share, share] if share else [1.0],
                 loss_weights={**self.recipe.loss_weights, **(loss_weights or {})},
                 mask_rates=self.recipe.mask_rates,

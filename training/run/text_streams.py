@@ -7,10 +7,10 @@ from typing import Final
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.collate import Collator, Slicing
 from training.data.examples import ExampleSettings
-from training.data.feeds import PlannedFeed
 from training.data.masking import NgramMasking, word_starts
-from training.data.order import order_feed
+from training.data.order import order_stream
 from training.data.shards import Shards
+from training.data.streams import PackedStream
 from training.loop.distributed import World
 from training.loop.progress import RunError
 
@@ -46,7 +46,7 @@ def pair_stream(
     tokens_a_batch: int,
     seed: int,
     num_workers: int = 0,
-) -> PlannedFeed:
+) -> PackedStream:
     """Return the task stream of pairs in both orders.
 
     Args:
@@ -60,7 +60,7 @@ def pair_stream(
     row_length = 2 * settings.length
     rows = num_rows or max(1, tokens_a_step // row_length // world.size) * world.size
     slicing = slice_rows(rows, row_length, tokens_a_batch, world, f"--order-batch-size {rows}")
-    return order_feed(shards, settings, slicing, seed=seed, num_workers=num_workers)
+    return order_stream(shards, settings, slicing, seed=seed, num_workers=num_workers)
 
 
 def pair_length(order_length: int | None, max_positions: int) -> int:

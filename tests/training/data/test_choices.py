@@ -16,7 +16,7 @@ from albert_serve.tasks.multiple_choice import MultipleChoice
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import RACE, TINY
 from training.data import choices
-from training.data.choices import choice_examples, choice_feed
+from training.data.choices import choice_examples, choice_stream
 from training.data.corpus import CorpusError
 from training.data.labelled.choices import ChoiceText, groups_of, read_choices
 from training.data.labelled.columns import Columns
@@ -194,7 +194,7 @@ def test_the_choices_of_a_question_are_in_one_batch_without_padding_between(
     monkeypatch.setattr(choices, "_TOKENS_A_PASS", 900)
     texts = read_choices([RACE])
     examples, _ = choice_examples(texts, tokenizer, length=128, truncation=True)
-    feed = choice_feed(examples, tokenizer, config, batch_size=8, seed=0)
+    feed = choice_stream(examples, tokenizer, config, batch_size=8, seed=0)
     assert feed.steps_an_epoch == 2
     batches = feed.step()
     assert len(batches) > 1
@@ -205,7 +205,7 @@ def test_the_choices_of_a_question_are_in_one_batch_without_padding_between(
         assert batch.num_tokens == int(batch.sizes.sum())
         assert len(batch.targets) == batch.counts["multiple-choice"]
         assert (batch.targets < batch.num_choices).all()
-    again = choice_feed(examples, tokenizer, config, batch_size=8, seed=0)
+    again = choice_stream(examples, tokenizer, config, batch_size=8, seed=0)
     again.restore(feed.state())
     for one, other in zip(feed.step(), again.step(), strict=True):
         assert one.tokens.ids.tolist() == other.tokens.ids.tolist()

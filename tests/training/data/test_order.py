@@ -13,10 +13,10 @@ from tests.training.support import make_part
 from training.data.batch import MicroBatch
 from training.data.collate import Slicing
 from training.data.examples import IGNORED, ExampleSettings, build_examples
-from training.data.feeds import PlannedFeed
 from training.data.order import OrderBatch, OrderCollator
 from training.data.packing import Plan
 from training.data.shards import Shards
+from training.data.streams import PackedStream
 from training.errors import TrainingError
 
 corpora = st.lists(
@@ -29,8 +29,8 @@ PAIRS = ExampleSettings(length=128, sentence_task="pairs", min_sentences=2)
 
 def feed_of(
     shards: Shards, chosen: ExampleSettings = PAIRS, *, num_workers: int = 0
-) -> PlannedFeed:
-    return PlannedFeed(
+) -> PackedStream:
+    return PackedStream(
         plan=Plan(shards=shards, settings=chosen, seed=3),
         collate=OrderCollator(shards=shards, length=chosen.length),
         slicing=Slicing(num_rows=4, rows_a_batch=4),

@@ -14,7 +14,7 @@ import pytest
 
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import read_metrics, run_command, same_weights, stop_at
-from training.data.feeds import PlannedFeed
+from training.data.streams import PackedStream
 from training.finetune import FinetuneConfig, main
 from training.finetuning.data import DataContext
 from training.finetuning.pretraining import pretraining_streams
@@ -76,14 +76,14 @@ def test_pairs_have_about_as_many_tokens_as_masked_rows(
     assert min(*of_pairs, *masked) > 2 * 64
 
 
-Streams: TypeAlias = Callable[..., list[PlannedFeed]]
+Streams: TypeAlias = Callable[..., list[PackedStream]]
 
 
 @pytest.fixture
 def streams_of(pretrained: Path, easy_corpus: Path, tmp_path: Path) -> Streams:
     """Return the streams of masked rows and of pairs, 16 rows of 32 tokens."""
 
-    def build(**values: Any) -> list[PlannedFeed]:
+    def build(**values: Any) -> list[PackedStream]:
         start = pretrained / "checkpoint"
         config = FinetuneConfig(
             initialize_from=str(start),

@@ -33,7 +33,7 @@ _ROW_MULTIPLE: Final = 16
 _ExampleT = TypeVar("_ExampleT")
 
 
-class Feed(Protocol):
+class TaskStream(Protocol):
     """An endless task stream: the micro-batches of each step, determined by the seed."""
 
     @property
@@ -120,7 +120,7 @@ WHOLE: Final = Division()
 
 
 @dataclass(kw_only=True)
-class ExampleFeed(Generic[_ExampleT]):
+class ExampleStream(Generic[_ExampleT]):
     """Task stream over the examples of one task, `batch_size` a step, each once an epoch.
 
     Attributes:
@@ -214,7 +214,7 @@ def shuffled_batches(count: int, batch_size: int, seed: int) -> Iterator[list[in
 
 
 @dataclass(kw_only=True)
-class PlannedFeed:
+class PackedStream:
     """Task stream over the packed rows of a plan.
 
     Attributes:
@@ -272,7 +272,7 @@ class PlannedFeed:
         self._steps = None
 
 
-def example_feed(
+def example_stream(
     task: Task,
     examples: Sequence[TokenisedExample],
     config: AlbertConfig,
@@ -280,10 +280,10 @@ def example_feed(
     batch_size: int,
     seed: int,
     division: Division = WHOLE,
-) -> ExampleFeed[TokenisedExample]:
+) -> ExampleStream[TokenisedExample]:
     """Return the task stream of examples, packed into rows of the length that costs least."""
     batches = islice(shuffled_batches(len(examples), batch_size, seed), BATCHES_SAMPLED)
-    return ExampleFeed(
+    return ExampleStream(
         task=task,
         examples=examples,
         batch_size=batch_size,

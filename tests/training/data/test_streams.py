@@ -14,25 +14,25 @@ from hypothesis import strategies as st
 
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import TINY, make_part, make_shards, our_model
-from training.data import feeds
+from training.data import streams
 from training.data.batch import MicroBatch, TokenisedExample, pad
 from training.data.collate import Collator, Slicing, collate_examples
 from training.data.corpus import CorpusError
 from training.data.examples import ExampleSettings, SentenceTask
-from training.data.feeds import (
-    Division,
-    ExampleFeed,
-    Feed,
-    LabelledExample,
-    PlannedFeed,
-    example_feed,
-    labelled_examples,
-    shuffled_batches,
-)
 from training.data.labelled.texts import LabelledText
 from training.data.masking import NgramMasking
 from training.data.packing import Plan
 from training.data.questions import SpanExample
+from training.data.streams import (
+    Division,
+    ExampleStream,
+    LabelledExample,
+    PackedStream,
+    TaskStream,
+    example_stream,
+    labelled_examples,
+    shuffled_batches,
+)
 from training.losses import Objective
 from training.model.heads import AlbertForTasks, Task
 
@@ -114,7 +114,7 @@ def test_packed_examples_keep_their_tokens(sizes: list[int], row_length: int) ->
 def test_passes_by_length_hold_each_example_once(sizes: list[int]) -> None:
     """Of like lengths, in rows that the longest needs."""
     division = Division(by_length=True)
-    with mock.patch.object(feeds, "_TOKENS_A_PASS", 40):
+    with mock.patch.object(streams, "_TOKENS_A_PASS", 40):
         passes = list(division.passes(list(enumerate(sizes)), lambda each: each[1]))
     assert sorted(number for one in passes for number, _ in one) == list(range(len(sizes)))
     assert len(passes) <= max(1, sum(sizes) // 40)
@@ -133,7 +133,7 @@ def test_the_loss_by_length_is_that_of_one_pass() -> None:
     model = our_model(config, ("text-classification",))
     losses, shapes = [], []
     for by_length in (False, True):
-        feed = example_feed(
+        feed = example_stream(
             "text-classification",
             examples,
             config,
@@ -141,7 +141,7 @@ def test_the_loss_by_length_is_that_of_one_pass() -> None:
             seed=0,
             division=Division(by_length=by_length),
         )
-        with mock.patch.object(feeds, "_TOKENS_A_PASS", 50):
+        with mock.patch.object(streams, "_TOKENS_A_PASS", 50):
             batches = feed.step()
         shapes.append([tuple(batch.tokens.ids.shape) for batch in batches])
         scores = [Objective(model, CPU)(batch)["text-classification"] for batch in batches]
@@ -152,15 +152,15 @@ def test_the_loss_by_length_is_that_of_one_pass() -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
-def texts_feed(*, batch_size: int, seed: int) -> ExampleFeed[TokenisedExample]:
-    return example_feed("text-classification", EXAMPLES, TINY, batch_size=batch_size, seed=seed)
+def texts_feed(*, batch_size: int, seed: int) -> ExampleStream[TokenisedExample]:
+    return example_stream("text-classification", EXAMPLES, TINY, batch_size=batch_size, seed=seed)
 
 
-def spans_feed(spans: list[SpanExample]) -> ExampleFeed[TokenisedExample]:
-    return example_feed("question-answering", spans, TINY, batch_size=len(spans), seed=0)
+def spans_feed(spans: list[SpanExample]) -> ExampleStream[TokenisedExample]:
+    return example_stream("question-answering", spans, TINY, batch_size=len(spans), seed=0)
 
 
-def next_micro_batch(feed: Feed) -> MicroBatch:
+def next_micro_batch(feed: TaskStream) -> MicroBatch:
     """The one pass of the next step."""
     (one,) = feed.step()
     return one
@@ -187,7 +187,7 @@ def test_spans_are_scored_over_real_positions_alone() -> None:
 def test_a_feed_of_batches_goes_on_from_its_state(num_steps: int) -> None:
     model = our_model(TINY, ("text-classification",))
 
-    def losses(feed: Feed, num: int) -> list[float]:
+    def losses(feed: TaskStream, num: int) -> list[float]:
         scores = (Objective(model, CPU)(next_micro_batch(feed)) for _ in range(num))
         return [one["text-classification"].loss.item() for one in scores]
 
@@ -227,18 +227,18 @@ DOCUMENTS = [[6, 7], [3, 2], [4, 9], [5, 5], [6, 1]] * 4
 
 def pretrain_feed(
     *, task: SentenceTask = "sop", seed: int = 0, slicing: Slicing | None = None
-) -> PlannedFeed:
+) -> PackedStream:
     """Rows of 16 tokens from two parts of the documents."""
     shards = make_shards(*[make_part(DOCUMENTS, TINY.vocab_size)] * 2)
     settings = ExampleSettings(length=16, sentence_task=task)
-    return PlannedFeed(
+    return PackedStream(
         plan=Plan(shards=shards, settings=settings, seed=seed),
         collate=Collator(shards=shards, masking=MASKING, length=16, seed=seed),
         slicing=slicing or Slicing(num_rows=4, rows_a_batch=4),
     )
 
 
-def figures(feed: PlannedFeed, model: AlbertForTasks, num_steps: int) -> list[dict[str, float]]:
+def figures(feed: PackedStream, model: AlbertForTasks, num_steps: int) -> list[dict[str, float]]:
     """Loss of each task and real tokens of each pass of the next steps."""
     passes = [one for _ in range(num_steps) for one in feed.step()]
     return [
