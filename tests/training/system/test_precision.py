@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from training.system import precision as precision_module
 from training.system.precision import (
     cpu_has_bf16,
+    cpu_is_faster_in_bf16,
     precision,
     product_dtype,
 )
@@ -28,6 +30,13 @@ WITHOUT_BF16: list[dict[str, Any]] = [
 ]
 CASES = [(each, torch.bfloat16) for each in WITH_BF16]
 CASES += [(each, torch.float32) for each in WITHOUT_BF16]
+
+
+@pytest.fixture(autouse=True)
+def measured_anew() -> Iterator[None]:
+    cpu_is_faster_in_bf16.cache_clear()
+    yield
+    cpu_is_faster_in_bf16.cache_clear()
 
 
 @pytest.mark.parametrize(("capabilities", "dtype"), CASES)
