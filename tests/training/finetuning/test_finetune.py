@@ -20,7 +20,6 @@ from tests.training.processes import (
     write_no_file_over,
 )
 from tests.training.support import (
-    SQUAD,
     SQUAD_V2,
     checkpoint_state,
     read_metrics,
@@ -182,16 +181,6 @@ def test_epochs_end_a_run_and_validation_reports_each(
     assert stage["settings"]["validation"] == [labelled.name]
 
 
-def test_a_run_that_has_ended_is_extended_by_more_steps(
-    finetune_options: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    assert run(finetune_options, tmp_path, "--steps", "3") == 0
-    assert run(finetune_options, tmp_path, "--steps", "5") == 0
-    assert "resuming from step 3" in capsys.readouterr().out
-    assert checkpoint_state(tmp_path)["step"] == 5
-    assert json.loads((tmp_path / "run.json").read_text())["steps"] == "5"
-
-
 def test_weights_say_how_often_each_task_is_drawn(
     finetune_options: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
@@ -214,15 +203,6 @@ def test_a_head_of_other_labels_starts_fresh_and_others_are_kept(
     assert model.tasks["question-answering"] == 2
     labels = read_config(tmp_path / "run" / "checkpoint")["id2label"]
     assert labels == {"0": "a", "1": "b", "2": "c"}
-
-
-def test_labels_stay_when_other_tasks_are_trained(finetuned: Path, tmp_path: Path) -> None:
-    options = [
-        *("--initialize-from", str(finetuned / "checkpoint"), "--question-answering", str(SQUAD)),
-        *("--steps", "1", "--length", "64", "--device", "cpu"),
-    ]
-    assert run(options, tmp_path) == 0
-    assert read_config(tmp_path / "checkpoint")["id2label"] == {"0": "negative", "1": "positive"}
 
 
 def test_texts_over_the_length_are_counted(
