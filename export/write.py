@@ -188,23 +188,10 @@ def export_bundle(
         source = with_threshold(source, null_score_diff_threshold)
         shown = examples or {}
         check_tasks(shown, source.tasks)
-        _write_tokenizer(source, folder)
-        if precision == "fp32":
-            _copy_hugging_face_files(source, folder)
-        _write_weights(source, folder / WEIGHTS_FILE, precision, kept_fp32)
-        cuda_form = replace(CUDA_FORM, compute=cuda_precision)
-        graphs = _write_graphs(source, folder, cuda_form)
-        unread = check_references(graphs, read_header(folder / WEIGHTS_FILE))
-        unused = sorted({*unread, *source.stored.keys()} - {*source.names})
+        form = replace(CUDA_FORM, compute=cuda_precision)
+        unused = _write_files(source, folder, precision, kept_fp32, form)
         model = load_checkpoint(source.folder, source.num_outputs)
-        parity = measure_parity(folder, source.heads, model)
-        if precision == "fp32":
-            check_parity(parity, limits.max_difference)
-        cuda_parity = _measure_cuda_parity(source, folder, model, precision, cuda_form)
-        max_share = limits.max_cuda_difference
-        if max_share is None:
-            max_share = MAX_CUDA_SHARE[cuda_precision]
-        check_cuda_parity(cuda_parity, cuda_precision, max_share)
+        parity, cuda_parity = _compare(source, folder, model, precision, form, limits)
         manifest = Manifest(
             config=source.config.to_hf(),
             tasks=source.tasks,
@@ -242,6 +229,45 @@ def export_bundle(
             unused=unused,
             fp32_bytes=source.weights_file.stat().st_size,
         )
+
+
+def _write_files(
+    source: Source, folder: Path, precision: Precision, kept_fp32: Collection[Part], form: Form
+) -> list[str]:
+    """Write the tokenizer, weights and graphs; return the weights that no graph reads."""
+    _write_tokenizer(source, folder)
+    if precision == "fp32":
+        _copy_hugging_face_files(source, folder)
+        _link_or_copy(source.weights_file, folder / WEIGHTS_FILE)
+    else:
+        write_weights(source, folder / WEIGHTS_FILE, precision, kept_fp32)
+    graphs = _write_graphs(source, folder, form)
+    unread = check_references(graphs, read_header(folder / WEIGHTS_FILE))
+    return sorted({*unread, *source.stored.keys()} - {*source.names})
+
+
+def _compare(
+    source: Source,
+    folder: Path,
+    model: AlbertForTasks,
+    precision: Precision,
+    form: Form,
+    limits: Limits,
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the differences of the graphs from torch, on the CPU and emulated on CUDA.
+
+    Raises:
+        ExportError: one is over its limit.
+    """
+    parity = measure_parity(folder, source.heads, model)
+    if precision == "fp32":
+        check_parity(parity, limits.max_difference)
+    cuda_parity = _measure_cuda_parity(source, folder, model, precision, form)
+    max_share = limits.max_cuda_difference
+    if max_share is None:
+        max_share = MAX_CUDA_SHARE[form.compute]
+    check_cuda_parity(cuda_parity, form.compute, max_share)
+    return parity, cuda_parity
 
 
 def _is_shallow(source: Source, layers: LayerOptions) -> bool:
@@ -310,15 +336,6 @@ def _measure_cuda_parity(
         restore_weights(folder / WEIGHTS_FILE, Path(restored) / WEIGHTS_FILE)
         own = load_checkpoint(Path(restored), source.num_outputs)
         return measure_cuda_parity(folder, source.heads, own, form)
-
-
-def _write_weights(
-    source: Source, file: Path, precision: Precision, kept_fp32: Collection[Part]
-) -> None:
-    if precision == "fp32":
-        _link_or_copy(source.weights_file, file)
-    else:
-        write_weights(source, file, precision, kept_fp32)
 
 
 def _write_manifest(manifest: Manifest, folder: Path) -> None:
