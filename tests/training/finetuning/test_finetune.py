@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 
 from tests.training.processes import (
-    before_step,
     run_in_process,
     run_killed,
     spoil,
-    write_no_file_over,
 )
 from tests.training.support import (
     SQUAD_V2,
@@ -35,18 +33,6 @@ Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)
 
 PROGRAM = "training.finetune"
-
-
-def test_a_small_data_set_is_learnt(pretrained: Path, labelled: Path, tmp_path: Path) -> None:
-    options = [
-        *("--initialize-from", str(pretrained / "checkpoint"), "--steps", "50", "--length", "64"),
-        *("--text-classification", str(labelled), "--batch-size", "48"),
-        *("--lr", "1e-2", "--adamw-lr", "1e-2", "--report-every", "10", "--device", "cpu"),
-    ]
-    assert run(options, tmp_path) == 0
-    first, *_, last = read_metrics(tmp_path)
-    assert last["text-classification/accuracy"] > 0.9
-    assert last["text-classification/loss"] < 0.5 * first["text-classification/loss"]
 
 
 def test_all_tasks_are_in_one_checkpoint(finetuned: Path, pretrained: Path) -> None:
@@ -95,19 +81,6 @@ def test_a_run_that_is_killed_goes_on_to_the_same_weights(
     run_killed(finetune_options, tmp_path / "run", *deaths, program=PROGRAM)
     assert same_weights(tmp_path / "run", finetuned)
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [10, 20, 30, 40]
-
-
-def test_a_full_disk_leaves_the_last_checkpoint_and_the_run_goes_on(
-    finetuned: Path, finetune_options: list[str], tmp_path: Path
-) -> None:
-    full = partial(before_step, 5, partial(write_no_file_over, 30_000))
-    often = [*finetune_options, "--save-every", "0.0001s"]
-    ended = run_in_process(often, tmp_path / "run", fate=full, program=PROGRAM)
-    assert ended.status == 1
-    assert "error: the checkpoint of step 5 could not be written: " in ended.err
-    assert ended.err.endswith("/checkpoints/step-00000004, is whole\n")
-    assert run_in_process(finetune_options, tmp_path / "run", program=PROGRAM).status == 0
-    assert same_weights(tmp_path / "run", finetuned)
 
 
 def test_steps_that_come_to_nothing_are_undone_in_all_feeds(

@@ -16,15 +16,11 @@ from safetensors.torch import load_file
 
 from tests.training.distillation.teachers import make_bert
 from tests.training.processes import (
-    LOST,
     Ended,
     before_step,
-    die,
     get_signals,
     run_in_process,
     run_world,
-    torchrun,
-    wait_for_step,
 )
 from tests.training.support import (
     RACE,
@@ -34,7 +30,6 @@ from tests.training.support import (
     best_step,
     checkpoint_state,
     read_metrics,
-    same_weights,
 )
 
 PROGRAM = "training.finetune"
@@ -191,22 +186,6 @@ def test_texts_are_trained_and_validated_as_by_one(
     assert selections[0] == pytest.approx(selections[1])
 
 
-@pytest.mark.parametrize("dying", [pytest.param(0, marks=pytest.mark.extended), 1])
-def test_a_process_that_dies_ends_the_others_and_the_run_goes_on(
-    start: list[str], tmp_path: Path, dying: int
-) -> None:
-    """To the same bits, with as many processes."""
-    (tmp_path / "data").mkdir()
-    options = [*start, *several(tmp_path / "data")]
-    run, whole = tmp_path / "run", tmp_path / "whole"
-    check_ended(together(options, whole))
-    ended = together(options, run, *OFTEN, fates={dying: partial(before_step, 4, die)})
-    assert ended[dying].status == -signal.SIGKILL
-    assert (ended[1 - dying].status, ended[1 - dying].err.splitlines()[-1:]) == (1, [LOST.strip()])
-    check_ended(together(options, run, *OFTEN))
-    assert same_weights(run, whole)
-
-
 def test_the_number_of_processes_may_change_amidst_a_run(texts: list[str], tmp_path: Path) -> None:
     """A signal to either of two ends both; one goes on."""
     run, whole = tmp_path / "run", tmp_path / "whole"
@@ -261,25 +240,3 @@ def test_impossible_options_are_one_line_and_no_run(
     assert (first.status, first.err) == (1, f"error: {message}\n")
     assert (second.status, second.err) == (1, "")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_torchrun_ends_when_one_process_is_killed_and_goes_on(
-    texts: list[str], tmp_path: Path
-) -> None:
-    folder, log = tmp_path / "run", tmp_path / "log"
-    options = [*texts, *OFTEN, "--steps", "3000"]
-    with torchrun(options, folder, log, program=PROGRAM) as job:
-        wait_for_step(job, folder, log)
-        ranks = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-        os.kill(int(ranks[-1]), signal.SIGKILL)
-    assert job.returncode == 1
-    assert LOST in log.read_text()
-    step = checkpoint_state(folder)["step"]
-    with torchrun([*options[:-1], str(step + 3)], folder, log, program=PROGRAM) as job:
-        pass
-    assert job.returncode == 0, log.read_text()
-    said = log.read_text()
-    assert said.count("resuming from step") == 1
-    assert said.count("steps (") == 1
-    assert checkpoint_state(folder)["step"] == step + 3
