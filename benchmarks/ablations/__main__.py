@@ -3,7 +3,7 @@
 Every model is pretrained on the same number of tokens and measured on the same held-out text.
 Writes `runs/`, `results.json` and `ablations.md` (tables with the paper's figures) into the output
 folder. The same command resumes an ablation that was stopped and repeats no finished run; with more
-`--tables` or `--seeds` it adds runs.
+`--tables` or another `--seed` it adds runs.
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ from typing import Final, get_args
 import torch
 
 from albert_serve.files import write_atomically
-from benchmarks.ablations.findings import Result
-from benchmarks.ablations.report import render
-from benchmarks.ablations.runs import make_runs, read_result
-from benchmarks.ablations.setup import Setup
-from benchmarks.ablations.tables import Base, Table, TableName, Variant, distinct_variants
+from benchmarks.ablations.findings import VariantResults, render
+from benchmarks.ablations.runs import AblationSetup, make_runs, read_result
+from benchmarks.ablations.tables import (
+    AblationBase,
+    AblationTable,
+    TableName,
+    Variant,
+    distinct_variants,
+)
 from training.errors import report_errors
 from training.loop.progress import is_known_run, record_run
 from training.run.options import add_device, parse_count, parse_part
@@ -33,7 +37,7 @@ _EXAMPLES: Final = r"""examples:
   python -m benchmarks.ablations --shards wiki-shards/ --validation held-out-shards/ \
       --tokenizer vocab/ --output runs/ablations --steps 2000
   python -m benchmarks.ablations --shards wiki-shards/ --validation held-out-shards/ \
-      --tokenizer vocab/ --output runs/sentence --tables sentence --seeds 2 --steps 1000 \
+      --tokenizer vocab/ --output runs/sentence --tables sentence --seed 1 --steps 1000 \
       --hidden-size 128 --layers 4 --length 64 --batch-size 64
 """
 
@@ -46,12 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     setup = _setup(options)
-    base = Base(
+    base = AblationBase(
         hidden_size=options.hidden_size,
         embedding_size=options.embedding_size,
         embedding_sizes=tuple(options.embedding_sizes),
         num_steps=options.steps,
-        num_seeds=options.seeds,
+        seed=options.seed,
     )
     tables = [base.table(name) for name in dict.fromkeys(options.tables)]
     settings = setup.settings()
@@ -64,8 +68,8 @@ def _run(options: argparse.Namespace) -> int:
         _write_report(options.output, tables, variants, setup)
 
 
-def _setup(options: argparse.Namespace) -> Setup:
-    return Setup(
+def _setup(options: argparse.Namespace) -> AblationSetup:
+    return AblationSetup(
         shards=options.shards,
         validation=options.validation,
         tokenizer=options.tokenizer,
@@ -82,7 +86,7 @@ def _setup(options: argparse.Namespace) -> Setup:
 
 
 def _write_report(
-    folder: Path, tables: Sequence[Table], variants: Sequence[Variant], setup: Setup
+    folder: Path, tables: Sequence[AblationTable], variants: Sequence[Variant], setup: AblationSetup
 ) -> None:
     """Write the results of all finished runs, if there are any."""
     all_results = {variant: read_result(folder / "runs" / variant.name) for variant in variants}
@@ -105,7 +109,7 @@ def _write_report(
     print(f"{folder / 'ablations.md'}: {len(results)} of {len(variants)} runs")
 
 
-def _heading(setup: Setup, results: dict[Variant, Result], num_variants: int) -> list[str]:
+def _heading(setup: AblationSetup, results: VariantResults, num_variants: int) -> list[str]:
     """Return the description of the runs and of their held-out text."""
     millions = [run.figures["tokens"] / 1e6 for each, run in results.items() if each.num_steps > 1]
     tokens = f", {min(millions):.2f} to {max(millions):.2f}M tokens each" if millions else ""
@@ -117,8 +121,8 @@ def _heading(setup: Setup, results: dict[Variant, Result], num_variants: int) ->
     )
     measured_on = (
         f"Held-out: {figures['masked_tokens']:,} masked tokens, {figures['nsp_pairs']:,.0f} NSP "
-        f"and {figures['sop_pairs']:,.0f} SOP pairs. ± is one standard error, of sampling and, "
-        "where models were trained with several seeds, of the seed."
+        f"and {figures['sop_pairs']:,.0f} SOP pairs. ± is one standard error of sampling, without "
+        "what another seed would change."
     )
     return [runs, "", measured_on]
 
@@ -130,56 +134,34 @@ def _parser() -> argparse.ArgumentParser:
     add("--validation", type=Path, required=True, help="the same of held-out text")
     add("--tokenizer", type=Path, required=True, help="folder that training.vocab wrote")
     add("--output", type=Path, required=True, help="the ablation's folder")
+    some = ["sentence", "sharing", "embedding"]
     add(
-        "--tables",
-        nargs="+",
-        choices=get_args(TableName),
-        default=["sentence", "sharing", "embedding"],
-        help="(sentence sharing embedding)",
+        "--tables", nargs="+", choices=get_args(TableName), default=some, help=f"({' '.join(some)})"
     )
     add("--steps", type=parse_count, required=True, help="of each run")
-    add("--seeds", type=parse_count, default=1, help="runs of each model (1)")
-    _add_model(parser)
-    _add_machine(parser)
-    return parser
-
-
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("the models")
-    add = group.add_argument
+    add("--seed", type=int, default=0, help="of each run (0)")
+    add = parser.add_argument_group("the models").add_argument
     add("--hidden-size", type=parse_count, default=256, help="(%(default)s)")
     add("--layers", type=parse_count, default=6, help="(%(default)s)")
     add("--heads", type=parse_count, default=4, help="(%(default)s)")
     add("--embedding-size", type=parse_count, default=128, help="E, but in its table (128)")
-    add(
-        "--embedding-sizes",
-        nargs="+",
-        type=parse_count,
-        default=[64, 128, 256],
-        metavar="E",
-        help="sizes of the embedding tables, beside the hidden size (64 128 256)",
-    )
+    sizes = "sizes of the embedding tables, beside the hidden size (64 128 256)"
+    widths = [64, 128, 256]
+    add("--embedding-sizes", nargs="+", type=parse_count, default=widths, metavar="E", help=sizes)
     add("--length", type=parse_count, default=128, help="tokens a row (%(default)s)")
     add("--batch-size", type=parse_count, default=32, help="rows a step (%(default)s)")
     add("--sentence-weight", type=parse_part, default=1.0, help="of the sentence task's loss (1)")
-    add(
-        "--held-out-tokens",
-        type=parse_count,
-        default=1 << 18,
-        help="held-out text of each form to measure on, and text to train a probe on (%(default)s)",
+    held_out = (
+        "held-out text of each form to measure on, and text to train a probe on (%(default)s)"
     )
-
-
-def _add_machine(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("the machine")
-    add = group.add_argument
-    add_device(group)
-    add(
-        "--compile",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="worth its minutes from some thousand steps on",
+    add("--held-out-tokens", type=parse_count, default=1 << 18, help=held_out)
+    machine = parser.add_argument_group("the machine")
+    add_device(machine)
+    compiles = "worth its minutes from some thousand steps on"
+    machine.add_argument(
+        "--compile", action=argparse.BooleanOptionalAction, default=True, help=compiles
     )
+    return parser
 
 
 if __name__ == "__main__":

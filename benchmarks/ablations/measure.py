@@ -38,7 +38,7 @@ _PROBE_ITERATIONS: Final = 200
 _MOST_TENS: Final = 52
 
 
-class Reading(NamedTuple):
+class ModelReading(NamedTuple):
     """A model's predictions and features on some text.
 
     Attributes:
@@ -59,7 +59,7 @@ class Reading(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Texts:
+class AblationTexts:
     """Text to train probes on and text to measure on, cut as each task has it.
 
     Attributes:
@@ -89,7 +89,7 @@ class Texts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class VariantFigures:
     """The measurements of a model.
 
     Attributes:
@@ -118,8 +118,8 @@ class Measured:
 
 
 def measure_variant(
-    model: AlbertForTasks, task: SentenceTask, texts: Texts, device: torch.device
-) -> Measured:
+    model: AlbertForTasks, task: SentenceTask, texts: AblationTexts, device: torch.device
+) -> VariantFigures:
     """Measure a model that was trained with this task.
 
     The figures are `masked_loss` and `masked_accuracy` over text in the form of the model's own
@@ -140,22 +140,24 @@ def measure_variant(
         for by, guesses_P in _guesses(trained_on, readings[form]).items():
             predictions[f"{form}_{by}_accuracy"] = guesses_P == readings[form].labels
     ones = {form: readings[form].labels.double().mean().item() for form in PAIR_TASKS}
-    return Measured(
+    return VariantFigures(
         parameters=sum(p.numel() for p in model.albert.parameters()),
         predictions={name: values.float().numpy() for name, values in predictions.items()},
         majority={form: max(share, 1 - share) for form, share in ones.items()},
     )
 
 
-def read(model: AlbertForTasks, batches: Iterable[PretrainBatch], device: torch.device) -> Reading:
+def read(
+    model: AlbertForTasks, batches: Iterable[PretrainBatch], device: torch.device
+) -> ModelReading:
     """Put batches through the model, without dropout and gradients."""
     bar = tqdm(batches, desc="measuring", leave=False, delay=3, disable=None)
     with evaluating(model), precision(device):
         parts = [_read_batch(model, batch.to(device)) for batch in bar]
-    return Reading(*(torch.cat(tensors).cpu() for tensors in zip(*parts, strict=True)))
+    return ModelReading(*(torch.cat(tensors).cpu() for tensors in zip(*parts, strict=True)))
 
 
-def _read_batch(model: AlbertForTasks, batch: PretrainBatch) -> Reading:
+def _read_batch(model: AlbertForTasks, batch: PretrainBatch) -> ModelReading:
     hidden_BSH = model(batch.tokens)
     hidden_TH = hidden_BSH.flatten(0, 1)
     targets_R = batch.targets[: batch.num_masked]
@@ -169,7 +171,7 @@ def _read_batch(model: AlbertForTasks, batch: PretrainBatch) -> Reading:
     if "sentence-order" in model.tasks:
         guesses_C = model.logits("sentence-order", firsts_CH).argmax(-1)
     is_pair_C = labels_C != IGNORED
-    return Reading(
+    return ModelReading(
         losses=F.cross_entropy(logits_RV, targets_R, reduction="none"),
         is_right=logits_RV.argmax(-1) == targets_R,
         labels=labels_C[is_pair_C],
@@ -207,7 +209,7 @@ def _numbered(sequences_BS: Tensor) -> Tensor:
     return (before_B[:, None] + sequences_BS)[sequences_BS >= 0]
 
 
-def _guesses(training: Reading, held_out: Reading) -> dict[str, Tensor]:
+def _guesses(training: ModelReading, held_out: ModelReading) -> dict[str, Tensor]:
     """Return the labels (P,) of the held-out pairs by each classifier."""
     guesses = {
         "probe": probe(training.features, training.labels, held_out.features),

@@ -61,45 +61,44 @@ class Variant:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class AblationRow:
     """One line of a table.
 
     Attributes:
-        variants: the same model with each seed.
         paper: the paper's figures as they are to be shown, one for each of the table's
             `paper_columns`; empty where it has none.
     """
 
     label: str
-    variants: tuple[Variant, ...]
+    variant: Variant
     paper: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
+class AblationTable:
     """A comparison of models that differ in one thing."""
 
     name: TableName
     title: str
     paper_columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[AblationRow, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Base:
+class AblationBase:
     """The model from which the tables' rows differ.
 
     Attributes:
         embedding_size: E, where a table does not vary it.
         embedding_sizes: those of the embedding tables; H is added to them.
-        num_seeds: runs of each model.
+        seed: of every run.
     """
 
     hidden_size: int
     embedding_size: int
     embedding_sizes: tuple[int, ...]
     num_steps: int
-    num_seeds: int = 1
+    seed: int = 0
 
     def row(
         self,
@@ -110,21 +109,18 @@ class Base:
         embedding_size: int | None = None,
         sentence_task: SentenceTask = "sop",
         num_steps: int | None = None,
-    ) -> Row:
+    ) -> AblationRow:
         """Return a line of a table: the base with the given changes."""
-        variants = tuple(
-            Variant(
-                sharing=sharing,
-                embedding_size=embedding_size or self.embedding_size,
-                sentence_task=sentence_task,
-                num_steps=num_steps or self.num_steps,
-                seed=seed,
-            )
-            for seed in range(self.num_seeds)
+        variant = Variant(
+            sharing=sharing,
+            embedding_size=embedding_size or self.embedding_size,
+            sentence_task=sentence_task,
+            num_steps=num_steps or self.num_steps,
+            seed=self.seed,
         )
-        return Row(label=label, variants=variants, paper=tuple(paper))
+        return AblationRow(label=label, variant=variant, paper=tuple(paper))
 
-    def table(self, name: TableName) -> Table:
+    def table(self, name: TableName) -> AblationTable:
         """The table of that name."""
         if name == "sentence":
             return self._sentence_table()
@@ -132,7 +128,7 @@ class Base:
             return self._sharing_table(name)
         return self._embedding_table(name)
 
-    def _sentence_table(self) -> Table:
+    def _sentence_table(self) -> AblationTable:
         columns = ("paper: MLM", "NSP", "SOP", "Avg")
         rows = [
             self.row(f"{task} trained", [f"{x:.1f}" for x in figures], sentence_task=task)
@@ -141,9 +137,9 @@ class Base:
         # The accuracy of lengths and chance alone.
         rows.insert(0, self.row("after one step", sentence_task="none", num_steps=1))
         title = "Sentence task (Table 5)"
-        return Table(name="sentence", title=title, paper_columns=columns, rows=tuple(rows))
+        return AblationTable(name="sentence", title=title, paper_columns=columns, rows=tuple(rows))
 
-    def _sharing_table(self, name: TableName) -> Table:
+    def _sharing_table(self, name: TableName) -> AblationTable:
         is_wide = name == "sharing-wide"
         size = self.hidden_size if is_wide else self.embedding_size
         rows = []
@@ -152,14 +148,14 @@ class Base:
             paper = [f"{millions}M", f"{average:.1f}"]
             rows.append(self.row(_SHARED[sharing], paper, sharing=sharing, embedding_size=size))
         paper_size = _PAPER_HIDDEN_SIZE if is_wide else 128
-        return Table(
+        return AblationTable(
             name=name,
             title=f"What the layers share, E = {size} (Table 4, E = {paper_size})",
             paper_columns=("paper: parameters", "Avg"),
             rows=tuple(rows),
         )
 
-    def _embedding_table(self, name: TableName) -> Table:
+    def _embedding_table(self, name: TableName) -> AblationTable:
         sharing: Sharing = "none" if name == "embedding-unshared" else "all"
         rows = []
         for size in sorted({*self.embedding_sizes, self.hidden_size}):
@@ -167,7 +163,7 @@ class Base:
             average = _PAPER_EMBEDDING[sharing].get(paper_size)
             paper = () if average is None else (str(paper_size), f"{average:.1f}")
             rows.append(self.row(f"E = {size}", paper, sharing=sharing, embedding_size=size))
-        return Table(
+        return AblationTable(
             name=name,
             title=f"Size of the embeddings, {_SHARED[sharing]} (Table 3)",
             paper_columns=("paper: E", "Avg"),
@@ -175,8 +171,6 @@ class Base:
         )
 
 
-def distinct_variants(tables: Iterable[Table]) -> list[Variant]:
-    """Every model of the tables once; all models with the first seed before those with others."""
-    variants = {variant for table in tables for row in table.rows for variant in row.variants}
-    order = [variant for table in tables for row in table.rows for variant in row.variants]
-    return sorted(variants, key=lambda variant: (variant.seed, order.index(variant)))
+def distinct_variants(tables: Iterable[AblationTable]) -> list[Variant]:
+    """Return every model of the tables once."""
+    return list(dict.fromkeys(row.variant for table in tables for row in table.rows))

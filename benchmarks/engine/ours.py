@@ -1,0 +1,92 @@
+"""A process that runs this package: its task and its engine over a bundle.
+
+Shape legend: B sequences, K labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from albert_serve.api.schemas import TextClassificationParameters
+from albert_serve.bundle.manifest import Bundle
+from albert_serve.runtime.engine import Engine
+from albert_serve.settings import RuntimeOptions
+from albert_serve.tasks import AnyTask, EncoderInput
+from albert_serve.tasks.grouping import group_by_length
+from albert_serve.tasks.load import load_tasks
+from benchmarks.engine.contestants import ModelJob
+from benchmarks.engine.player import Batch, Floats, Player, StreamResult, Tokens, play
+from benchmarks.harness.process import Channel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OurClassifier:
+    """Classifies texts as the service does; the engine forms the batches.
+
+    Attributes:
+        labels: names, in the order of the head's outputs.
+    """
+
+    engine: Engine
+    task: AnyTask
+    labels: Sequence[str]
+
+    def logits(self, batch: Batch) -> Floats:
+        """Logits (B, K) of a batch without padding."""
+        inputs = [
+            EncoderInput(ids=ids, types=[0] * len(ids), task="text-classification", rows=[0])
+            for ids in batch.ids.tolist()
+        ]
+        return np.concatenate(self.engine.run(inputs))
+
+    def process(self, texts: Sequence[str], batch_size: int) -> StreamResult:
+        """Probabilities of each text."""
+        del batch_size
+        parameters = TextClassificationParameters(
+            truncation="truncate",
+            function_to_apply="softmax" if len(self.labels) > 1 else "sigmoid",
+        )
+        prepared = [self.task.prepare(text, parameters) for text in texts]
+        inputs = [one for item in prepared for one in item.inputs]
+        logits = iter(self.engine.run(inputs))
+        answers: list[Any] = [item.finish([next(logits) for _ in item.inputs]) for item in prepared]
+        places = {label: index for index, label in enumerate(self.labels)}
+        outputs = [
+            [each.score for each in sorted(answer, key=lambda one: places[one.label])]
+            for answer in answers
+        ]
+        return StreamResult(
+            outputs=outputs, count=lambda: self._count([len(one.ids) for one in inputs])
+        )
+
+    def _count(self, lengths: Sequence[int]) -> Tokens:
+        engine = self.engine
+        groups = group_by_length(
+            lengths, engine.max_batch_tokens, max_padding_tokens=engine.call_cost_tokens
+        )
+        return Tokens.of(lengths, groups)
+
+
+def open_player(job: ModelJob) -> Player:
+    """The bundle's task over its engine, as `albert-serve score` runs it."""
+    bundle = Bundle.open(job.model)
+    options = RuntimeOptions(
+        num_threads=job.num_threads,
+        device="cpu",
+        prepack="cache",
+        cache_folder=job.model.absolute().parent / "packed",
+    )
+    return OurClassifier(
+        engine=Engine.open(bundle, options),
+        task=load_tasks(bundle)["text-classification"],
+        labels=bundle.manifest.tasks["text-classification"].labels or [],
+    )
+
+
+def serve(channel: Channel, job: ModelJob) -> None:
+    """Be the process of a job."""
+    play(channel, job, open_player)

@@ -1,0 +1,162 @@
+"""The engine without a service, in a process of its own.
+
+A service may run beside it; it is asked one request at a time, in turns with the engine.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from albert_serve.bundle.manifest import Bundle
+from albert_serve.runtime.engine import Engine
+from albert_serve.settings import RuntimeOptions
+from albert_serve.tasks import TASKS, Work, prepare_request
+from albert_serve.tasks.load import load_tasks
+from benchmarks.harness.process import BenchmarkError
+from benchmarks.serve.stream import Call
+
+_NUM_PASSES: Final = 2
+# Requests of one side before it is the other's turn.
+_TURN: Final = 5
+# Requests to an idle service do not come one upon another.
+_PAUSE_S: Final = 0.005
+# Threads that wait for work actively give up within this time.
+_SETTLE_S: Final = 0.05
+_TIMEOUT_S: Final = 120
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """The requests to run in process and over HTTP.
+
+    Attributes:
+        url: of a service of the same bundle.
+        calls: the stream in the service's format.
+        idle: requests of each length, sent one at a time to both.
+    """
+
+    bundle: Path
+    num_threads: int
+    url: str
+    calls: Sequence[Call]
+    idle: Mapping[str, Sequence[Call]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alone:
+    """The engine's times without a service.
+
+    Attributes:
+        engine_s: for all inputs of the stream, which it knows from the start; the faster of two
+            passes, since the first allocates.
+        stream_s: of that pass with tokenisation before and answers after it.
+        idle: of each length, seconds of each request over HTTP, and of tokeniser and engine.
+    """
+
+    engine_s: float
+    stream_s: float
+    idle: dict[str, tuple[list[float], list[float]]]
+
+
+class _InProcess:
+    """The engine as a worker of the service opens it, and the tasks before it."""
+
+    def __init__(self, bundle: Path, num_threads: int) -> None:
+        opened = Bundle.open(bundle)
+        options = RuntimeOptions(device="cpu", num_threads=num_threads, prepack="memory")
+        self._engine = Engine.open(opened, options)
+        self._engine.warm_up()
+        self._tasks = load_tasks(opened)
+
+    def prepare(self, calls: Sequence[Call]) -> Work:
+        """The requests' inputs."""
+        rounds = []
+        for path, body in calls:
+            name = path.removeprefix("/")
+            request = TASKS[name].request.model_validate(body)
+            rounds += prepare_request(self._tasks[name], request)
+        return Work(rounds)
+
+    def ask(self, call: Call) -> None:
+        """Run one request."""
+        self._engine.run(self.prepare([call]).inputs)
+
+    def stream(self, calls: Sequence[Call]) -> tuple[float, float]:
+        """Seconds of the engine for all requests together, and of everything."""
+        began = time.perf_counter()
+        work = self.prepare(calls)
+        began_engine = time.perf_counter()
+        logits = self._engine.run(work.inputs)
+        engine_s = time.perf_counter() - began_engine
+        work.take(logits)
+        return engine_s, time.perf_counter() - began
+
+
+class _Http:
+    """One connection, which is kept during a turn: the service closes what is idle for seconds."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        self._connection = http.client.HTTPConnection(
+            parts.hostname, parts.port, timeout=_TIMEOUT_S
+        )
+
+    def ask(self, call: Call) -> None:
+        """Send one request and read its reply."""
+        path, body = call
+        headers = {"Content-Type": "application/json"}
+        self._connection.request("POST", path, json.dumps(body).encode(), headers)
+        reply = self._connection.getresponse()
+        content = reply.read()
+        if reply.status != 200:
+            raise BenchmarkError(f"{path}: {reply.status} {content[:200]!r}")
+
+    def close(self) -> None:
+        """Close the connection; the next request opens another."""
+        self._connection.close()
+
+
+def _timed(ask: Callable[[Call], None], calls: Sequence[Call]) -> list[float]:
+    """Seconds of each call, with pauses; the first is made once more before, untimed."""
+    ask(calls[0])
+    seconds = []
+    for call in calls:
+        time.sleep(_PAUSE_S)
+        began = time.perf_counter()
+        ask(call)
+        seconds.append(time.perf_counter() - began)
+    time.sleep(_SETTLE_S)
+    return seconds
+
+
+def _idle(
+    engine: _InProcess, service: _Http, calls: Sequence[Call]
+) -> tuple[list[float], list[float]]:
+    over_http, alone = [], []
+    for start in range(0, len(calls), _TURN):
+        turn = calls[start : start + _TURN]
+        over_http += _timed(service.ask, turn)
+        service.close()
+        alone += _timed(engine.ask, turn)
+    return over_http, alone
+
+
+def measure_alone(comparison: Comparison) -> Alone:
+    """Measure the engine; to be called in a process of its own.
+
+    Raises:
+        BenchmarkError: a request failed.
+    """
+    engine = _InProcess(comparison.bundle, comparison.num_threads)
+    service = _Http(comparison.url)
+    engine_s, stream_s = min(engine.stream(comparison.calls) for _ in range(_NUM_PASSES))
+    idle = {length: _idle(engine, service, calls) for length, calls in comparison.idle.items()}
+    return Alone(engine_s=engine_s, stream_s=stream_s, idle=idle)
