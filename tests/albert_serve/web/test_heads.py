@@ -41,9 +41,3 @@ def test_the_reader_chooses_a_classifier(open_page: OpenPage, url: str) -> None:
     choice.select_option("rating")
     panel.get_by_role("button", name="Classify").click()
     expect(panel.locator(".bar-label")).to_have_text(["LABEL_0"])
-
-
-@pytest.mark.extended
-def test_one_classifier_is_no_choice(open_page: OpenPage) -> None:
-    page = open_page("text-classification")
-    expect(page.locator("#panel-text-classification").get_by_label("Classifier")).to_be_hidden()

@@ -48,9 +48,3 @@ def test_another_model_is_chosen_and_asked(open_page: OpenPage, several: str) ->
     expect(page.locator("#panel-fill-mask .bar-label")).to_have_text(words)
     page.get_by_role("button", name="Python").first.click()
     assert 'model="two") as albert' in command(page)
-
-
-@pytest.mark.extended
-def test_one_model_is_no_choice(open_page: OpenPage) -> None:
-    page = open_page("fill-mask")
-    expect(page.locator("#model-choice")).to_be_hidden()

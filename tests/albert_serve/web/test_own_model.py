@@ -19,7 +19,6 @@ from tests.albert_serve.web.browsing import OpenPage, ask, assert_bars
 from training.model.checkpoint import save_checkpoint
 from training.model.heads import AlbertForTasks, Task
 
-PHONE_WIDTH_PX = 390
 NUM_LABELS = 77
 LABELS = [f"card_payment_with_a_wrong_exchange_rate_{number}" for number in range(NUM_LABELS)]
 EXAMPLES = {
@@ -70,20 +69,6 @@ def own_client(own: str) -> Iterator[httpx.Client]:
         yield http
 
 
-@pytest.mark.extended
-def test_info_has_the_figures_and_examples_of_the_manifest(own_client: httpx.Client) -> None:
-    tasks = {task["name"]: task for task in own_client.get("/info").json()["tasks"]}
-    figure = {"metric": "accuracy", "percent": 89.5, "count": 200}
-    assert tasks["text-classification"]["quality"] == figure
-    assert tasks["text-classification"]["examples"] == [
-        {"inputs": "My card was stolen.", "label": "A theft"},
-        {"inputs": {"text": "Where is it?", "text_pair": "It is here."}, "label": None},
-    ]
-    assert tasks["sentence-order"]["quality"]["percent"] == 51.5
-    assert tasks["fill-mask"]["quality"] is None  # agreement with torch says nothing of answers
-    assert tasks["fill-mask"]["examples"] is None
-
-
 def test_the_best_labels_are_shown_and_all_on_request(
     open_page: OpenPage, own: str, own_client: httpx.Client
 ) -> None:
@@ -101,22 +86,6 @@ def test_the_best_labels_are_shown_and_all_on_request(
     assert_bars(panel.locator(".bars"), expected[:5])
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("width", [PHONE_WIDTH_PX, 1200])
-def test_long_names_of_labels_are_whole(open_page: OpenPage, own: str, width: int) -> None:
-    page = open_page("text-classification", url=own, viewport={"width": width, "height": 840})
-    panel = page.locator("#panel-text-classification")
-    panel.get_by_role("button", name="Show all 77 labels").click()
-    expect(panel.locator(".bar")).to_have_count(NUM_LABELS)
-    cut = """labels => labels
-      .filter((label) => label.scrollWidth > label.clientWidth + 1)
-      .map((label) => label.textContent)"""
-    assert panel.locator(".bar-label").evaluate_all(cut) == []
-    assert page.evaluate("document.documentElement.scrollWidth") == width
-    widths = panel.locator(".bar-track").evaluate_all("bars => bars.map((bar) => bar.clientWidth)")
-    assert min(widths) > PHONE_WIDTH_PX // 4
-
-
 def test_the_examples_are_those_of_the_model(open_page: OpenPage, own: str) -> None:
     page = open_page("text-classification", url=own)
     panel = page.locator("#panel-text-classification")
@@ -128,23 +97,6 @@ def test_the_examples_are_those_of_the_model(open_page: OpenPage, own: str) -> N
     expect(panel.locator("pre code")).not_to_contain_text("text_pair")
 
 
-@pytest.mark.extended
-def test_a_model_without_examples_has_neutral_ones(
-    open_page: OpenPage, own: str, own_client: httpx.Client
-) -> None:
-    info = own_client.get("/info").json()
-    for task in info["tasks"]:
-        task["examples"] = None
-    page = open_page("fill-mask", url=own)
-    page.route("**/info", lambda route: route.fulfill(json=info))
-    page.goto(f"{own}#text-classification")
-    page.reload()
-    chips = page.locator("#panel-text-classification .chip")
-    expect(chips.first).to_have_text("A question")
-    assert "film" not in " ".join(chips.all_inner_texts())
-
-
-@pytest.mark.extended
 def test_it_says_what_the_model_cannot_do(open_page: OpenPage, own: str) -> None:
     page = open_page("sentence-order", url=own)
     best = page.get_by_role("button", name="Find the best order")
@@ -158,10 +110,3 @@ def test_it_says_what_the_model_cannot_do(open_page: OpenPage, own: str) -> None
     )
     page.get_by_role("tab", name="Fill mask").click()
     expect(page.locator("#panel-fill-mask .measured")).to_have_count(0)
-
-
-@pytest.mark.extended
-def test_a_model_without_figures_has_no_warning(open_page: OpenPage) -> None:
-    page = open_page("sentence-order")
-    expect(page.get_by_role("button", name="Find the best order")).to_be_visible()
-    expect(page.locator("#order-limit")).to_have_count(0)
