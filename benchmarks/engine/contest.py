@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -10,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import psutil
 from tqdm import tqdm
 
 from benchmarks.engine.contestants import (
@@ -32,8 +30,6 @@ _FIRST_SIZE: Final = 2
 _NUM_TRIALS: Final = 2
 # A larger batch is not tried where one is slower than this part of the best speed.
 _FALLS: Final = 0.95
-# Times of the system that are nobody's work, or counted a second time.
-_NOT_BUSY: Final = {"idle", "iowait", "guest", "guest_nice"}
 
 
 class ModelProcess(Worker):
@@ -62,38 +58,6 @@ class ModelProcess(Worker):
         return turn
 
 
-class CpuWatch:
-    """Counts the processors' time that other programs, or other machines on the host, took."""
-
-    def __init__(self) -> None:
-        self._others_s = 0.0
-        self._wall_s = 0.0
-
-    def watch(self, pid: int, action: Callable[[], T]) -> T:
-        """Return the action's result; meanwhile only the process `pid` should work."""
-        process = psutil.Process(pid)
-        began, busy, own = time.perf_counter(), _busy_s(), _process_s(process)
-        result = action()
-        self._others_s += max(0.0, _busy_s() - busy - (_process_s(process) - own))
-        self._wall_s += time.perf_counter() - began
-        return result
-
-    @property
-    def others(self) -> float:
-        """CPUs that other programs used on average."""
-        return self._others_s / self._wall_s if self._wall_s else 0.0
-
-
-def _busy_s() -> float:
-    times = psutil.cpu_times()._asdict()
-    return float(sum(seconds for name, seconds in times.items() if name not in _NOT_BUSY))
-
-
-def _process_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
 @dataclass(kw_only=True, slots=True)
 class EngineResult:
     """The measurements of a contestant.
@@ -120,12 +84,10 @@ class EngineMeasurement:
 
     Attributes:
         peaks: by case, one a round.
-        others: CPUs that other programs used during turns.
     """
 
     results: Sequence[EngineResult]
     peaks: Mapping[str, Sequence[Peak]]
-    others: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,18 +128,16 @@ class EngineContest:
             stack.enter_context(machine).receive()
             entrants = [self._enter(contestant, each, stack) for contestant, each in jobs]
             peaks: dict[str, list[Peak]] = {case: [] for case in self.cases}
-            watch = CpuWatch()
             for number in range(self.rounds):
                 for case in self.cases:
                     self.bar.set_postfix_str(f"round {number + 1}, {case}")
                     peaks[case].append(machine.ask("peak"))
                     for entrant in entrants:
-                        entrant.take_turn(case, watch)
+                        entrant.take_turn(case)
                         self.bar.update()
             return EngineMeasurement(
                 results=[entrant.finish() for entrant in entrants],
                 peaks=peaks,
-                others=watch.others,
             )
 
     def _enter(
@@ -283,12 +243,11 @@ class _Entrant:
                 for case in [case for case, one in self.processes.items() if one is process]:
                     self.processes[case] = fresh
 
-    def take_turn(self, case: str, watch: CpuWatch) -> None:
+    def take_turn(self, case: str) -> None:
         process = self.processes.get(case)
         if process is None:
             return
-        action = partial(process.turn, self._result.requests[case])
-        turn = self.attempt(process, partial(watch.watch, process.pid, action))
+        turn = self.attempt(process, partial(process.turn, self._result.requests[case]))
         if turn is not None:
             self._result.turns.setdefault(case, []).append(turn)
 

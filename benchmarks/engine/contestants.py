@@ -64,16 +64,9 @@ def _hf(name: str, **settings: str) -> Variant:
     return Variant(name=name, module="hf", form="checkpoint", settings=settings)
 
 
-def _pipeline(batch_size: int) -> Contestant:
-    variant = Variant(
-        name="", module="hf", form="checkpoint", kinds=("texts",), settings={"pipeline": "yes"}
-    )
-    return Contestant(
-        name=f"pipeline, batch {batch_size}",
-        variants=(variant,),
-        batch_sizes=(batch_size,),
-        part="third",
-    )
+_PIPELINE: Final = Variant(
+    name="", module="hf", form="checkpoint", kinds=("texts",), settings={"pipeline": "yes"}
+)
 
 
 def _openvino(name: str, form: str, precision: str) -> Contestant:
@@ -110,9 +103,6 @@ CONTESTANTS: Final[dict[str, Contestant]] = {
             _hf("eager attention", attention="eager", dtype="fp32"),
         ),
     ),
-    "transformers-fp32-compiled": Contestant(
-        name="transformers fp32, compiled", variants=(_hf("", dtype="fp32", compile="yes"),)
-    ),
     "transformers-bf16": Contestant(
         name="transformers bf16",
         variants=(
@@ -122,8 +112,12 @@ CONTESTANTS: Final[dict[str, Contestant]] = {
             _hf("autocast, compiled", dtype="autocast", compile="yes"),
         ),
     ),
-    "pipeline-1": _pipeline(1),
-    "pipeline-8": _pipeline(8),
+    "pipeline-1": Contestant(
+        name="pipeline, batch 1",
+        variants=(_PIPELINE,),
+        batch_sizes=(1,),
+        part="third",
+    ),
     "onnxruntime": Contestant(
         name="ONNX Runtime, plain export",
         variants=(Variant(name="", module="plain_onnx", form="onnx"),),

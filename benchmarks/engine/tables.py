@@ -26,8 +26,6 @@ from benchmarks.harness.page import bullets, table
 _GIGA: Final = 1e9
 _MEGA: Final = 1e6
 _NONE: Final = "–"
-# Of others, during turns: more, and figures are not to be trusted.
-_QUIET_CPUS: Final = 0.05
 # A note names contestants that use a smaller fraction of their threads' CPUs.
 _IDLE: Final = 0.75
 # Whose speed is compared with everybody's.
@@ -159,7 +157,6 @@ class EngineReport:
         return {
             "machine": list(self.machine),
             "notes": list(self.notes),
-            "others_cpus": self.measured.others,
             "text_lengths": list(self.inputs.lengths),
             "flops": {shape: self.flops(shape) for shape in self.shapes},
             "peaks": {case: [*map(asdict, each)] for case, each in self.measured.peaks.items()},
@@ -197,8 +194,7 @@ def markdown(report: EngineReport) -> str:
 
 
 def _peak(report: EngineReport) -> Iterator[str]:
-    """Describe the peak that percentages count from, and the load of other programs."""
-    yield f"other programs used {report.measured.others:.2f} CPUs during turns"
+    """Describe the peak that percentages count from."""
     peaks = [one for each in report.measured.peaks.values() for one in each]
     for name, speeds, by in (
         ("fp32", [one.fp32 for one in peaks], {one.fp32_by for one in peaks}),
@@ -294,11 +290,6 @@ def _notes(report: EngineReport) -> Iterator[str]:
         if TEXTS in base.turns:
             spread = spread_of(base.turns[TEXTS][0].outputs)
             yield f"spread: standard deviation of its probabilities over the texts, {spread:.3f}"
-    if report.measured.others > _QUIET_CPUS:
-        yield (
-            "**the machine was busy with something else**: these figures are no good, least for "
-            "those whose threads give way while they wait, such as OpenVINO's; measure again"
-        )
     for result in report.measured.results:
         yield from _result_notes(report, result)
 

@@ -186,7 +186,6 @@ def test_a_sentence_task_is_solved_above_the_accuracy_without_text() -> None:
     assert not_solved.verdict == "no better here either"
 
 
-@pytest.mark.process
 def test_an_ablation_writes_tables_and_repeats_no_run(
     vocab_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,8 +32,6 @@ TINY = AlbertConfig(
 TOKENIZER = REPOSITORY / "models" / "albert-small-en" / "tokenizer.json"
 
 
-@pytest.mark.process
-@pytest.mark.extended
 def test_contestants_are_measured_in_turns_and_agree(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

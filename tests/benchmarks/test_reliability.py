@@ -33,8 +33,6 @@ from benchmarks.reliability import (
     sigterm,
 )
 
-pytestmark = pytest.mark.process
-
 
 def test_a_process_that_fails_says_why() -> None:
     assert run_in_process(math.sqrt, 4.0) == 2.0
@@ -107,7 +105,6 @@ def test_what_is_no_good_reply_is_counted() -> None:
     assert LoadResult(replies=replies).num_bad_refusals == 5
 
 
-@pytest.mark.extended
 def test_too_much_is_refused_and_nothing_is_lost_at_the_end(
     bundle_dir: Path, tmp_path: Path
 ) -> None:
@@ -134,7 +131,6 @@ def test_an_unknown_scenario_is_an_error(capsys: pytest.CaptureFixture[str]) -> 
     assert "there are overload" in capsys.readouterr().err
 
 
-@pytest.mark.extended
 def test_sizes_and_examples_are_tables_of_bundles(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,7 +28,6 @@ from training.model.checkpoint import load_checkpoint, read_config, save_checkpo
 DATA = REPOSITORY / "tests" / "data"
 
 
-@pytest.mark.process
 def test_tasks_are_trained_measured_and_not_repeated(
     checkpoint_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,8 +21,6 @@ from benchmarks.score_memory import make_tiny_bundle, measure_memory, write_rows
 TEXTS = ["An earned run.", "A fielding error.", "A long day at the game.", "An earned run."]
 
 
-@pytest.mark.process
-@pytest.mark.extended
 def test_the_job_the_engine_and_the_pipeline_count_the_same_tokens(tmp_path: Path) -> None:
     bundle, texts = make_tiny_bundle(tmp_path), tmp_path / "texts.jsonl"
     texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
@@ -52,8 +50,6 @@ def test_the_table_compares_the_job_with_the_engine_and_with_peers() -> None:
     assert lines[-1] == "- a note"
 
 
-@pytest.mark.process
-@pytest.mark.extended
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_a_jobs_memory_is_sampled(form: str, bundle_dir: Path, tmp_path: Path) -> None:
     source = tmp_path / f"in.{form}"

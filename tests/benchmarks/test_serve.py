@@ -51,8 +51,6 @@ def test_requests_have_the_requested_lengths(checkpoint: Path) -> None:
     assert make_stream(checkpoint, [WIKI], 12, 3) == stream
 
 
-@pytest.mark.process
-@pytest.mark.extended
 def test_both_services_are_measured_and_answer_alike(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

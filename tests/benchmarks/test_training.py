@@ -123,8 +123,6 @@ def test_a_turn_counts_the_steps_after_the_warm_up_alone() -> None:
     assert [(turn.num_tokens, turn.num_steps) for turn in turns] == [(4, 1), (5, 1)]
 
 
-@pytest.mark.process
-@pytest.mark.extended
 @pytest.mark.parametrize("command", ["pretrain", "finetune"])
 def test_both_sides_train_and_are_compared(
     command: Literal["pretrain", "finetune"], tmp_path: Path
