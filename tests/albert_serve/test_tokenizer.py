@@ -17,7 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from albert_serve.errors import BundleCorruptError, BundleMissingError, InvalidInputError
+from albert_serve.errors import BundleCorruptError, InvalidInputError
 from albert_serve.runtime.ort import return_free_memory
 from albert_serve.server.process.memory import num_anonymous_bytes
 from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer, Encoding
@@ -120,16 +120,6 @@ def test_any_unicode_gets_the_ids_of_transformers(
     tokenizer: AlbertTokenizer, hf: Any, text: str, pair: str | None
 ) -> None:
     assert_same(tokenizer.encode(text, pair), hf, text, pair)
-
-
-@many_texts
-@given(TEXTS)
-def test_decode_gives_the_text_of_transformers(
-    tokenizer: AlbertTokenizer, hf: Any, text: str
-) -> None:
-    ids = tokenizer.encode(text).ids
-    assert tokenizer.decode(ids, keep_special=True) == hf.decode(ids, skip_special_tokens=False)
-    assert tokenizer.decode(ids, keep_special=False) == hf.decode(ids, skip_special_tokens=True)
 
 
 @many_texts
@@ -245,15 +235,6 @@ def test_an_empty_pair_still_ends_in_its_separator(tokenizer: AlbertTokenizer) -
     assert tokenizer.encode("", "").types == [0, 0, 1]
 
 
-def test_special_ids_and_tokens(tokenizer: AlbertTokenizer) -> None:
-    ids = (tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id)
-    assert ids == (0, 2, 3, 4)
-    assert tokenizer.vocab_size == 1000
-    assert [tokenizer.token(index) for index in range(5)] == list(SPECIAL_TOKENS)
-    assert tokenizer.token_id(tokenizer.mask_token) == 4
-    assert tokenizer.token_id("no such piece") is None
-
-
 def test_a_mask_that_takes_the_space_before_has_offsets_without_it(folder: Path) -> None:
     """The `tokenizer.json` of the released checkpoints has such a mask."""
     content = json.loads((folder / "tokenizer.json").read_text())
@@ -267,11 +248,6 @@ def test_a_long_text_is_recognised_by_its_beginning(tokenizer: AlbertTokenizer) 
     assert tokenizer.is_longer("a b " * 10_000, 100)
     assert not tokenizer.is_longer("a b " * 10, 100)
     assert not tokenizer.is_longer("\u0301" * 100_000, 100), "no gap between words"
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(BundleMissingError, match="No such file"):
-        AlbertTokenizer.from_file(tmp_path / "tokenizer.json")
 
 
 @pytest.mark.parametrize("content", [b"{}", b"not json", b"\xff\xfe"])

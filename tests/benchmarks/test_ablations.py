@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.ablations.__main__ import main
-from benchmarks.ablations.findings import Estimates, VariantResult, VariantResults, find_directions
+from benchmarks.ablations.findings import VariantResult, VariantResults, find_directions
 from benchmarks.ablations.measure import (
     PAIR_TASKS,
     AblationTexts,
@@ -51,13 +51,6 @@ def test_rows_of_a_table_differ_in_one_thing_and_models_are_run_once() -> None:
         differing = [name for name in names if len({getattr(each, name) for each in models}) > 1]
         assert len(differing) == 1, table.name
         assert differing != ["num_steps"]
-
-
-def test_rows_have_the_papers_figures() -> None:
-    sentence, sharing, embedding = all_tables()
-    assert sentence.rows[3].paper == ("54.0", "78.9", "86.5", "80.1")
-    assert sharing.rows[1].paper == ("64M", "81.7")
-    assert embedding.rows[2].paper == ("768", "79.8")  # the hidden size, as 768 is the paper's
 
 
 def test_a_probe_learns_what_follows_from_the_features_and_no_noise() -> None:
@@ -137,20 +130,6 @@ def a_result(**predictions: NDArray[np.float32]) -> VariantResult:
 
 def coins(part: float, seed: int) -> NDArray[np.float32]:
     return (np.random.default_rng(seed).random(1000) < part).astype(np.float32)
-
-
-def test_predictions_of_the_same_tokens_are_compared_pairwise() -> None:
-    row, other = BASE.table("sharing").rows[1:3]
-    losses = np.random.default_rng(0).normal(6, 3, 1000).astype(np.float32)
-    results = {
-        row.variant: a_result(masked_loss=losses),
-        other.variant: a_result(masked_loss=losses + np.float32(0.1)),
-    }
-    difference = Estimates(results).difference(other, "masked_loss", row, "masked_loss")
-    assert difference == pytest.approx((0.1, 0), abs=1e-6)
-    alone = Estimates(results).of(row, "masked_loss")
-    assert alone is not None
-    assert alone.error == pytest.approx(float(losses.std()) / math.sqrt(1000))
 
 
 def losses_of(**by_label: float) -> VariantResults:

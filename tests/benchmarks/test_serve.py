@@ -13,9 +13,8 @@ from albert_serve.default_bundle import shipped_bundle
 from benchmarks.harness.load import LoadResult, Reply
 from benchmarks.serve.__main__ import main
 from benchmarks.serve.contest import ServedResult
-from benchmarks.serve.stream import make_stream, our_service
+from benchmarks.serve.stream import our_service
 from benchmarks.serve.tables import best_within, saturation
-from tests.training.support import WIKI
 from training.model.checkpoint import save_checkpoint
 from training.model.heads import AlbertForTasks
 
@@ -37,18 +36,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint")
     save_checkpoint(model, folder, tokenizer_from=shipped_bundle())
     return folder
-
-
-def test_requests_have_the_requested_lengths(checkpoint: Path) -> None:
-    stream = make_stream(checkpoint, [WIKI], 12, 3)
-    assert [item.task for item in stream.items[:2]] == ["text-classification", "fill-mask"]
-    assert len(stream.items) == 12
-    assert all(item.num_tokens <= 130 for item in stream.items)
-    assert all(("[MASK]" in each.text) == (each.task == "fill-mask") for each in stream.items)
-    assert {length: len(items) for length, items in stream.idle.items()} == {8: 3, 128: 3}
-    for length, items in stream.idle.items():
-        assert all(abs(item.num_tokens - length) <= 1 for item in items)
-    assert make_stream(checkpoint, [WIKI], 12, 3) == stream
 
 
 def test_both_services_are_measured_and_answer_alike(

@@ -25,24 +25,6 @@ def test_it_says_what_is_served(open_page: OpenPage, client: httpx.Client) -> No
     expect(page.locator("footer")).to_contain_text(f"Reads up to {info['max_positions']} tokens")
 
 
-def test_a_model_of_none_but_other_tasks_is_told_of(
-    open_page: OpenPage, client: httpx.Client, site: str
-) -> None:
-    page = open_page()
-    info = client.get("/info").json()
-    info["tasks"] = [{**info["tasks"][0], "name": "token-classification"}]
-    page.route("**/info", lambda route: route.abort())
-    page.goto(site)
-    page.reload()
-    again = page.get_by_role("button", name="Try again")
-    again.wait_for()
-    page.route("**/info", lambda route: route.fulfill(json=info))
-    again.dblclick()
-    expect(page.get_by_text("no task that this page knows")).to_have_count(1)
-    expect(page.locator("#placeholder, [role=tab]")).to_have_count(0)
-    expect(page.locator("footer")).to_contain_text(f"Reads up to {info['max_positions']} tokens")
-
-
 def test_masks_are_filled_as_the_api_fills_them(
     open_page: OpenPage,
     client: httpx.Client,
