@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help setup serve serve-gpu test test-extended test-fast test-slow fuzz bench-pretrain bench-finetune bench-engine bench-sizes bench-serve bench-score bench-score-memory bench-reliability image-cpu image-gpu default-model reproduce-model docs check format clean
+.PHONY: help setup serve serve-gpu test test-extended test-fast test-slow fuzz bench-pretrain bench-finetune bench-engine bench-sizes bench-serve bench-score bench-score-memory bench-reliability image-cpu image-gpu default-model reproduce-model client docs check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -112,6 +112,9 @@ quoted = '$(subst ','\'',$(1))'
 reproduce-model: $(VENV)/.dev  ## train the default model as it was trained, for a day (CORPUS=..., ...; without any it says which)
 	@$(BIN)/python -m scripts.reproduce_model $(if $(RUNS),--runs $(call quoted,$(RUNS))) \
 		$(foreach name,$(ROAD),$(call quoted,$(name)=$($(name))))
+
+client: $(VENV)/.dev  ## write the sync client from the async one
+	$(BIN)/python -m scripts.unasync
 
 docs: $(VENV)/.dev  ## write docs/client-reference.md from the docstrings of the client
 	$(BIN)/python -m scripts.client_reference

@@ -1,4 +1,8 @@
-"""The Python client for asyncio: the twin of `sync_client.py`, whose methods are awaited."""
+"""The Python client: the service's endpoints as typed methods.
+
+Needs httpx and pydantic only. `requests.py` has the endpoints and their options; requests are sent
+in `async_exchange.py`, again where `retries.py` says so, and long lists in parts.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +26,9 @@ from albert_serve.api.schemas import (
     TargetsAnswer,
 )
 from albert_serve.client import requests
-from albert_serve.client.async_streams import AsyncStreams
+from albert_serve.client.async_exchange import AsyncAnswerStream, AsyncExchange
+from albert_serve.client.concurrency import AnyIterable
 from albert_serve.client.in_process import LOCAL_TIMEOUT_S, LOCAL_URL, open_transport
-from albert_serve.client.replies import MAX_REPLY_BYTES
 from albert_serve.client.requests import (
     ChoiceLike,
     ChoiceT,
@@ -43,15 +47,52 @@ from albert_serve.client.requests import (
     TextT,
     TokenFeaturesOptions,
 )
-from albert_serve.client.server import MAX_CONCURRENCY, NUM_RETRIES, TIMEOUT_S, Server
-from albert_serve.client.transport import READY_TIMEOUT_S
+from albert_serve.client.server import (
+    MAX_CONCURRENCY,
+    MAX_REPLY_BYTES,
+    NUM_RETRIES,
+    READY_TIMEOUT_S,
+    TIMEOUT_S,
+    Server,
+    authorization,
+    service_url,
+)
 
 if TYPE_CHECKING:
     from albert_serve.settings import Device
 
 
-class AsyncAlbertClient(AsyncStreams):
-    """`AlbertClient` for asyncio: the same methods, awaited, and streams for `async for`."""
+class AsyncAlbertClient:
+    """Calls a service from asyncio, on one event loop at a time.
+
+    A method takes one input or a list, and returns one result or a list. Its options are the
+    parameters of the endpoint, with the service's defaults. A long list is split into as many
+    requests as the service's limits require, several of which are sent at once. Each method has a
+    stream, such as `fill_mask_stream`, for rows of any number.
+
+    A request is retried if the service is overloaded, not ready, or out of reach, after the delay
+    that the service asks for.
+
+    Args:
+        base_url: the service's address, such as "http://127.0.0.1:3000"; None for that in the
+            environment's ALBERT_URL.
+        model: the name of a hosted model; None for the service's default.
+        api_key: sent as a bearer token; None for that in the environment's ALBERT_API_KEY, if it
+            is set; "" for none.
+        timeout_s: the time limit of a call, with all its requests and waits.
+        num_retries: the limit of retries of a request.
+        max_concurrency: the limit of requests at once, of a list or of a stream.
+        max_reply_bytes: the limit of a reply, decoded; one that is over it is not read to its end.
+        http_client: used instead of a new one; it stays open when this client closes.
+
+    Every method raises:
+        InvalidInputError: the inputs or options are refused, by the service or before sending.
+        QueueFullError: the service is overloaded, also after all retries.
+        NotReadyError: the service cannot be reached, is starting, or is draining.
+        DeadlineExceededError: there was no reply in time.
+        RequestError: any other refusal, as the subclass that its status has; or a reply that is
+            not one of this service, is too large, or has not one answer for each input.
+    """
 
     def __init__(
         self,
@@ -65,16 +106,15 @@ class AsyncAlbertClient(AsyncStreams):
         max_reply_bytes: int = MAX_REPLY_BYTES,
         http_client: httpx.AsyncClient | None = None,
     ) -> None:
-        server = Server.at(
-            base_url,
-            model=model,
-            api_key=api_key,
+        server = Server(
+            base_url=service_url(base_url, model),
+            headers=authorization(api_key),
             timeout_s=timeout_s,
             num_retries=num_retries,
             max_concurrency=max_concurrency,
             max_reply_bytes=max_reply_bytes,
         )
-        super().__init__(server, http_client)
+        self._exchange = AsyncExchange(server, http_client)
 
     @classmethod
     def local(
@@ -85,10 +125,27 @@ class AsyncAlbertClient(AsyncStreams):
         device: Device = "auto",
         timeout_s: float = LOCAL_TIMEOUT_S,
     ) -> Self:
-        """Open a model in this process, as `AlbertClient.local`; the arguments are the same.
+        """Open a model in this process: the same methods and answers, without a service.
 
-        To open it takes about a second, during which the event loop waits; calls run in a thread
-        of their own.
+            async with AsyncAlbertClient.local("models/albert-small-en") as albert:
+                await albert.fill_mask("Paris is the capital of [MASK].")
+
+        Needs the extra `albert-serve[serve]`. Nothing listens, and no setting is read from the
+        environment. No call is refused because of others, so that there is no 429. `aclose` or
+        the end of `async with` frees the model.
+
+        Args:
+            bundle: its folder, or `bentoml:NAME[:VERSION]`; by default the one that ships in
+                `models/`.
+            num_threads: threads of one run; None: the CPUs that this process may use.
+            device: "cpu", "cuda", or "auto": CUDA where a call on it succeeds.
+            timeout_s: the time limit of a call.
+
+        Raises:
+            ConfigError: the extra is not installed, an option is invalid, or no bundle is named
+                and none ships.
+            BundleError: the bundle is missing, damaged, or of another format.
+            EngineError: it cannot be run here, or not on that device.
         """
         client = cls(
             LOCAL_URL,
@@ -100,7 +157,7 @@ class AsyncAlbertClient(AsyncStreams):
                 transport=open_transport(bundle, num_threads, device), trust_env=False
             ),
         )
-        client._is_own = True
+        client._exchange.is_own = True
         return client
 
     async def __aenter__(self) -> Self:
@@ -111,8 +168,7 @@ class AsyncAlbertClient(AsyncStreams):
 
     async def aclose(self) -> None:
         """Close the connections, unless they belong to the caller's `http_client`."""
-        if self._is_own:
-            await self._http.aclose()
+        await self._exchange.aclose()
 
     @overload
     async def fill_mask(
@@ -135,7 +191,7 @@ class AsyncAlbertClient(AsyncStreams):
         Raises:
             NoMaskError: a text has no mask.
         """
-        return await self._send(requests.fill_mask(inputs, options))
+        return await self._exchange.ask(requests.FILL_MASK, inputs, options)
 
     @overload
     async def fill_mask_jointly(
@@ -158,7 +214,7 @@ class AsyncAlbertClient(AsyncStreams):
         Raises:
             NoMaskError: a text has no mask.
         """
-        return await self._send(requests.fill_mask_jointly(inputs, options))
+        return await self._exchange.ask(requests.FILL_MASK_JOINTLY, inputs, options)
 
     @overload
     async def score_targets(
@@ -181,7 +237,8 @@ class AsyncAlbertClient(AsyncStreams):
         Raises:
             NoMaskError: a text has no mask.
         """
-        return await self._send(requests.score_targets(inputs, targets, options))
+        parameters = requests.with_targets(targets, options)
+        return await self._exchange.ask(requests.SCORE_TARGETS, inputs, parameters)
 
     @overload
     async def text_classification(
@@ -200,7 +257,7 @@ class AsyncAlbertClient(AsyncStreams):
 
         An input is a string, or `{"text", "text_pair"}` as a dictionary or a `TextInput`.
         """
-        return await self._send(requests.text_classification(inputs, options))
+        return await self._exchange.ask(requests.TEXT_CLASSIFICATION, inputs, options)
 
     @overload
     async def question_answering(
@@ -220,7 +277,7 @@ class AsyncAlbertClient(AsyncStreams):
         An input is `{"question", "context"}` as a dictionary or a `QuestionContext`. A context of
         any length is read, in windows. With `handle_impossible_answer` the answer may be "".
         """
-        return await self._send(requests.question_answering(inputs, options))
+        return await self._exchange.ask(requests.QUESTION_ANSWERING, inputs, options)
 
     @overload
     async def sentence_order(
@@ -239,7 +296,7 @@ class AsyncAlbertClient(AsyncStreams):
 
         An input is `{"text", "text_pair"}` as a dictionary or a `TextPair`.
         """
-        return await self._send(requests.sentence_order(inputs, options))
+        return await self._exchange.ask(requests.SENTENCE_ORDER, inputs, options)
 
     @overload
     async def coherence(
@@ -259,7 +316,8 @@ class AsyncAlbertClient(AsyncStreams):
         A text is a list of two sentences or more. The answer has the probability of each
         neighbouring pair, and their geometric mean.
         """
-        return await self._send(requests.coherence(sentences, options))
+        texts = requests.one_or_more_texts(sentences)
+        return await self._exchange.ask(requests.COHERENCE, texts, options)
 
     @overload
     async def reorder(
@@ -279,7 +337,8 @@ class AsyncAlbertClient(AsyncStreams):
         A text is a list of 2 to 32 sentences, of which all pairs are read in both orders.
         The answer has the coherence of the order given, too.
         """
-        return await self._send(requests.reorder(sentences, options))
+        texts = requests.one_or_more_texts(sentences)
+        return await self._exchange.ask(requests.REORDER, texts, options)
 
     @overload
     async def multiple_choice(
@@ -302,7 +361,7 @@ class AsyncAlbertClient(AsyncStreams):
         Raises:
             NotFoundError: the model has no head for multiple choice, as the one that ships.
         """
-        return await self._send(requests.multiple_choice(inputs, options))
+        return await self._exchange.ask(requests.MULTIPLE_CHOICE, inputs, options)
 
     @overload
     async def feature_extraction(
@@ -322,7 +381,7 @@ class AsyncAlbertClient(AsyncStreams):
         It has as many numbers as the model's hidden states. The dot product of two that were made
         with `normalize=True` is their cosine similarity.
         """
-        return await self._send(requests.feature_extraction(inputs, options))
+        return await self._exchange.ask(requests.FEATURE_EXTRACTION, inputs, options)
 
     @overload
     async def token_features(
@@ -341,14 +400,14 @@ class AsyncAlbertClient(AsyncStreams):
 
         The answer is a list of vectors, each of as many numbers as the model's hidden states.
         """
-        return await self._send(requests.token_features(inputs, options))
+        return await self._exchange.ask(requests.TOKEN_FEATURES, inputs, options)
 
     async def info(self) -> InfoReply:
         """Return the description of the hosted model, and the service's limits.
 
         That is its name, revision, precision and tasks, with the labels and the quality of each.
         """
-        return await self._send(requests.info())
+        return await self._exchange.send(requests.INFO)
 
     async def health(self) -> bool:
         """Return whether the service takes requests now; one that is out of reach does not.
@@ -356,7 +415,7 @@ class AsyncAlbertClient(AsyncStreams):
         Raises:
             RequestError: it refuses to tell, as for a model that it does not host.
         """
-        return await self._hold(self._exchange.is_healthy())
+        return await self._exchange.is_healthy()
 
     async def wait_until_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Wait until the service takes requests, as after its start.
@@ -365,4 +424,71 @@ class AsyncAlbertClient(AsyncStreams):
             NotReadyError: it does not within `timeout_s`; the message has what was seen last.
             RequestError: it refuses to tell, as for a model that it does not host.
         """
-        await self._hold(self._exchange.wait_until_ready(timeout_s))
+        await self._exchange.wait_until_ready(timeout_s)
+
+    def fill_mask_stream(
+        self, rows: AnyIterable[str], **options: Unpack[FillMaskOptions]
+    ) -> AsyncAnswerStream[FillMaskAnswer]:
+        """Return a stream of what `fill_mask` returns for each row."""
+        return self._exchange.stream(requests.FILL_MASK, rows, options)
+
+    def fill_mask_jointly_stream(
+        self, rows: AnyIterable[str], **options: Unpack[FillMaskOptions]
+    ) -> AsyncAnswerStream[list[FilledMasks]]:
+        """Return a stream of what `fill_mask_jointly` returns for each row."""
+        return self._exchange.stream(requests.FILL_MASK_JOINTLY, rows, options)
+
+    def score_targets_stream(
+        self, rows: AnyIterable[str], targets: list[str], **options: Unpack[ScoreTargetsOptions]
+    ) -> AsyncAnswerStream[TargetsAnswer]:
+        """Return a stream of what `score_targets` returns for each row."""
+        parameters = requests.with_targets(targets, options)
+        return self._exchange.stream(requests.SCORE_TARGETS, rows, parameters)
+
+    def text_classification_stream(
+        self, rows: AnyIterable[TextLike], **options: Unpack[TextClassificationOptions]
+    ) -> AsyncAnswerStream[list[LabelScore]]:
+        """Return a stream of what `text_classification` returns for each row."""
+        return self._exchange.stream(requests.TEXT_CLASSIFICATION, rows, options)
+
+    def question_answering_stream(
+        self, rows: AnyIterable[QuestionLike], **options: Unpack[QuestionAnsweringOptions]
+    ) -> AsyncAnswerStream[QuestionAnsweringAnswer]:
+        """Return a stream of what `question_answering` returns for each row."""
+        return self._exchange.stream(requests.QUESTION_ANSWERING, rows, options)
+
+    def sentence_order_stream(
+        self, rows: AnyIterable[PairLike], **options: Unpack[SentenceOrderOptions]
+    ) -> AsyncAnswerStream[Order]:
+        """Return a stream of what `sentence_order` returns for each row."""
+        return self._exchange.stream(requests.SENTENCE_ORDER, rows, options)
+
+    def coherence_stream(
+        self, rows: AnyIterable[list[str]], **options: Unpack[SentenceOrderOptions]
+    ) -> AsyncAnswerStream[Coherence]:
+        """Return a stream of what `coherence` returns for each row."""
+        return self._exchange.stream(requests.COHERENCE, rows, options)
+
+    def reorder_stream(
+        self, rows: AnyIterable[list[str]], **options: Unpack[SentenceOrderOptions]
+    ) -> AsyncAnswerStream[Reordering]:
+        """Return a stream of what `reorder` returns for each row."""
+        return self._exchange.stream(requests.REORDER, rows, options)
+
+    def multiple_choice_stream(
+        self, rows: AnyIterable[ChoiceLike], **options: Unpack[MultipleChoiceOptions]
+    ) -> AsyncAnswerStream[MultipleChoiceAnswer]:
+        """Return a stream of what `multiple_choice` returns for each row."""
+        return self._exchange.stream(requests.MULTIPLE_CHOICE, rows, options)
+
+    def feature_extraction_stream(
+        self, rows: AnyIterable[str], **options: Unpack[FeatureExtractionOptions]
+    ) -> AsyncAnswerStream[Embedding]:
+        """Return a stream of what `feature_extraction` returns for each row."""
+        return self._exchange.stream(requests.FEATURE_EXTRACTION, rows, options)
+
+    def token_features_stream(
+        self, rows: AnyIterable[str], **options: Unpack[TokenFeaturesOptions]
+    ) -> AsyncAnswerStream[list[Embedding]]:
+        """Return a stream of what `token_features` returns for each row."""
+        return self._exchange.stream(requests.TOKEN_FEATURES, rows, options)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from albert_serve.api.schemas import InfoReply, num_items_of
+from albert_serve.client.replies import Received, log_warnings, renumbered, service_error
+from albert_serve.errors import BodyTooLargeError, RequestError, TooMuchAtOnceError
 
 ReplyT = TypeVar("ReplyT")
-
-# At the beginning of each sentence of a message, and of a place in a header.
-_ITEM_INDEX: Final = re.compile(r"(?:^|(?<=; ))(inputs)\[(\d{1,18})\]")
-_PLACE_INDEX: Final = re.compile(r'("inputs)\[(\d{1,18})\]')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +20,7 @@ class Call(Generic[ReplyT]):
     """One request, and the parser of its reply.
 
     Attributes:
+        on_reply: takes each successful reply and the index of its first item.
         start: the index of its first item in the caller's list.
     """
 
@@ -30,6 +28,7 @@ class Call(Generic[ReplyT]):
     path: str
     body: dict[str, Any] | None
     read: Callable[[bytes], ReplyT]
+    on_reply: Callable[[Received, int], None] = log_warnings
     start: int = 0
 
     @property
@@ -47,11 +46,47 @@ class Call(Generic[ReplyT]):
         items: list[Any] = (self.body or {})["inputs"] if self.has_list else []
         return items
 
-    def parts(self, limits: InfoReply) -> list[Call[ReplyT]]:
-        """Split the list into calls within the limits of items and bytes.
+    def answer(self, received: Received) -> ReplyT:
+        """Return the answer in a reply, or raise the service's error.
+
+        Raises:
+            RequestError: the service refused, as the subclass that its status has; or the reply is
+                not one of this service.
+        """
+        if not received.is_success:
+            raise self.error(received)
+        self.on_reply(received, self.start)
+        try:
+            answer = self.read(received.content)
+        except ValueError as error:  # a ValidationError is one
+            raise RequestError(
+                f"{received.url} replied with something that is not an answer of {self.path}; "
+                f"is it an albert-serve of this version? It begins {received.beginning}"
+            ) from error
+        if self.has_list and len(cast("list[Any]", answer)) != self.num_items:
+            raise RequestError(
+                f"{received.url} replied to {self.num_items} inputs with "
+                f"{len(cast('list[Any]', answer))} answers; is it an albert-serve of this version?"
+            )
+        return answer
+
+    def error(self, received: Received) -> RequestError:
+        """Return the error of a reply that is no success, with indices of the caller's list."""
+        error = service_error(received)
+        message = renumbered(str(error), self.start)
+        is_of_list = isinstance(error, TooMuchAtOnceError | BodyTooLargeError)
+        if is_of_list and self.has_list and self.num_items == 1 and error.input_index is None:
+            message = f"inputs[{self.start}]: {message}"  # the list is this one item
+        error.args = (message,)
+        return error
+
+    def parts(self, limits: InfoReply | None) -> list[Call[ReplyT]]:
+        """Split the list into calls within the limits of items and bytes, if these are known.
 
         An item that exceeds a limit by itself is sent alone.
         """
+        if limits is None:
+            return [self]
         num_free = limits.max_body_bytes - _num_bytes({**(self.body or {}), "inputs": []})
         starts = [0]
         num_used = num_items = 0
@@ -79,17 +114,3 @@ class Call(Generic[ReplyT]):
 def _num_bytes(value: object) -> int:
     """Return the length of a value as httpx serialises it, or a little more."""
     return len(json.dumps(value, ensure_ascii=False).encode())
-
-
-def renumbered(message: str, num_before: int) -> str:
-    """Return a message about an item with the item's index in the whole list."""
-    return _renumbered(_ITEM_INDEX, message, num_before)
-
-
-def renumbered_places(places: str, num_before: int) -> str:
-    """Return the header of cuts with the texts' indices in the whole list."""
-    return _renumbered(_PLACE_INDEX, places, num_before)
-
-
-def _renumbered(pattern: re.Pattern[str], text: str, num_before: int) -> str:
-    return pattern.sub(lambda match: f"{match[1]}[{int(match[2]) + num_before}]", text)

@@ -1,16 +1,15 @@
-"""The Python client for threads: the service's endpoints as typed methods.
+# Generated from async_client.py by scripts/unasync.py; `make client` writes it.
+"""The Python client: the service's endpoints as typed methods.
 
-    with AlbertClient("http://127.0.0.1:3000") as client:
-        client.fill_mask("The capital of France is [MASK].", top_k=3)
-
-Needs httpx and pydantic only. Requests are built in `requests.py`; retries and the splitting of
-lists are in `transport.py`; I/O and threads are in `sync_io.py`. `async_client.py` is its twin.
+Needs httpx and pydantic only. `requests.py` has the endpoints and their options; requests are sent
+in `sync_exchange.py`, again where `retries.py` says so, and long lists in parts.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Self, Unpack, overload
 
 import httpx
@@ -30,7 +29,6 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.client import requests
 from albert_serve.client.in_process import LOCAL_TIMEOUT_S, LOCAL_URL, open_transport
-from albert_serve.client.replies import MAX_REPLY_BYTES
 from albert_serve.client.requests import (
     ChoiceLike,
     ChoiceT,
@@ -49,15 +47,23 @@ from albert_serve.client.requests import (
     TextT,
     TokenFeaturesOptions,
 )
-from albert_serve.client.server import MAX_CONCURRENCY, NUM_RETRIES, TIMEOUT_S, Server
-from albert_serve.client.sync_streams import SyncStreams
-from albert_serve.client.transport import READY_TIMEOUT_S
+from albert_serve.client.server import (
+    MAX_CONCURRENCY,
+    MAX_REPLY_BYTES,
+    NUM_RETRIES,
+    READY_TIMEOUT_S,
+    TIMEOUT_S,
+    Server,
+    authorization,
+    service_url,
+)
+from albert_serve.client.sync_exchange import AnswerStream, Exchange
 
 if TYPE_CHECKING:
     from albert_serve.settings import Device
 
 
-class AlbertClient(SyncStreams):
+class AlbertClient:
     """Calls a service; safe to use from many threads.
 
     A method takes one input or a list, and returns one result or a list. Its options are the
@@ -101,16 +107,15 @@ class AlbertClient(SyncStreams):
         max_reply_bytes: int = MAX_REPLY_BYTES,
         http_client: httpx.Client | None = None,
     ) -> None:
-        server = Server.at(
-            base_url,
-            model=model,
-            api_key=api_key,
+        server = Server(
+            base_url=service_url(base_url, model),
+            headers=authorization(api_key),
             timeout_s=timeout_s,
             num_retries=num_retries,
             max_concurrency=max_concurrency,
             max_reply_bytes=max_reply_bytes,
         )
-        super().__init__(server, http_client)
+        self._exchange = Exchange(server, http_client)
 
     @classmethod
     def local(
@@ -127,8 +132,8 @@ class AlbertClient(SyncStreams):
                 albert.fill_mask("Paris is the capital of [MASK].")
 
         Needs the extra `albert-serve[serve]`. Nothing listens, and no setting is read from the
-        environment. No call is refused because of others, so that there is no 429. `close` or the
-        end of `with` frees the model.
+        environment. No call is refused because of others, so that there is no 429. `close` or
+        the end of `with` frees the model.
 
         Args:
             bundle: its folder, or `bentoml:NAME[:VERSION]`; by default the one that ships in
@@ -153,7 +158,7 @@ class AlbertClient(SyncStreams):
                 transport=open_transport(bundle, num_threads, device), trust_env=False
             ),
         )
-        client._is_own = True
+        client._exchange.is_own = True
         return client
 
     def __enter__(self) -> Self:
@@ -164,8 +169,7 @@ class AlbertClient(SyncStreams):
 
     def close(self) -> None:
         """Close the connections, unless they belong to the caller's `http_client`."""
-        if self._is_own:
-            self._http.close()
+        self._exchange.close()
 
     @overload
     def fill_mask(self, inputs: str, **options: Unpack[FillMaskOptions]) -> FillMaskAnswer: ...
@@ -186,7 +190,7 @@ class AlbertClient(SyncStreams):
         Raises:
             NoMaskError: a text has no mask.
         """
-        return self._send(requests.fill_mask(inputs, options))
+        return self._exchange.ask(requests.FILL_MASK, inputs, options)
 
     @overload
     def fill_mask_jointly(
@@ -209,7 +213,7 @@ class AlbertClient(SyncStreams):
         Raises:
             NoMaskError: a text has no mask.
         """
-        return self._send(requests.fill_mask_jointly(inputs, options))
+        return self._exchange.ask(requests.FILL_MASK_JOINTLY, inputs, options)
 
     @overload
     def score_targets(
@@ -232,7 +236,8 @@ class AlbertClient(SyncStreams):
         Raises:
             NoMaskError: a text has no mask.
         """
-        return self._send(requests.score_targets(inputs, targets, options))
+        parameters = requests.with_targets(targets, options)
+        return self._exchange.ask(requests.SCORE_TARGETS, inputs, parameters)
 
     @overload
     def text_classification(
@@ -251,7 +256,7 @@ class AlbertClient(SyncStreams):
 
         An input is a string, or `{"text", "text_pair"}` as a dictionary or a `TextInput`.
         """
-        return self._send(requests.text_classification(inputs, options))
+        return self._exchange.ask(requests.TEXT_CLASSIFICATION, inputs, options)
 
     @overload
     def question_answering(
@@ -271,7 +276,7 @@ class AlbertClient(SyncStreams):
         An input is `{"question", "context"}` as a dictionary or a `QuestionContext`. A context of
         any length is read, in windows. With `handle_impossible_answer` the answer may be "".
         """
-        return self._send(requests.question_answering(inputs, options))
+        return self._exchange.ask(requests.QUESTION_ANSWERING, inputs, options)
 
     @overload
     def sentence_order(
@@ -290,7 +295,7 @@ class AlbertClient(SyncStreams):
 
         An input is `{"text", "text_pair"}` as a dictionary or a `TextPair`.
         """
-        return self._send(requests.sentence_order(inputs, options))
+        return self._exchange.ask(requests.SENTENCE_ORDER, inputs, options)
 
     @overload
     def coherence(
@@ -310,7 +315,8 @@ class AlbertClient(SyncStreams):
         A text is a list of two sentences or more. The answer has the probability of each
         neighbouring pair, and their geometric mean.
         """
-        return self._send(requests.coherence(sentences, options))
+        texts = requests.one_or_more_texts(sentences)
+        return self._exchange.ask(requests.COHERENCE, texts, options)
 
     @overload
     def reorder(
@@ -330,7 +336,8 @@ class AlbertClient(SyncStreams):
         A text is a list of 2 to 32 sentences, of which all pairs are read in both orders.
         The answer has the coherence of the order given, too.
         """
-        return self._send(requests.reorder(sentences, options))
+        texts = requests.one_or_more_texts(sentences)
+        return self._exchange.ask(requests.REORDER, texts, options)
 
     @overload
     def multiple_choice(
@@ -353,7 +360,7 @@ class AlbertClient(SyncStreams):
         Raises:
             NotFoundError: the model has no head for multiple choice, as the one that ships.
         """
-        return self._send(requests.multiple_choice(inputs, options))
+        return self._exchange.ask(requests.MULTIPLE_CHOICE, inputs, options)
 
     @overload
     def feature_extraction(
@@ -373,7 +380,7 @@ class AlbertClient(SyncStreams):
         It has as many numbers as the model's hidden states. The dot product of two that were made
         with `normalize=True` is their cosine similarity.
         """
-        return self._send(requests.feature_extraction(inputs, options))
+        return self._exchange.ask(requests.FEATURE_EXTRACTION, inputs, options)
 
     @overload
     def token_features(
@@ -392,14 +399,14 @@ class AlbertClient(SyncStreams):
 
         The answer is a list of vectors, each of as many numbers as the model's hidden states.
         """
-        return self._send(requests.token_features(inputs, options))
+        return self._exchange.ask(requests.TOKEN_FEATURES, inputs, options)
 
     def info(self) -> InfoReply:
         """Return the description of the hosted model, and the service's limits.
 
         That is its name, revision, precision and tasks, with the labels and the quality of each.
         """
-        return self._send(requests.info())
+        return self._exchange.send(requests.INFO)
 
     def health(self) -> bool:
         """Return whether the service takes requests now; one that is out of reach does not.
@@ -407,7 +414,7 @@ class AlbertClient(SyncStreams):
         Raises:
             RequestError: it refuses to tell, as for a model that it does not host.
         """
-        return self._hold(self._exchange.is_healthy())
+        return self._exchange.is_healthy()
 
     def wait_until_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Wait until the service takes requests, as after its start.
@@ -416,4 +423,71 @@ class AlbertClient(SyncStreams):
             NotReadyError: it does not within `timeout_s`; the message has what was seen last.
             RequestError: it refuses to tell, as for a model that it does not host.
         """
-        self._hold(self._exchange.wait_until_ready(timeout_s))
+        self._exchange.wait_until_ready(timeout_s)
+
+    def fill_mask_stream(
+        self, rows: Iterable[str], **options: Unpack[FillMaskOptions]
+    ) -> AnswerStream[FillMaskAnswer]:
+        """Return a stream of what `fill_mask` returns for each row."""
+        return self._exchange.stream(requests.FILL_MASK, rows, options)
+
+    def fill_mask_jointly_stream(
+        self, rows: Iterable[str], **options: Unpack[FillMaskOptions]
+    ) -> AnswerStream[list[FilledMasks]]:
+        """Return a stream of what `fill_mask_jointly` returns for each row."""
+        return self._exchange.stream(requests.FILL_MASK_JOINTLY, rows, options)
+
+    def score_targets_stream(
+        self, rows: Iterable[str], targets: list[str], **options: Unpack[ScoreTargetsOptions]
+    ) -> AnswerStream[TargetsAnswer]:
+        """Return a stream of what `score_targets` returns for each row."""
+        parameters = requests.with_targets(targets, options)
+        return self._exchange.stream(requests.SCORE_TARGETS, rows, parameters)
+
+    def text_classification_stream(
+        self, rows: Iterable[TextLike], **options: Unpack[TextClassificationOptions]
+    ) -> AnswerStream[list[LabelScore]]:
+        """Return a stream of what `text_classification` returns for each row."""
+        return self._exchange.stream(requests.TEXT_CLASSIFICATION, rows, options)
+
+    def question_answering_stream(
+        self, rows: Iterable[QuestionLike], **options: Unpack[QuestionAnsweringOptions]
+    ) -> AnswerStream[QuestionAnsweringAnswer]:
+        """Return a stream of what `question_answering` returns for each row."""
+        return self._exchange.stream(requests.QUESTION_ANSWERING, rows, options)
+
+    def sentence_order_stream(
+        self, rows: Iterable[PairLike], **options: Unpack[SentenceOrderOptions]
+    ) -> AnswerStream[Order]:
+        """Return a stream of what `sentence_order` returns for each row."""
+        return self._exchange.stream(requests.SENTENCE_ORDER, rows, options)
+
+    def coherence_stream(
+        self, rows: Iterable[list[str]], **options: Unpack[SentenceOrderOptions]
+    ) -> AnswerStream[Coherence]:
+        """Return a stream of what `coherence` returns for each row."""
+        return self._exchange.stream(requests.COHERENCE, rows, options)
+
+    def reorder_stream(
+        self, rows: Iterable[list[str]], **options: Unpack[SentenceOrderOptions]
+    ) -> AnswerStream[Reordering]:
+        """Return a stream of what `reorder` returns for each row."""
+        return self._exchange.stream(requests.REORDER, rows, options)
+
+    def multiple_choice_stream(
+        self, rows: Iterable[ChoiceLike], **options: Unpack[MultipleChoiceOptions]
+    ) -> AnswerStream[MultipleChoiceAnswer]:
+        """Return a stream of what `multiple_choice` returns for each row."""
+        return self._exchange.stream(requests.MULTIPLE_CHOICE, rows, options)
+
+    def feature_extraction_stream(
+        self, rows: Iterable[str], **options: Unpack[FeatureExtractionOptions]
+    ) -> AnswerStream[Embedding]:
+        """Return a stream of what `feature_extraction` returns for each row."""
+        return self._exchange.stream(requests.FEATURE_EXTRACTION, rows, options)
+
+    def token_features_stream(
+        self, rows: Iterable[str], **options: Unpack[TokenFeaturesOptions]
+    ) -> AnswerStream[list[Embedding]]:
+        """Return a stream of what `token_features` returns for each row."""
+        return self._exchange.stream(requests.TOKEN_FEATURES, rows, options)

@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextvars import ContextVar
+from operator import itemgetter
 from typing import Any, Final, Self, TypeVar
 
 from pydantic import TypeAdapter
@@ -23,9 +23,16 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.bundle.manifest import DEFAULT_HEAD
 from albert_serve.bundle.weights import CLASSIFICATION
-from albert_serve.client.async_client import AsyncAlbertClient
-from albert_serve.client.requests import Call, renumbered_places
-from albert_serve.client.transport import Outcome, Received, Send
+from albert_serve.client.async_exchange import AsyncExchange
+from albert_serve.client.calls import Call
+from albert_serve.client.replies import Received, renumbered_places
+from albert_serve.client.requests import INFO
+from albert_serve.client.server import (
+    MAX_REPLY_BYTES,
+    Server,
+    authorization,
+    service_url,
+)
 from albert_serve.errors import (
     AlbertServeError,
     BodyTooLargeError,
@@ -54,25 +61,6 @@ _OF_ROW: Final = (InvalidInputError, MalformedRequestError, BodyTooLargeError)
 _ANY: Final = TypeAdapter[Any](Any)
 
 _ResultT = TypeVar("_ResultT")
-# The replies to the call of the current task, a list in several parts.
-_replies: ContextVar[list[tuple[Call[Any], Received]]] = ContextVar("replies")
-
-
-class _Client(AsyncAlbertClient):
-    """A client without retries that also returns the notes of a reply."""
-
-    async def answer(self, call: Call[Any]) -> tuple[Any, dict[str, Any]]:
-        """Return the answer to a call, and the notes of its replies."""
-        replies: list[tuple[Call[Any], Received]] = []
-        _replies.set(replies)
-        answer = await self._send(call)
-        return answer, _notes(replies)
-
-    async def _perform(self, step: Send) -> Outcome:
-        outcome = await super()._perform(step)
-        if isinstance(outcome, Received) and 200 <= outcome.status < 300:
-            _replies.get([]).append((step.call, outcome))
-        return outcome
 
 
 class RemoteScorer:
@@ -115,14 +103,15 @@ class RemoteScorer:
         self._num_concurrent = num_concurrent
         self._wait_s = wait_s
         self._answered_s = time.monotonic()
-        self._client = _Client(
-            url,
-            model=model,
-            api_key=api_key,
+        server = Server(
+            base_url=service_url(url, model),
+            headers=authorization(api_key),
             timeout_s=_CALL_S,
             num_retries=0,
             max_concurrency=1,  # of one row, whose list may need several requests
+            max_reply_bytes=MAX_REPLY_BYTES,
         )
+        self._exchange = AsyncExchange(server, None)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -153,7 +142,7 @@ class RemoteScorer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._client.aclose()
+        await self._exchange.aclose()
 
     def _wait(self, work: Coroutine[Any, Any, _ResultT]) -> _ResultT:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -201,15 +190,25 @@ class RemoteScorer:
         return [task.result() for task in tasks]
 
     async def _info(self) -> InfoReply:
-        return await self._until_answered(self._client.info)
+        return await self._until_answered(lambda: self._exchange.send(INFO))
 
     async def _answer(self, request: TaskRequest) -> Result:
         body = request.model_dump(exclude_unset=True)
+        replies: list[tuple[Received, int]] = []
         call: Call[Any] = Call(
-            method="POST", path=f"/{self.task}", body=body, read=_ANY.validate_json
+            method="POST",
+            path=f"/{self.task}",
+            body=body,
+            read=_ANY.validate_json,
+            on_reply=lambda received, start: replies.append((received, start)),
         )
+
+        async def ask() -> Any:
+            replies.clear()
+            return await self._exchange.send(call)
+
         try:
-            answer, notes = await self._until_answered(lambda: self._client.answer(call))
+            answer = await self._until_answered(ask)
         except (*_OF_ROW, DeadlineExceededError) as error:
             return error_result(error)
         except RequestError as error:
@@ -220,7 +219,7 @@ class RemoteScorer:
         is_list = isinstance(request.inputs, list)
         if isinstance(request, TextClassificationRequest) and not is_list:
             answer = answer[0]
-        return Result(values={OUTPUT: answer, **notes})
+        return Result(values={OUTPUT: answer, **_notes(replies)})
 
     async def _until_answered(self, ask: Callable[[], Awaitable[_ResultT]]) -> _ResultT:
         delay_s = 0.5
@@ -259,16 +258,16 @@ def _heads(task: TaskInfo) -> list[str]:
     return [head.name for head in task.heads or ()] or [DEFAULT_HEAD]
 
 
-def _notes(replies: Iterable[tuple[Call[Any], Received]]) -> dict[str, Any]:
+def _notes(replies: Iterable[tuple[Received, int]]) -> dict[str, Any]:
     """Return the notes of a call's replies, each of a part of its list."""
     warnings: list[str] = []
     num_truncated = 0
     cuts: dict[str, int] = {}
-    for call, reply in sorted(replies, key=lambda reply: reply[0].start):
+    for reply, start in sorted(replies, key=itemgetter(1)):
         warnings += json.loads(reply.headers.get(WARNINGS_HEADER, "[]"))
         num_truncated += int(reply.headers.get(TRUNCATED_HEADER, "0"))
         places = reply.headers.get(TRUNCATED_AT_HEADER, "{}")
-        cuts |= json.loads(renumbered_places(places, call.start))
+        cuts |= json.loads(renumbered_places(places, start))
     notes = {
         "warnings": list(dict.fromkeys(warnings)),
         "truncated_tokens": num_truncated,

@@ -1,66 +1,50 @@
-"""Both clients of the running service, and of one that gives the responses of a test."""
+"""Both clients, of the running service and of those whose replies a test decides."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from typing import Any
 
 import httpx
 import pytest
 
-from albert_serve.client import AlbertClient, AsyncAlbertClient
-from tests.albert_serve.client.replying import URL, AsyncRunner, Replying, Sent
+from tests.albert_serve.client.twins import KINDS, Twin, open_twin, replying_twin
 from tests.albert_serve.support import Running
 
 
-@pytest.fixture(scope="module")
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    loop = asyncio.new_event_loop()
-    yield loop
-    loop.close()
+@pytest.fixture(scope="module", params=KINDS)
+def albert(request: pytest.FixtureRequest, service: Running) -> Iterator[Any]:
+    """A client of the running service."""
+    twin = open_twin(request.param, service.url)
+    yield twin
+    twin.close()
 
 
-@pytest.fixture(scope="module", params=["sync", "async"])
-def albert(
-    request: pytest.FixtureRequest, service: Running, loop: asyncio.AbstractEventLoop
-) -> Iterator[Any]:
-    if request.param == "sync":
-        with AlbertClient(service.url) as client:
-            yield client
-    else:
-        twin = AsyncAlbertClient(service.url)
-        yield AsyncRunner(twin, loop)
-        loop.run_until_complete(twin.aclose())
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    kind: str = request.param
+    return kind
 
 
-@pytest.fixture(params=["sync", "async"])
-def replying(request: pytest.FixtureRequest, loop: asyncio.AbstractEventLoop) -> Replying:
-    def make(
-        *responses: httpx.Response | Exception, **options: Any
-    ) -> tuple[Any, list[httpx.Request]]:
-        received: list[httpx.Request] = []
-        responses_left = list(responses)
-
-        def handle(request: httpx.Request) -> httpx.Response:
-            received.append(request)
-            response = responses_left.pop(0)
-            if isinstance(response, Exception):
-                raise response
-            # A response can be sent once.
-            headers, sent = dict(response.headers), Sent(response.content)
-            return httpx.Response(response.status_code, headers=headers, stream=sent)
-
-        transport = httpx.MockTransport(handle)
-        # One request at a time, so that the responses' order is that of the requests.
-        shared_options = {"api_key": "secret", "timeout_s": 5.0, "max_concurrency": 1, **options}
-        if request.param == "sync":
-            return AlbertClient(
-                URL, http_client=httpx.Client(transport=transport), **shared_options
-            ), received
-        twin = AsyncAlbertClient(
-            URL, http_client=httpx.AsyncClient(transport=transport), **shared_options
+@pytest.fixture
+def twin(kind: str) -> Iterator[Callable[..., Twin]]:
+    """Makes clients."""
+    with ExitStack() as opened:
+        yield lambda *args, **options: opened.enter_context(
+            closing(open_twin(kind, *args, **options))
         )
-        return AsyncRunner(twin, loop), received
 
-    return make
+
+@pytest.fixture
+def replying(kind: str) -> Iterator[Callable[..., tuple[Twin, list[httpx.Request]]]]:
+    """Makes clients of a service that gives these responses in turn, and what it is asked."""
+    with ExitStack() as opened:
+
+        def make(
+            *responses: httpx.Response | Exception, **options: Any
+        ) -> tuple[Twin, list[httpx.Request]]:
+            client, received = replying_twin(kind, *responses, **options)
+            return opened.enter_context(closing(client)), received
+
+        yield make

@@ -8,6 +8,7 @@ import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,15 +36,21 @@ OUTPUTS: dict[str, tuple[str, int]] = {
 }
 
 
-def run(
-    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *options: str
-) -> list[str]:
-    """Run a script as Python does, but in this process; return the lines that it prints."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    monkeypatch.setattr(sys, "argv", [f"{script}.py", *options])
-    monkeypatch.delitem(sys.modules, "connection", raising=False)
-    runpy.run_path(str(EXAMPLES / f"{script}.py"), run_name="__main__")
-    return capsys.readouterr().out.splitlines()
+Run = Callable[..., list[str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a script as Python does, but in this process; returns the lines that it prints."""
+
+    def run_script(script: str, *options: str) -> list[str]:
+        monkeypatch.syspath_prepend(str(EXAMPLES))
+        monkeypatch.setattr(sys, "argv", [f"{script}.py", *options])
+        monkeypatch.delitem(sys.modules, "connection", raising=False)
+        runpy.run_path(str(EXAMPLES / f"{script}.py"), run_name="__main__")
+        return capsys.readouterr().out.splitlines()
+
+    return run_script
 
 
 def assert_output(script: str, lines: list[str]) -> None:
@@ -61,73 +68,41 @@ def test_every_script_is_tested_and_listed() -> None:
 
 @pytest.mark.parametrize("script", sorted(OUTPUTS))
 def test_a_script_runs_on_a_model_in_this_process(
-    script: str,
-    bundle_dir: Path,
-    choice_bundle: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    script: str, bundle_dir: Path, choice_bundle: Path, run: Run
 ) -> None:
     bundle = choice_bundle if script == "multiple_choice" else bundle_dir
-    assert_output(script, run(script, monkeypatch, capsys, "--local", str(bundle)))
+    assert_output(script, run(script, "--local", str(bundle)))
 
 
-@pytest.mark.parametrize("script", sorted(set(OUTPUTS) - {"multiple_choice"}))
 def test_a_script_runs_against_a_service(
-    script: str,
-    service: Running,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    service: Running, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert_output(script, run(script, monkeypatch, capsys, "--url", service.url))
-
-
-def test_a_script_without_a_service_asks_that_of_the_environment(
-    service: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("ALBERT_URL", raising=False)
-    with pytest.raises(SystemExit, match=r"there is no address; pass base_url, .* ALBERT_URL"):
-        run("fill_mask", monkeypatch, capsys)
+    assert_output("batch_stream", run("batch_stream", "--url", service.url))
     monkeypatch.setenv("ALBERT_URL", service.url)
-    assert_output("fill_mask", run("fill_mask", monkeypatch, capsys))
+    assert_output("fill_mask", run("fill_mask"))
 
 
-@pytest.mark.parametrize("script", sorted(OUTPUTS))
-def test_a_script_has_help(
-    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        run(script, monkeypatch, capsys, "--help")
-    assert ended.value.code == 0
-    shown = capsys.readouterr().out
-    assert "--url URL" in shown
-    assert "--local PATH" in shown
-
-
+@pytest.mark.parametrize(
+    ("script", "options", "num_lines"),
+    [
+        ("fill_mask", ["[MASK] and [MASK]", "--top-k", "2"], 2),
+        ("fill_mask", ["A [MASK].", "--targets", "the", "a house"], 2),
+        ("question_answering", ["Who?", "Ada came.", "--allow-none", "--top-k", "2"], 2),
+    ],
+)
 def test_options_of_scripts(
-    bundle_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    script: str, options: list[str], num_lines: int, bundle_dir: Path, run: Run
 ) -> None:
-    local = ("--local", str(bundle_dir))
-    texts = ["[MASK] and [MASK]", "--top-k", "2"]
-    assert len(run("fill_mask", monkeypatch, capsys, *local, *texts)) == 2
-    targets = ["A [MASK].", "--targets", "the", "a house"]
-    assert len(run("fill_mask", monkeypatch, capsys, *local, *targets)) == 2
-    asked = ["Who?", "Ada came.", "--allow-none", "--top-k", "2"]
-    assert len(run("question_answering", monkeypatch, capsys, *local, *asked)) == 2
+    assert len(run(script, "--local", str(bundle_dir), *options)) == num_lines
 
 
-def test_a_row_that_is_refused_has_its_error(
-    bundle_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_row_that_is_refused_has_its_error(bundle_dir: Path, tmp_path: Path, run: Run) -> None:
     file = tmp_path / "rows.jsonl"
     texts = ["a film", "a long text " * 200, "another film"]
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     local = ("--local", str(bundle_dir), str(file))
     for options, errors in (((), [None, "too_long", None]), (("--truncate",), [None] * 3)):
-        lines = run("batch_stream", monkeypatch, capsys, *local, *options)
-        rows = [json.loads(line) for line in lines]
+        rows = [json.loads(line) for line in run("batch_stream", *local, *options)]
         assert [row["text"] for row in rows] == texts
         assert [row.get("error_type") for row in rows] == errors
         assert ["label" in row for row in rows] == [error is None for error in errors]
@@ -150,18 +125,17 @@ def test_a_script_alone_on_the_model_that_ships() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--local", "/nowhere"), "/nowhere/manifest.json is not there"),
-        (("--url", "http://127.0.0.1:9"), "is the service running?"),
+        (["--local", "/nowhere"], "/nowhere/manifest.json is not there"),
+        (["--url", "http://127.0.0.1:9"], "is the service running?"),
+        ([], "there is no address; pass base_url"),
     ],
 )
 def test_an_error_is_one_line(
-    options: tuple[str, str],
-    reason: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    options: list[str], reason: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("ALBERT_URL", raising=False)
     with pytest.raises(SystemExit) as ended:
-        run("fill_mask", monkeypatch, capsys, *options)
+        run("fill_mask", *options)
     assert str(ended.value).startswith("error: ")
     assert reason in str(ended.value)
     assert "\n" not in str(ended.value)

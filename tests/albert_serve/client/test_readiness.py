@@ -1,158 +1,114 @@
-"""Health and readiness of a service, and the address and key from the environment."""
+"""Health and readiness of a service, and the options that a client is made with."""
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 
-from albert_serve.client import AlbertClient, AsyncAlbertClient
+from albert_serve.client import AlbertClient
 from albert_serve.errors import ConfigError, NotFoundError, NotReadyError, UnauthorizedError
-from tests.albert_serve.client.twins import Twin
-from tests.albert_serve.support import Running, free_port
+from tests.albert_serve.client.twins import URL, Twin
+from tests.albert_serve.support import Running
 
 MakeTwin = Callable[..., Twin]
-
-
-@pytest.fixture(params=["sync", "async"])
-def twin(request: pytest.FixtureRequest) -> Iterator[MakeTwin]:
-    made: list[Twin] = []
-
-    def make(*args: Any, **options: Any) -> Twin:
-        made.append(Twin(request.param, *args, **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
-@contextlib.contextmanager
-def replying(port: int, *statuses: int, body: bytes = b"") -> Iterator[list[str | None]]:
-    """Reply with these statuses in turn, the last again and again; yields the keys that came."""
-    left = list(statuses)
-    keys: list[str | None] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            keys.append(self.headers["Authorization"])
-            self.send_response(left.pop(0) if len(left) > 1 else left[0])
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", port), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield keys
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def local(port: int) -> str:
-    return f"http://127.0.0.1:{port}"
+Replying = Callable[..., tuple[Any, list[httpx.Request]]]
+STARTING = httpx.Response(503, json={"error": "the service is starting", "error_type": "not_ready"})
 
 
 def test_a_running_service_is_healthy_and_ready(twin: MakeTwin, service: Running) -> None:
-    client = twin(service.url)
-    assert client.call("health") is True
-    assert client.call("wait_until_ready") is None
-    assert twin(service.url, model="tiny").call("health") is True
-    with pytest.raises(NotFoundError, match="missing"):
-        twin(service.url, model="missing").call("health")
-    with pytest.raises(NotFoundError, match="missing"):
-        twin(service.url, model="missing").call("wait_until_ready")
+    client = twin(service.url, model="tiny")
+    assert client.health() is True
+    assert client.wait_until_ready() is None
+    for method in ("health", "wait_until_ready"):
+        with pytest.raises(NotFoundError, match="missing"):
+            getattr(twin(service.url, model="missing"), method)()
 
 
-def test_a_service_that_is_away_or_starting_is_not_healthy(twin: MakeTwin) -> None:
-    port = free_port()
-    assert twin(local(port)).call("health") is False
-    for status in (429, 502, 503, 504):
-        with replying(port, status):
-            assert twin(local(port)).call("health") is False
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        *(httpx.Response(status) for status in (429, 502, 503, 504)),
+        httpx.ConnectError("refused"),
+        httpx.ReadTimeout(""),
+    ],
+    ids=str,
+)
+def test_a_service_that_is_away_or_starting_is_not_healthy(
+    outcome: httpx.Response | Exception, replying: Replying
+) -> None:
+    client, _ = replying(outcome)
+    assert client.health() is False
 
 
-def test_a_refused_key_is_an_error_at_once(twin: MakeTwin) -> None:
-    port = free_port()
-    with replying(port, 401, body=b'{"error": "no key", "error_type": "unauthorized"}') as keys:
-        with pytest.raises(UnauthorizedError, match="no key"):
-            twin(local(port), api_key="k").call("wait_until_ready")
-        assert keys == ["Bearer k"]
+def test_a_refused_key_is_an_error_at_once(replying: Replying) -> None:
+    refusal = httpx.Response(401, json={"error": "no key", "error_type": "unauthorized"})
+    client, received = replying(refusal, api_key="k")
+    with pytest.raises(UnauthorizedError, match="no key"):
+        client.wait_until_ready()
+    assert [request.headers["Authorization"] for request in received] == ["Bearer k"]
 
 
-def test_a_service_is_waited_for_until_it_has_started(twin: MakeTwin) -> None:
-    port = free_port()
-    client = twin(local(port))
-    failures: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            client.call("wait_until_ready", 30)
-        except BaseException as error:  # noqa: BLE001  # reported below
-            failures.append(error)
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    waiting.join(0.5)
-    assert waiting.is_alive()
-    with replying(port, 503, 502, 200) as keys:
-        waiting.join(30)
-        assert not waiting.is_alive()
-    assert failures == []
-    assert len(keys) == 3
+def test_a_service_is_waited_for_until_it_has_started(replying: Replying) -> None:
+    outcomes = [httpx.ConnectError("refused"), STARTING, httpx.Response(502), httpx.Response(200)]
+    client, received = replying(*outcomes)
+    assert client.wait_until_ready(30) is None
+    assert len(received) == len(outcomes)
 
 
-def test_what_was_seen_last_is_in_the_error(twin: MakeTwin) -> None:
-    port = free_port()
-    where = f"^{local(port)} was not ready within 2 s; the last attempt: "
-    with pytest.raises(NotReadyError, match=f"{where}.*([Rr]efused|attempts failed)"):
-        twin(local(port)).call("wait_until_ready", 2)
-    starting = b'{"error": "the service is starting", "error_type": "not_ready"}'
-    with (
-        replying(port, 503, body=starting),
-        pytest.raises(NotReadyError, match=f"{where}it replied 503: the service is starting$"),
-    ):
-        twin(local(port)).call("wait_until_ready", 2)
-    with (
-        socket.create_server(("127.0.0.1", port)),
-        pytest.raises(NotReadyError, match=f"{where}no reply in time$"),
-    ):
-        twin(local(port)).call("wait_until_ready", 2)
+@pytest.mark.parametrize(
+    ("outcome", "seen"),
+    [
+        (httpx.ConnectError("refused"), f"cannot reach {URL}: refused; is the service running"),
+        (STARTING, "the service is starting"),
+        (httpx.ReadTimeout(""), "no reply in time"),
+    ],
+)
+def test_what_was_seen_last_is_in_the_error(
+    outcome: httpx.Response | Exception, seen: str, replying: Replying
+) -> None:
+    client, _ = replying(*[outcome] * 9)
+    message = f"^{URL} was not ready within 0.5 s; the last attempt: {seen}"
+    with pytest.raises(NotReadyError, match=message):
+        client.wait_until_ready(0.5)
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan")])
-def test_a_time_limit_is_over_0(twin: MakeTwin, timeout_s: float) -> None:
+def test_a_time_limit_is_over_0(replying: Replying, timeout_s: float) -> None:
+    client, _ = replying()
     with pytest.raises(ConfigError, match=f"timeout_s is {timeout_s}; it must be over 0"):
-        twin("http://127.0.0.1:1").call("wait_until_ready", timeout_s)
+        client.wait_until_ready(timeout_s)
 
 
+@pytest.mark.parametrize(
+    ("base_url", "options", "url", "authorization"),
+    [
+        (None, {}, "http://env/health", "Bearer from-the-environment"),
+        (URL, {"api_key": "passed"}, f"{URL}/health", "Bearer passed"),
+        (None, {"api_key": ""}, "http://env/health", None),
+    ],
+)
 def test_address_and_key_are_those_of_the_environment(
-    twin: MakeTwin, monkeypatch: pytest.MonkeyPatch
+    base_url: str | None,
+    options: dict[str, Any],
+    url: str,
+    authorization: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    port = free_port()
-    monkeypatch.setenv("ALBERT_URL", f" {local(port)}/\n")
+    monkeypatch.setenv("ALBERT_URL", " http://env/\n")
     monkeypatch.setenv("ALBERT_API_KEY", "from-the-environment\n")
-    with replying(port, 200) as keys:
-        assert twin().call("health") is True
-        assert twin(local(port), api_key="passed").call("health") is True
-        assert twin(api_key="").call("health") is True
-    assert keys == ["Bearer from-the-environment", "Bearer passed", None]
-    monkeypatch.setenv("ALBERT_URL", local(free_port()))
-    with replying(port, 200):
-        assert twin(local(port)).call("health") is True
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        assert str(request.url) == url
+        assert request.headers.get("Authorization") == authorization
+        return httpx.Response(200)
+
+    with httpx.Client(transport=httpx.MockTransport(handle)) as http:
+        assert AlbertClient(base_url, http_client=http, **options).health() is True
 
 
-@pytest.mark.parametrize("kind", [AlbertClient, AsyncAlbertClient])
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
@@ -164,12 +120,36 @@ def test_address_and_key_are_those_of_the_environment(
     ],
 )
 def test_a_variable_that_cannot_be_is_refused_by_its_name(
-    kind: type, variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("ALBERT_URL", "ALBERT_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=message) as caught:
-        kind()
+        AlbertClient()
     assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("base_url", "options", "message"),
+    [
+        ("localhost:3000", {}, "must begin with http"),
+        ("http://", {}, "and a host"),
+        ("http://[::1", {}, "and a host"),
+        ("http://a:port", {}, "and a host"),
+        (URL, {"timeout_s": 0.0}, "timeout_s is 0.0"),
+        (URL, {"timeout_s": float("nan")}, "timeout_s is nan"),
+        (URL, {"num_retries": -1}, "num_retries is -1"),
+        (URL, {"max_concurrency": 0}, "max_concurrency is 0"),
+        (URL, {"max_reply_bytes": 0}, "max_reply_bytes is 0"),
+        (URL, {"api_key": "a\nb"}, "is it whole"),
+        (URL, {"api_key": "ключ"}, "is it whole"),
+        (URL, {"api_key": "a "}, "begins or ends with a space"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused(
+    base_url: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        AlbertClient(base_url, **options)

@@ -1,4 +1,4 @@
-"""Streams of both clients: against the running service, and where a row or the service fails."""
+"""Streams of both clients: rows of any number, their answers in order, and their errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from albert_serve.client import AlbertClient, AsyncAlbertClient
 from albert_serve.errors import InvalidInputError, NoMaskError, UnauthorizedError
@@ -24,84 +23,7 @@ from tests.albert_serve.client.twins import (
 )
 from tests.albert_serve.support import MAX_ITEMS, Running
 
-SENTENCES = [["It rained.", "We stayed in."], ["He left.", "She came.", "They met."]]
-PAIRS = [{"text": "It rained.", "text_pair": "We stayed in."}, {"text": "a", "text_pair": "b"}]
-QUESTIONS = [{"question": "Who came?", "context": "Ada came at noon."}] * 3
-CHOICES = [
-    {"context": "He was", "choices": ["born", "of"]},
-    {"context": "a", "choices": ["b", "c"]},
-]
-MASKED = ["The [MASK] was born.", "a [MASK]", "He was [MASK] in"]
-TEXTS = ["a film", "It rained.", "word"]
-# Method, rows, further arguments, options.
-CASES: list[tuple[str, list[Any], tuple[Any, ...], dict[str, Any]]] = [
-    ("fill_mask", MASKED, (), {"top_k": 2}),
-    ("fill_mask_jointly", MASKED, (), {"top_k": 1}),
-    ("score_targets", MASKED, (["born", "of"],), {}),
-    ("text_classification", TEXTS, (), {"top_k": 1}),
-    ("question_answering", QUESTIONS, (), {}),
-    ("sentence_order", PAIRS, (), {"truncation": True}),
-    ("coherence", SENTENCES, (), {}),
-    ("reorder", SENTENCES, (), {}),
-    ("multiple_choice", CHOICES, (), {}),
-    ("feature_extraction", TEXTS, (), {"pooling": "cls"}),
-    ("token_features", TEXTS, (), {"normalize": True}),
-]
-
-
-@pytest.fixture(params=["sync", "async"])
-def twin(request: pytest.FixtureRequest) -> Iterator[Callable[..., Twin]]:
-    made: list[Twin] = []
-
-    def make(url: str, **options: Any) -> Twin:
-        made.append(Twin(request.param, url, **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
 MakeTwin = Callable[..., Twin]
-
-
-def plain(value: Any) -> Any:
-    """A reply as numbers and texts, for `approx`: the last digits depend on the batch."""
-    if isinstance(value, BaseModel):
-        return plain(value.model_dump())
-    if isinstance(value, dict):
-        return [plain(inner) for inner in value.values()]
-    if isinstance(value, list):
-        return [plain(inner) for inner in value]
-    return value
-
-
-def assert_close(one: Any, other: Any) -> None:
-    if isinstance(one, list):
-        assert len(one) == len(other)
-        for first, second in zip(one, other, strict=True):
-            assert_close(first, second)
-    else:
-        assert one == pytest.approx(other, abs=1e-4)
-
-
-@pytest.mark.parametrize(("method", "rows", "args", "options"), CASES, ids=lambda case: None)
-def test_a_stream_answers_as_the_method_does(
-    method: str,
-    rows: list[Any],
-    args: tuple[Any, ...],
-    options: dict[str, Any],
-    twin: MakeTwin,
-    service_of: Callable[[str], Running],
-) -> None:
-    client = twin(service_of(method.replace("_", "-")).url)
-    answers = list(client.stream(f"{method}_stream", iter(rows), *args, **options))
-    assert_close(plain(answers), plain(client.call(method, rows, *args, **options)))
-
-
-def test_every_method_is_tried() -> None:
-    streams = {name for name in dir(AlbertClient) if name.endswith("_stream") and name[0] != "_"}
-    assert {f"{method}_stream" for method, *_ in CASES} == streams
 
 
 def test_many_rows_against_the_running_service(twin: MakeTwin, service: Running) -> None:
@@ -109,14 +31,14 @@ def test_many_rows_against_the_running_service(twin: MakeTwin, service: Running)
     texts[70] = "no mask"
     texts[MAX_ITEMS] = 3  # type: ignore[call-overload]
     client = twin(service.url, timeout_s=120)
-    answers = list(client.stream_with_errors("fill_mask_stream", texts, top_k=1))
+    answers = list(client.with_errors("fill_mask_stream", texts, top_k=1))
     assert len(answers) == len(texts)
     assert isinstance(answers[70], NoMaskError)
     assert str(answers[70]).startswith("inputs[70]: ")
     assert isinstance(answers[MAX_ITEMS], InvalidInputError)
     assert answers[MAX_ITEMS].input_index == MAX_ITEMS
     for index in (0, 31, 33, 69, 71, len(texts) - 1):
-        [alone] = client.call("fill_mask", texts[index], top_k=1)
+        [alone] = client.fill_mask(texts[index], top_k=1)
         assert answers[index][0].token == alone.token
 
 
@@ -134,9 +56,9 @@ def test_rows_are_read_as_answers_are_taken(twin: MakeTwin) -> None:
 
     with scripted(answer, max_items=100) as service:
         client = twin(service.url, max_concurrency=2)
-        answers = client.stream("sentence_order_stream", endless())
+        answers = client.sentence_order_stream(endless())
         assert numbers_of(list(itertools.islice(answers, 300))) == list(range(300))
-        answers.close()  # type: ignore[attr-defined]
+        answers.close()
         assert 300 <= num_read <= 300 + 6 * 32
         assert service.max_open == 2
         assert max(map(len, service.sent)) == 32
@@ -154,7 +76,7 @@ def test_a_refused_row_ends_the_stream_after_the_answers_before_it(twin: MakeTwi
     with scripted(refusing(45, 50), max_items=100) as service:
         taken: list[Any] = []
         with pytest.raises(InvalidInputError, match=r"^inputs\[45\]: bad$") as caught:
-            taken.extend(twin(service.url).stream("sentence_order_stream", pairs(200)))
+            taken.extend(twin(service.url).sentence_order_stream(pairs(200)))
         assert caught.value.input_index == 45
         assert numbers_of(taken) == list(range(45))
 
@@ -164,7 +86,7 @@ def test_errors_take_the_places_of_refused_rows(twin: MakeTwin) -> None:
     rows: list[Any] = pairs(200)
     rows[100] = {"text": "100"}
     with scripted(refusing(*bad), max_items=7) as service:
-        answers = list(twin(service.url).stream_with_errors("sentence_order_stream", rows))
+        answers = list(twin(service.url).with_errors("sentence_order_stream", rows))
     errors = {index for index, answer in enumerate(answers) if isinstance(answer, Exception)}
     assert errors == bad | {100}
     assert all(answers[index].input_index == index for index in errors)
@@ -180,13 +102,13 @@ def test_an_error_of_the_rows_comes_after_their_answers(twin: MakeTwin) -> None:
 
     taken: list[Any] = []
     with scripted(max_items=100) as service, pytest.raises(OSError, match="is truncated"):
-        taken.extend(twin(service.url).stream("sentence_order_stream", broken()))
+        taken.extend(twin(service.url).sentence_order_stream(broken()))
     assert numbers_of(taken) == list(range(70))
 
 
 def test_no_rows_have_no_answers(twin: MakeTwin) -> None:
     with scripted() as service:
-        assert list(twin(service.url).stream("sentence_order_stream", [])) == []
+        assert list(twin(service.url).sentence_order_stream([])) == []
 
 
 def test_what_is_no_fault_of_a_row_ends_the_stream(twin: MakeTwin) -> None:
@@ -198,10 +120,10 @@ def test_what_is_no_fault_of_a_row_ends_the_stream(twin: MakeTwin) -> None:
     with scripted(answer, max_items=100) as service:
         client = twin(service.url)
         with pytest.raises(UnauthorizedError, match="no key"):
-            list(client.stream_with_errors("sentence_order_stream", pairs(500)))
+            list(client.with_errors("sentence_order_stream", pairs(500)))
         assert len(service.sent) < 20
         with pytest.raises(InvalidInputError, match="'topk' is not known"):
-            list(client.stream_with_errors("sentence_order_stream", pairs(5), topk=1))
+            list(client.with_errors("sentence_order_stream", pairs(5), topk=1))
 
 
 @pytest.mark.parametrize("rows", ["a text", {"text": "a"}, 3, None])
@@ -209,13 +131,13 @@ def test_rows_that_are_one_input_or_none_are_refused(twin: MakeTwin, rows: Any) 
     with scripted() as service:
         name = type(rows).__name__
         with pytest.raises(InvalidInputError, match=f"of the type {name}; it must be an iterable"):
-            list(twin(service.url).stream("text_classification_stream", rows))
+            list(twin(service.url).text_classification_stream(rows))
         assert service.sent == []
 
 
 def test_sentences_alone_are_no_rows_of_texts(twin: MakeTwin) -> None:
     with scripted() as service, pytest.raises(InvalidInputError, match=r"^inputs\[0\] must be a"):
-        list(twin(service.url).stream("coherence_stream", ["It rained.", "We stayed in."]))
+        list(twin(service.url).coherence_stream(["It rained.", "We stayed in."]))
 
 
 def test_the_sync_client_refuses_asynchronous_rows() -> None:
@@ -226,7 +148,7 @@ def test_the_sync_client_refuses_asynchronous_rows() -> None:
         client.text_classification_stream(rows())  # type: ignore[arg-type]
 
 
-def test_closing_a_stream_closes_its_connections(twin: MakeTwin) -> None:
+def test_nothing_is_sent_after_a_stream_is_closed(twin: MakeTwin) -> None:
     is_closed = threading.Event()
 
     def answer(numbers: list[int]) -> tuple[int, Any]:
@@ -234,10 +156,30 @@ def test_closing_a_stream_closes_its_connections(twin: MakeTwin) -> None:
         return orders(numbers)
 
     with scripted(answer, max_items=100) as service:
-        answers = twin(service.url).stream("sentence_order_stream", pairs(100))
+        answers = twin(service.url, max_concurrency=2).sentence_order_stream(pairs(1000))
         assert numbers_of([next(answers)]) == [0]
-        answers.close()  # type: ignore[attr-defined]
+        answers.close()
         is_closed.set()
+        assert len(service.sent) <= 3
+
+
+def test_asyncio_closes_the_connections_of_a_stream() -> None:
+    is_closed = threading.Event()
+
+    def answer(numbers: list[int]) -> tuple[int, Any]:
+        assert service.wait_until_open(2) if numbers == [0] else is_closed.wait(20)
+        return orders(numbers)
+
+    async def run(url: str) -> None:
+        async with (
+            AsyncAlbertClient(url) as client,
+            client.sentence_order_stream(pairs(100)) as answers,
+        ):
+            assert numbers_of([await anext(answers)]) == [0]
+        is_closed.set()
+
+    with scripted(answer, max_items=100) as service:
+        asyncio.run(run(service.url))
         assert service.gone.wait(10)
 
 

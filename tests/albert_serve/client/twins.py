@@ -1,4 +1,4 @@
-"""Both clients behind one interface, and a service on loopback whose replies a test decides."""
+"""Both clients behind one interface, and services whose replies a test decides."""
 
 from __future__ import annotations
 
@@ -11,47 +11,51 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import httpx
+
 from albert_serve.client import AlbertClient, AsyncAlbertClient
 
+URL = "http://service.test"
+KINDS = ("sync", "async")
 # The reply to the numbers of a request's pairs: a status and a body.
 Answer = Callable[[list[int]], tuple[int, Any]]
 
 
 class Twin:
-    """The sync client, or the asynchronous one on an event loop of its own."""
+    """The methods of the sync client, or of the asynchronous one on an event loop of its own."""
 
-    def __init__(self, kind: str, *args: Any, **options: Any) -> None:
+    def __init__(self, client: Any) -> None:
+        self._client = client
         self._runner = asyncio.Runner()
-        self.is_async = kind == "async"
-        self.client: Any = (AsyncAlbertClient if self.is_async else AlbertClient)(*args, **options)
+        self._is_async = isinstance(client, AsyncAlbertClient)
 
-    def call(self, name: str, *args: Any, **options: Any) -> Any:
-        """Return what a method returns."""
-        result = getattr(self.client, name)(*args, **options)
-        return self._runner.run(_awaited(result)) if self.is_async else result
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._client, name)
+        if name.endswith("_stream"):
+            return lambda *args, **options: self._iterate(lambda: method(*args, **options))
+        return lambda *args, **options: self._result(method(*args, **options))
 
-    def stream(self, name: str, *args: Any, **options: Any) -> Iterator[Any]:
-        """Return the answers of a stream as an iterator, whose `close` closes it."""
-        yield from self._iterate(lambda: getattr(self.client, name)(*args, **options))
+    def with_errors(self, name: str, *args: Any, **options: Any) -> Iterator[Any]:
+        """Return the answers of a stream, with errors in place of refused rows' answers."""
+        return self._iterate(lambda: getattr(self._client, name)(*args, **options).with_errors())
 
-    def stream_with_errors(self, name: str, *args: Any, **options: Any) -> Iterator[Any]:
-        """Do the same with errors in place of refused rows' answers."""
-        yield from self._iterate(lambda: getattr(self.client, name)(*args, **options).with_errors())
+    def _result(self, result: Any) -> Any:
+        return self._runner.run(_awaited(result)) if self._is_async else result
 
     def _iterate(self, open_stream: Callable[[], Any]) -> Iterator[Any]:
         answers = open_stream()
         try:
             while True:
                 try:
-                    yield self._runner.run(_next(answers)) if self.is_async else next(answers)
+                    yield self._runner.run(_next(answers)) if self._is_async else next(answers)
                 except (StopIteration, StopAsyncIteration):
                     return
         finally:
-            self._runner.run(answers.aclose()) if self.is_async else answers.close()
+            self._runner.run(answers.aclose()) if self._is_async else answers.close()
 
     def close(self) -> None:
         """Close the client and the loop."""
-        self.call("aclose" if self.is_async else "close")
+        self._result(self._client.aclose() if self._is_async else self._client.close())
         self._runner.close()
 
 
@@ -61,6 +65,52 @@ async def _awaited(result: Any) -> Any:
 
 async def _next(answers: AsyncIterator[Any]) -> Any:
     return await anext(answers)
+
+
+def open_twin(kind: str, *args: Any, **options: Any) -> Twin:
+    return Twin((AlbertClient if kind == "sync" else AsyncAlbertClient)(*args, **options))
+
+
+def open_local(kind: str, *args: Any, **options: Any) -> Twin:
+    return Twin((AlbertClient if kind == "sync" else AsyncAlbertClient).local(*args, **options))
+
+
+class Sent(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """A body on its way, for either twin."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._content
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._content
+
+
+def replying_twin(
+    kind: str, *responses: httpx.Response | Exception, **options: Any
+) -> tuple[Twin, list[httpx.Request]]:
+    """Return the client of a service that gives these responses in turn, and what it is asked."""
+    received: list[httpx.Request] = []
+    responses_left = list(responses)
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        received.append(request)
+        response = responses_left.pop(0)
+        if isinstance(response, Exception):
+            raise response
+        if isinstance(response.stream, Sent):
+            return response
+        # A response can be sent once.
+        headers, sent = dict(response.headers), Sent(response.content)
+        return httpx.Response(response.status_code, headers=headers, stream=sent)
+
+    transport = httpx.MockTransport(handle)
+    http: Any = (httpx.Client if kind == "sync" else httpx.AsyncClient)(transport=transport)
+    # One request at a time, so that the responses' order is that of the requests.
+    shared = {"api_key": "secret", "timeout_s": 5.0, "max_concurrency": 1, **options}
+    return open_twin(kind, URL, http_client=http, **shared), received
 
 
 class Scripted:
@@ -81,21 +131,12 @@ class Scripted:
         self.gone = threading.Event()
         self.changed = threading.Condition()
         self._answer = answer
-        self.limits = {
-            "model_id": "m",
-            "version": "0",
-            "precision": "fp32",
-            "tasks": [],
-            "max_positions": 128,
-            "mask_token": "[MASK]",
-            "max_items": max_items,
-            "max_body_bytes": 10**6,
-        }
+        self._max_items = max_items
 
     def reply(self, path: str, content: bytes) -> tuple[int, Any]:
         """Return the reply to a request."""
         if path == "/info":
-            return 200, self.limits
+            return 200, limits(self._max_items)
         numbers = [int(pair["text"]) for pair in json.loads(content)["inputs"]]
         with self.changed:
             self.sent.append(numbers)
@@ -114,6 +155,20 @@ class Scripted:
             return self.changed.wait_for(lambda: self.max_open >= number, timeout=10)
 
 
+def limits(max_items: int, max_body_bytes: int = 10**6) -> dict[str, Any]:
+    """The reply of `/info`."""
+    return {
+        "model_id": "m",
+        "version": "0",
+        "precision": "fp32",
+        "tasks": [],
+        "max_positions": 128,
+        "mask_token": "[MASK]",
+        "max_items": max_items,
+        "max_body_bytes": max_body_bytes,
+    }
+
+
 def orders(numbers: list[int]) -> tuple[int, Any]:
     """The answers to pairs: each has its number."""
     return 200, [{"in_order": number / 2**20} for number in numbers]
@@ -124,8 +179,8 @@ def refused(index: int, message: str = "bad") -> tuple[int, Any]:
     return 422, {"error": f"inputs[{index}]: {message}", "error_type": "invalid_input"}
 
 
-def pairs(count: int) -> list[dict[str, str]]:
-    return [{"text": str(number), "text_pair": "b"} for number in range(count)]
+def pairs(count: int, length: int = 1) -> list[dict[str, str]]:
+    return [{"text": str(number), "text_pair": "b" * length} for number in range(count)]
 
 
 def numbers_of(answers: list[Any]) -> list[int]:
@@ -144,13 +199,7 @@ def scripted(answer: Answer = orders, max_items: int = 1) -> Iterator[Scripted]:
             self._reply(b"")
 
         def do_POST(self) -> None:
-            length = int(self.headers["Content-Length"])
-            content = self.rfile.read(length)
-            if len(content) == length:
-                self._reply(content)
-            else:  # the caller went while it sent
-                service.gone.set()
-                self.close_connection = True
+            self._reply(self.rfile.read(int(self.headers["Content-Length"])))
 
         def _reply(self, content: bytes) -> None:
             status, body = service.reply(self.path, content)
@@ -168,8 +217,13 @@ def scripted(answer: Answer = orders, max_items: int = 1) -> Iterator[Scripted]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *_: Any) -> None:
+            service.gone.set()  # the connection broke
+
+    with Server(("127.0.0.1", 0), Handler) as server:
         service.url = f"http://127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()

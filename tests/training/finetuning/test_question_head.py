@@ -18,7 +18,7 @@ from albert_serve.api.schemas import Answer, QuestionAnsweringParameters, Questi
 from albert_serve.bundle.manifest import Bundle, Precision
 from albert_serve.client import AlbertClient
 from albert_serve.config import AlbertConfig
-from albert_serve.errors import BundleCorruptError, InvalidInputError
+from albert_serve.errors import BundleCorruptError
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks import EncoderInput
@@ -203,12 +203,6 @@ def test_long_contexts_are_read_in_windows(albert: AlbertClient, few: Path) -> N
         )
         assert isinstance(answer, Answer)
         assert (filler + question.context + filler)[answer.start : answer.end] == answer.answer
-
-
-def test_compat_is_refused(albert: AlbertClient, few: Path) -> None:
-    item = context_of(read_squad([few])[0])
-    with pytest.raises(InvalidInputError, match="reads no start-conditioned head"):
-        albert.question_answering(item, compat=True)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])

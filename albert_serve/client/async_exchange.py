@@ -1,0 +1,342 @@
+"""The exchange with a service: requests and retries, lists in parts, streams, and readiness."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from itertools import chain
+from typing import Any, Final, Self, cast
+
+import httpx
+
+from albert_serve.api.schemas import InfoReply
+from albert_serve.client.calls import Call, ReplyT
+from albert_serve.client.concurrency import (
+    ASYNC_KINDS_OF_ROWS,
+    NO_ROW,
+    AnyIterable,
+    AsyncWorkers,
+    async_read_rows,
+)
+from albert_serve.client.replies import Received
+from albert_serve.client.requests import HEALTH, INFO, AnswerT, Endpoint
+from albert_serve.client.retries import (
+    PASSING,
+    RETRIED_STATUSES,
+    Deadline,
+    Progress,
+    Retries,
+)
+from albert_serve.client.server import Server
+from albert_serve.client.streaming import ROWS_PER_REQUEST, Batch, check_rows
+from albert_serve.errors import (
+    BodyTooLargeError,
+    ConfigError,
+    DeadlineExceededError,
+    InvalidInputError,
+    NotFoundError,
+    NotReadyError,
+    RequestError,
+    TooMuchAtOnceError,
+)
+
+_LONGEST_PROBE_S: Final = 5.0
+_FIRST_PROBE_DELAY_S: Final = 0.1
+_LONGEST_PROBE_DELAY_S: Final = 2.0
+
+
+class AsyncAnswerStream(AsyncIterator[AnswerT]):
+    """The answers to rows, in the order of the rows.
+
+    Rows are read as answers are taken: about 500 ahead, in requests of up to 32, so that memory
+    does not grow with their number. An error of the rows' iterator is raised after the answers to
+    the rows before it. After the end of `async with`, or `aclose`, no other request is sent.
+
+    A row that is refused raises its error, and ends the stream; `with_errors` goes on instead. In
+    both, `error.input_index` is the row's index. What is no fault of a row always ends the stream:
+    a service that is overloaded or out of reach, also after all retries, a wrong key or option.
+    """
+
+    def __init__(self, results: AsyncGenerator[AnswerT | RequestError, None]) -> None:
+        self._results = results
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> AnswerT:
+        result = await anext(self._results)
+        if isinstance(result, RequestError):
+            await self.aclose()
+            raise result
+        return result
+
+    def with_errors(self) -> AsyncGenerator[AnswerT | RequestError, None]:
+        """Return the stream with the error of a refused row in place of its answer."""
+        return self._results
+
+    async def aclose(self) -> None:
+        """End the stream; there are no answers afterwards."""
+        await self._results.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class AsyncExchange:
+    """Sends calls to one service, and caches its limits.
+
+    Args:
+        server: the service, and the options of calls.
+        http_client: of the caller; None for a new one.
+    """
+
+    def __init__(self, server: Server, http_client: httpx.AsyncClient | None) -> None:
+        self._server = server
+        self._http = http_client or httpx.AsyncClient(limits=server.connection_limits)
+        self.is_own = http_client is None
+        self._limits: InfoReply | None = None
+
+    async def aclose(self) -> None:
+        """Close the connections, unless they are of the caller's client."""
+        if self.is_own:
+            await self._http.aclose()
+
+    async def ask(
+        self, endpoint: Endpoint[AnswerT], inputs: object, options: Mapping[str, Any]
+    ) -> AnswerT | list[AnswerT]:
+        """Get the answer to an input, or those to a list.
+
+        Raises:
+            RequestError: there is no answer; the subclass gives the reason.
+        """
+        answer: AnswerT | list[AnswerT] = await self.send(endpoint.call(inputs, options))
+        return answer
+
+    async def send(self, call: Call[ReplyT]) -> ReplyT:
+        """Get the answer to a call; a list is split into parts within the service's limits.
+
+        Raises:
+            RequestError: there is no answer; the subclass gives the reason.
+        """
+        with Progress() as progress:
+            deadline = self._deadline()
+            if call.num_items < 2:
+                return await self._try(call, deadline, progress)
+            parts = call.parts(await self._fetch_limits(deadline))
+            if len(parts) == 1:
+                return cast("ReplyT", await self._answer(parts, deadline, progress))
+            async with AsyncWorkers(self._server.max_concurrency) as workers:
+                for part in parts:
+                    await workers.submit(self._answer, [part], deadline, progress)
+                answers = [await workers.result() for _ in range(workers.num_pending)]
+            return cast("ReplyT", list(chain.from_iterable(answers)))  # a list is answered with one
+
+    def stream(
+        self, endpoint: Endpoint[AnswerT], rows: AnyIterable[Any], options: Mapping[str, Any]
+    ) -> AsyncAnswerStream[AnswerT]:
+        """Get the answers to rows, in order.
+
+        Raises:
+            RequestError: the service refuses for another reason than a row, or an option is wrong.
+        """
+        check_rows(rows, ASYNC_KINDS_OF_ROWS)
+        return AsyncAnswerStream(self._stream(rows, Batch(endpoint=endpoint, options=options)))
+
+    async def _stream(self, rows: AnyIterable[Any], empty: Batch) -> AsyncGenerator[Any, None]:
+        limits = await self._fetch_limits(self._deadline())
+        with Progress() as progress:
+            async with (
+                AsyncWorkers(self._server.max_concurrency) as workers,
+                aclosing(_batches(rows, empty, workers)) as batches,
+            ):
+                async for batch in batches:
+                    if batch.rows or batch.error:
+                        await workers.submit(self._answer_batch, batch, limits, progress)
+                    while workers.has_result:
+                        for answer in await workers.result():
+                            yield answer
+                    if workers.has_failed:
+                        break
+                while workers.num_pending:
+                    for answer in await workers.result():
+                        yield answer
+
+    async def is_healthy(self) -> bool:
+        """Return whether the service takes requests now.
+
+        Raises:
+            RequestError: it refuses to tell, which waiting does not change.
+        """
+        return await self._probe(self._server.timeout_s) is None
+
+    async def wait_until_ready(self, timeout_s: float) -> None:
+        """Ask for the service's health until it takes requests.
+
+        Raises:
+            NotReadyError: it does not within the time; the message has the last attempt's outcome.
+            RequestError: it refuses to tell, which waiting does not change.
+        """
+        if not timeout_s > 0:
+            raise ConfigError(f"timeout_s is {timeout_s}; it must be over 0")
+        deadline = Deadline(self._server.base_url, timeout_s)
+        delay_s = _FIRST_PROBE_DELAY_S
+        while error := await self._probe(min(_LONGEST_PROBE_S, deadline.left_s())):
+            if not deadline.allows(delay_s):
+                seen = "no reply in time" if isinstance(error, DeadlineExceededError) else error
+                raise NotReadyError(
+                    f"{self._server.base_url} was not ready within {timeout_s:g} s; "
+                    f"the last attempt: {seen}"
+                ) from error
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _LONGEST_PROBE_DELAY_S)
+
+    async def _probe(self, timeout_s: float) -> RequestError | None:
+        """Return why the service does not take requests; None if it does."""
+        try:
+            received = await self._receive(HEALTH, Deadline(self._server.base_url, timeout_s))
+            HEALTH.answer(received)
+        except PASSING as error:
+            return error
+        return None
+
+    def _deadline(self) -> Deadline:
+        return Deadline(self._server.base_url, self._server.timeout_s)
+
+    async def _fetch_limits(self, deadline: Deadline) -> InfoReply | None:
+        """Return the service's limits; None if it has no `/info`."""
+        if self._limits is None:
+            try:
+                self._limits = await self._try(INFO, deadline, Progress())
+            except NotFoundError:
+                return None
+        return self._limits
+
+    async def _answer_batch(
+        self, batch: Batch, limits: InfoReply | None, progress: Progress
+    ) -> list[Any]:
+        """Get an answer to each row; a row that is refused has its error in place of one."""
+        if batch.error is not None:
+            raise batch.error
+        answers: list[Any] = []
+        while batch.rows:
+            try:
+                return answers + await self._answer(
+                    batch.call().parts(limits), self._deadline(), progress
+                )
+            except (InvalidInputError, BodyTooLargeError) as error:
+                before, batch = batch.without(error)
+                # Without what it would keep in memory.
+                error.__cause__ = error.__context__ = None
+                refused = error.with_traceback(None)
+            answers += [*await self._answer_batch(before, limits, progress), refused]
+        return answers
+
+    async def _answer(
+        self, parts: list[Call[Any]], deadline: Deadline, progress: Progress
+    ) -> list[Any]:
+        """Get the answers to parts of a list in turn, in halves if one is too much at once."""
+        answers: list[Any] = []
+        while parts:
+            part, *parts = parts
+            try:
+                answers += await self._try(part, deadline, progress)
+            except (TooMuchAtOnceError, BodyTooLargeError):
+                # Only the service can count the tokens of a list.
+                if part.num_items < 2:
+                    raise
+                parts = part.halves() + parts
+        return answers
+
+    async def _try(self, call: Call[ReplyT], deadline: Deadline, progress: Progress) -> ReplyT:
+        """Send a request, and again after a delay while a retry is of use."""
+        retries = Retries(self._server.num_retries, deadline, progress)
+        while True:
+            try:
+                received = await self._receive(call, deadline)
+            except NotReadyError as out_of_reach:
+                await asyncio.sleep(retries.delay_s(out_of_reach))
+                continue
+            if received.status not in RETRIED_STATUSES:
+                progress.num_answered += 1
+                return call.answer(received)
+            await asyncio.sleep(retries.delay_s(call.error(received), received.retry_after_s))
+
+    async def _receive(self, call: Call[Any], deadline: Deadline) -> Received:
+        """Send a request once.
+
+        Raises:
+            DeadlineExceededError: the time is over before the reply's end.
+            NotReadyError: the service is out of reach.
+            RequestError: the reply is too large, or damaged.
+        """
+        timeout_s = deadline.left_s()
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._http.stream(
+                    call.method,
+                    self._server.base_url + call.path,
+                    json=call.body,
+                    headers=self._server.headers,
+                    timeout=timeout_s,
+                ) as response,
+            ):
+                content = await self._read(response, deadline)
+        except (TimeoutError, httpx.TimeoutException) as error:
+            raise deadline.error() from error
+        except httpx.DecodingError as error:
+            raise RequestError(f"the reply of {response.url} is damaged: {error}") from error
+        except httpx.HTTPError as error:
+            raise NotReadyError(
+                f"cannot reach {self._server.base_url}: {str(error) or type(error).__name__}; "
+                "is the service running?"
+            ) from error
+        return Received(
+            url=str(response.url),
+            status=response.status_code,
+            headers=response.headers,
+            content=content,
+        )
+
+    async def _read(self, response: httpx.Response, deadline: Deadline) -> bytes:
+        content = bytearray()
+        async for chunk in response.aiter_bytes():
+            content += chunk
+            if len(content) > self._server.max_reply_bytes:
+                raise RequestError(
+                    f"the reply of {response.url} is over {self._server.max_reply_bytes} bytes; "
+                    "ask for less at once (fewer inputs, a smaller top_k), or raise max_reply_bytes"
+                )
+            deadline.left_s()  # a thread looks at the clock here only
+        return bytes(content)
+
+
+async def _batches(
+    rows: AnyIterable[Any], empty: Batch, workers: AsyncWorkers
+) -> AsyncGenerator[Batch, None]:
+    """Group rows: as many as a request has, or those at hand while the service has no work.
+
+    An empty batch lets the stream look for answers; the last has an error of the rows.
+    """
+    batch = empty
+    failure: Exception | None = None
+    try:
+        async with aclosing(async_read_rows(rows, workers)) as reading:
+            async for row in reading:
+                if row is not NO_ROW:
+                    batch.rows.append(row)
+                if workers.is_idle or len(batch.rows) == ROWS_PER_REQUEST:
+                    yield batch
+                    batch = batch.following()
+                elif row is NO_ROW:
+                    yield empty
+    except Exception as error:  # noqa: BLE001  # raised by the stream, after the answers
+        failure = error
+    yield batch
+    if failure is not None:
+        yield replace(empty, error=failure)

@@ -1,0 +1,106 @@
+"""When a call ends, and when a request of it is sent again.
+
+What is overloaded, not ready or out of reach is asked again; what took too long is not, because the
+same request would take the same time.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from typing import Final, Self
+
+from albert_serve.client.replies import BAD_GATEWAY
+from albert_serve.errors import DeadlineExceededError, NotReadyError, QueueFullError, RequestError
+
+RETRIED_STATUSES: Final = frozenset({429, BAD_GATEWAY, 503})
+# Over soon, as after a start.
+PASSING: Final = (DeadlineExceededError, NotReadyError, QueueFullError)
+_FIRST_DELAY_S: Final = 0.2
+
+
+class Deadline:
+    """The deadline of a call to the service at `url`."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        self._url = url
+        self._timeout_s = timeout_s
+        self._ends_s = time.monotonic() + timeout_s
+
+    def left_s(self) -> float:
+        """Return the remaining time.
+
+        Raises:
+            DeadlineExceededError: there is none.
+        """
+        left_s = self._ends_s - time.monotonic()
+        if left_s <= 0:
+            raise self.error()
+        return left_s
+
+    def allows(self, delay_s: float) -> bool:
+        """Return whether there is time after a delay."""
+        return time.monotonic() + delay_s < self._ends_s
+
+    def error(self) -> DeadlineExceededError:
+        """Return the error of a call past its deadline."""
+        return DeadlineExceededError(
+            f"no reply from {self._url} within {self._timeout_s:g} s; "
+            "send less at once, or raise timeout_s"
+        )
+
+
+@dataclass(kw_only=True, slots=True)
+class Progress:
+    """The requests of one call or stream; the end of `with` is its end.
+
+    Attributes:
+        num_answered: how many were answered; that it grows is enough to know.
+        is_over: whether nobody waits for the others. A thread that sleeps before a retry cannot be
+            cancelled, but sends nothing more.
+    """
+
+    num_answered: int = 0
+    is_over: bool = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_over = True
+
+
+class Retries:
+    """The retries of one request.
+
+    Args:
+        limit: of retries.
+        deadline: of the call.
+        progress: of the call's other requests.
+    """
+
+    def __init__(self, limit: int, deadline: Deadline, progress: Progress) -> None:
+        self._limit = limit
+        self._deadline = deadline
+        self._progress = progress
+        self._num_tries = 0
+        self._num_answered = progress.num_answered
+
+    def delay_s(self, error: RequestError, asked_s: float | None = None) -> float:
+        """Return the delay before the next retry: what the service asks for, or more each time.
+
+        Raises:
+            RequestError: the error itself, if no retry is allowed or of use.
+        """
+        self._num_tries += 1
+        if isinstance(error, QueueFullError) and self._progress.num_answered > self._num_answered:
+            # Other parts of the call are answered, so that this one's turn will come.
+            self._num_tries, self._num_answered = 0, self._progress.num_answered
+        delay_s = _FIRST_DELAY_S * 2 ** (self._num_tries - 1) if asked_s is None else asked_s
+        # Jitter, so that clients that were refused together do not come back together.
+        delay_s *= random.uniform(1.0, 1.25)
+        is_last = self._num_tries > self._limit or self._progress.is_over
+        if is_last or not self._deadline.allows(delay_s):
+            raise error
+        return delay_s

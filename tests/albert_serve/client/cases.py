@@ -1,0 +1,82 @@
+"""Each method that answers inputs, with inputs for it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+from pydantic import BaseModel
+
+from albert_serve.api.schemas import (
+    Answer,
+    ChoiceScore,
+    Coherence,
+    FilledMasks,
+    FilledTarget,
+    FilledToken,
+    LabelScore,
+    Order,
+    QuestionContext,
+    Reordering,
+    TextInput,
+    TextPair,
+)
+
+
+class Case(NamedTuple):
+    """Inputs of a method, and the type of its results or of what they are lists of."""
+
+    rows: list[Any]
+    kind: type
+    arguments: tuple[Any, ...] = ()
+    options: dict[str, Any] = {}  # noqa: RUF012
+
+
+MASKED = ["The [MASK] was born.", "a [MASK]", "[MASK] and [MASK]"]
+TEXTS = ["a film", "It rained.", "word"]
+PAIR = {"text": "It rained.", "text_pair": "We stayed in."}
+QUESTION = {"question": "Who came?", "context": "Ada came at noon."}
+SENTENCES = [["It rained.", "We stayed in."], ["He left.", "She came.", "They met."]]
+CHOICES = [
+    {"context": "He was", "choices": ["born", "of"]},
+    {"context": "a", "choices": ["b", "c"]},
+]
+CASES = {
+    "fill_mask": Case(MASKED, FilledToken, options={"top_k": 2}),
+    "fill_mask_jointly": Case(MASKED, FilledMasks, options={"top_k": 1}),
+    "score_targets": Case(MASKED, FilledTarget, (["born", "electrical engineering"],)),
+    "text_classification": Case(
+        [*TEXTS, PAIR, TextInput(text="a film")], LabelScore, options={"top_k": 1}
+    ),
+    "question_answering": Case([QUESTION, QuestionContext.model_validate(QUESTION)], Answer),
+    "sentence_order": Case(
+        [PAIR, TextPair.model_validate(PAIR)], Order, options={"truncation": True}
+    ),
+    "coherence": Case(SENTENCES, Coherence),
+    "reorder": Case(SENTENCES, Reordering),
+    "multiple_choice": Case(CHOICES, ChoiceScore),
+    "feature_extraction": Case(TEXTS, float, options={"pooling": "cls"}),
+    "token_features": Case(TEXTS, float, options={"normalize": True}),
+}
+
+
+def kinds(value: Any) -> set[type]:
+    """The types of the values of nested lists."""
+    return set().union(*map(kinds, value)) if isinstance(value, list) else {type(value)}
+
+
+def flat(value: Any) -> list[Any]:
+    """The numbers and texts of a result; names and lengths are values, too."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump()
+    if isinstance(value, dict):
+        return [part for pair in value.items() for each in pair for part in flat(each)]
+    if isinstance(value, list):
+        return [len(value), *(part for each in value for part in flat(each))]
+    return [value]
+
+
+def assert_same(result: Any, expected: Any) -> None:
+    """Compare with a tolerance: the last digits depend on the batch."""
+    close = [pytest.approx(one, abs=1e-4) if type(one) is float else one for one in flat(expected)]
+    assert flat(result) == close
