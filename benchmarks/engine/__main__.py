@@ -127,7 +127,7 @@ def _present(keys: Sequence[str]) -> tuple[list[str], list[str]]:
     for key in dict.fromkeys(keys):
         lacking = [name for name in CONTESTANTS[key].modules if find_spec(name) is None]
         if lacking:
-            packages = ", ".join(lacking)
+            packages = " ".join(lacking)
             notes.append(f"{CONTESTANTS[key].name} is left out: pip install {packages}")
         else:
             present.append(key)
