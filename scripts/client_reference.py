@@ -77,14 +77,15 @@ def _outline(kind: type) -> str:
     lines = source.splitlines()
     [tree] = ast.parse(source).body
     assert isinstance(tree, ast.ClassDef)
-    parts = [lines[: _end_of_docstring(tree)]]
+    parts = [lines[: _end_of_docstring(tree)], [""]]
     for node in tree.body[1:]:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             is_public = not node.target.id.startswith("_")
             parts += [lines[node.lineno - 1 : node.end_lineno]] if is_public else []
         elif isinstance(node, ast.FunctionDef) and _is_shown(node):
             first = min([node, *node.decorator_list], key=lambda one: one.lineno).lineno
-            parts.append(["", *lines[first - 1 : _end_of_docstring(node)]])
+            parts += [] if parts[-1] == [""] else [[""]]
+            parts.append(lines[first - 1 : _end_of_docstring(node)])
     return "\n".join(line.rstrip() for part in parts for line in part)
 
 
