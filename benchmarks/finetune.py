@@ -2,36 +2,32 @@
 
 Trains the same model on the same tokenised examples, with the same number of examples a step, in
 bf16 (fp32 on a CPU without it) and with AdamW, in turns, and prints examples a second, memory and
-how many times faster ours is, as the median over rounds. Padding (batches of like lengths, or all
-to the full length) and compilation of `transformers` are those that are fastest in a turn of each.
-Writes `results.json` into the output folder.
+how many times faster ours is, as the median over rounds. Writes `results.json` and `tables.md` into
+the output folder.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 import torch
-from torch import Tensor
-from torch.utils.data import Dataset
-from tqdm import tqdm
 
 from albert_serve.config import PRESETS, AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
-from benchmarks.harness.page import bullets, describe_machine, write_between
+from benchmarks.harness.page import describe_machine, write_between
 from benchmarks.harness.process import REPOSITORY, BenchmarkError, Channel
 from benchmarks.harness.trainers import (
     HfSettings,
-    TrainerContest,
     TrainerJob,
     TrainerResult,
+    add_trainer_options,
+    compare_trainers,
     sized_config,
     train_in_turns,
     trainer_table,
@@ -47,7 +43,7 @@ from training.loop.step import Run
 from training.losses import LOSS_OF, Objective, compiled_losses
 from training.model.heads import AlbertForTasks
 from training.optim.optimizers import OptimizerSettings, Schedule, build_optimizers
-from training.run.options import add_device, parse_count, parse_duration
+from training.run.options import parse_count
 from training.system.command_line import make_parser
 from training.system.precision import PrecisionName, product_dtype
 
@@ -61,7 +57,6 @@ _BATCH_SIZES: Final = {"text-classification": 32, "question-answering": 16}
 _BATCHES_OF_EXAMPLES: Final = 64
 # At which neither side's loss diverges.
 _LR: Final = 1e-5
-_ROUNDING: Final = 8
 _EXAMPLES: Final = r"""examples:
   python -m benchmarks.finetune
   python -m benchmarks.finetune --texts sst2/train.tsv --questions squad/train-v1.1.json --write
@@ -174,45 +169,17 @@ def build_ours(job: TrainerJob) -> Run:
     )
 
 
-class ExampleRows(Dataset[TokenisedExample]):
-    """The examples under the names by which `transformers` groups them by length."""
-
-    def __init__(self, examples: Sequence[TokenisedExample]) -> None:
-        self._examples = examples
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    def __getitem__(self, index: int) -> Any:
-        example = self._examples[index]
-        return {"input_ids": example.ids, "types": example.types, "target": example.target}
-
-
-@dataclass(frozen=True, slots=True)
-class PadRows:
-    """Pads the examples of a batch to `length`, or to the longest rounded up if that is less."""
-
-    task: FinetuningTask
-    length: int
-    is_full: bool
-
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """The batch, with the targets as the model takes them."""
-        longest = max(len(row["input_ids"]) for row in rows)
-        rounded = -(-longest // _ROUNDING) * _ROUNDING
-        size = self.length if self.is_full else min(self.length, rounded)
-        ids = torch.zeros(len(rows), size, dtype=torch.long)
-        types, mask = ids.clone(), ids.clone()
-        for number, row in enumerate(rows):
-            end = len(row["input_ids"])
-            ids[number, :end] = torch.tensor(row["input_ids"])
-            types[number, :end] = torch.tensor(row["types"])
-            mask[number, :end] = 1
-        targets = torch.tensor([row["target"] for row in rows])
-        batch = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
-        if self.task == "text-classification":
-            return {**batch, "labels": targets}
-        return {**batch, "start_positions": targets[:, 0], "end_positions": targets[:, 1]}
+def hf_rows(case: FinetuningCase) -> list[dict[str, Any]]:
+    """Return the examples under the names of `transformers`."""
+    rows = []
+    for example in case.examples:
+        row = {"input_ids": example.ids, "token_type_ids": example.types}
+        if case.task == "text-classification":
+            rows.append({**row, "labels": example.target})
+        else:
+            start, end = example.target
+            rows.append({**row, "start_positions": start, "end_positions": end})
+    return rows
 
 
 def make_hf_model(case: FinetuningCase, attention: str) -> Any:
@@ -239,8 +206,7 @@ def serve(channel: Channel, job: TrainerJob) -> None:
 
     case: FinetuningCase = job.data
     model = make_hf_model(case, job.hf.attention)
-    collate = PadRows(case.task, case.length, job.hf.padding == "full")
-    train_hf_in_turns(channel, job, model, ExampleRows(case.examples), collate, _LR)
+    train_hf_in_turns(channel, job, model, hf_rows(case), length=case.length, lr=_LR)
 
 
 def _markdown(results: Sequence[TrainerResult]) -> str:
@@ -256,25 +222,15 @@ def _markdown(results: Sequence[TrainerResult]) -> str:
         ("tokens/s", lambda result: f"{result.tokens_per_s:,.0f}"),
     ]
     title = f"{results[0].job.title}; {mean_tokens:.0f} tokens on average"
-    return f"{title}\n\n{trainer_table(results, rates)}\n"
+    return f"{title}\n\n{trainer_table(results, rates)}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FinetuningJob(TrainerJob):
-    """A job whose name says whether it is compiled."""
+def _jobs(task: FinetuningTask, shape: str, options: argparse.Namespace) -> list[TrainerJob]:
+    """Return the jobs of a case, ours first.
 
-    @property
-    def name(self) -> str:
-        """The contestant and its settings."""
-        compiled = "compiled" if self.compiles else "not compiled"
-        if self.hf is None:
-            return f"ours ({compiled})"
-        return f"transformers ({self.hf}, {compiled})"
-
-
-def _measure(
-    task: FinetuningTask, shape: str, options: argparse.Namespace, contest: TrainerContest
-) -> list[TrainerResult]:
+    `transformers` has the settings that were its fastest among all tried, in all cases of
+    docs/benchmarks.md: batches of like lengths, eager attention, not compiled, memory kept.
+    """
     length, batch_size = _LENGTHS[task], options.batch_size or _BATCH_SIZES[task]
     examples = read_examples(
         task,
@@ -283,75 +239,41 @@ def _measure(
         length=length,
         num_examples=_BATCHES_OF_EXAMPLES * batch_size,
     )
-    ours = FinetuningJob(
+    case = FinetuningCase(
+        task=task,
+        config=sized_config(shape, length),
+        length=length,
+        batch_size=batch_size,
+        examples=examples,
+    )
+    ours = TrainerJob(
         module="benchmarks.finetune",
         title=f"{task}, {shape}, {batch_size} examples a step of at most {length} tokens",
-        data=FinetuningCase(
-            task=task,
-            config=sized_config(shape, length),
-            length=length,
-            batch_size=batch_size,
-            examples=examples,
-        ),
+        data=case,
         hf=None,
         device=options.device.type,
         num_threads=options.threads,
-        compiles=options.compile,
+        compiles=False,
     )
-    candidates = [
-        replace(ours, hf=settings, compiles=compiles)
-        for settings, compiles in _candidates(batch_size, options)
-    ]
-    best = contest.fastest(candidates)
-    assert best.hf is not None
-    jobs = [ours, best, replace(best, hf=replace(best.hf, keeps_memory=False))]
-    if options.compile:
-        jobs.insert(1, replace(ours, compiles=False))
-    return contest.measure(jobs)
-
-
-def _candidates(batch_size: int, options: argparse.Namespace) -> list[tuple[HfSettings, bool]]:
-    """Return settings of `transformers`, each compiled or not, of which the fastest is taken."""
-    grouped = HfSettings(num_rows=batch_size, padding="grouped", keeps_memory=True)
-    plain = [(grouped, False), (replace(grouped, attention="eager"), False)]
-    if not options.compile:
-        return plain
-    full = replace(grouped, padding="full")
-    return [*plain, (grouped, True), (full, True)]
+    kept = HfSettings(num_rows=batch_size, attention="eager", padding="grouped", keeps_memory=True)
+    peers = [replace(ours, hf=kept), replace(ours, hf=replace(kept, keeps_memory=False))]
+    compiled = [replace(ours, compiles=True)] if options.compile else []
+    return [*compiled, ours, *peers]
 
 
 def _run(options: argparse.Namespace) -> int:
-    output: Path = options.output
-    output.mkdir(parents=True, exist_ok=True)
-    machine = list(describe_machine(options.threads))
-    cases = [(task, shape) for task in options.tasks for shape in options.shapes]
-    num_units = 3 * len(_candidates(1, options)) + (3 + options.compile) * (options.rounds + 2)
-    tables, records = [], []
-    bar: tqdm[Any]
-    with tqdm(total=len(cases) * num_units, disable=None, unit="turn") as bar:
-        contest = TrainerContest(rounds=options.rounds, turn_s=options.turn, logs=output, bar=bar)
-        for task, shape in cases:
-            results = _measure(task, shape, options, contest)
-            tables.append(_markdown(results))
-            records.append({"case": results[0].job.title, "results": [*map(_record, results)]})
-            content = {"machine": machine, "cases": records}
-            (output / "results.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-            with bar.external_write_mode():
-                print(f"\n{tables[-1]}")
+    jobs = [_jobs(task, shape, options) for task in options.tasks for shape in options.shapes]
+    text = compare_trainers(jobs, options, list(describe_machine(options.threads)), _markdown)
     if options.write is not None:
-        write_between(options.write, _BEGIN, _END, "\n".join([bullets(machine), "", *tables]))
-    print(f"{output / 'results.json'} has every turn")
+        write_between(options.write, _BEGIN, _END, f"{text}\n")
     return 0
-
-
-def _record(result: TrainerResult) -> dict[str, Any]:
-    turns = [asdict(turn) for turn in result.turns]
-    return {"name": result.job.name, "turns": turns, "failure": result.failure}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
     options = _parser().parse_args(arguments)
+    if options.quick:
+        options.shapes, options.rounds, options.turn = ["small"], 1, 4.0
     return report_errors(lambda: _run(options))
 
 
@@ -366,17 +288,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--texts", nargs="+", type=Path, metavar="FILE", default=texts, help=texts_help)
     questions_help = "SQuAD files (an excerpt)"
     add("--questions", nargs="+", type=Path, metavar="FILE", default=questions, help=questions_help)
-    shipped = REPOSITORY / "models" / "albert-small-en"
-    add("--tokenizer", type=Path, default=shipped, help="folder (the shipped model's)")
     add("--batch-size", type=parse_count, help="examples a step (32 texts, 16 questions)")
-    add("--compile", action=argparse.BooleanOptionalAction, default=True, help="(yes)")
-    add("--output", type=Path, default=Path("runs/benchmark-finetune"), help="(%(default)s)")
-    add("--rounds", type=parse_count, default=3, help="turns that count (%(default)s)")
-    add("--turn", type=parse_duration, metavar="8s", default=8.0, help="length of a turn (8s)")
-    add("--threads", type=parse_count, default=torch.get_num_threads(), help="(%(default)s)")
+    add("--quick", action="store_true", help="the small model, 1 turn of 4s: a first look")
     write = "put the tables into a page between its marks (docs/benchmarks.md)"
     add("--write", nargs="?", type=Path, const=_PAGE, metavar="PAGE", help=write)
-    add_device(parser)
+    add_trainer_options(parser, "runs/benchmark-finetune", 3)
     return parser
 
 

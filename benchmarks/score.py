@@ -17,8 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +27,7 @@ from albert_serve.config import PRESETS
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions, num_usable_cpus
 from albert_serve.tasks.load import load_tasks
-from benchmarks.engine.contestants import CONTESTANTS, Inputs, ModelJob
+from benchmarks.engine.contestants import CONTESTANTS, Contestant, ModelJob
 from benchmarks.engine.models import FormPlan, make_form
 from benchmarks.harness.page import bullets, describe_machine, table, write_between
 from benchmarks.harness.process import REPOSITORY, BenchmarkError, run_in_process
@@ -41,7 +40,12 @@ _BEGIN: Final = "<!-- speed: python -m benchmarks.score --texts FILE --write -->
 _END: Final = "<!-- end of speed -->"
 _TASK: Final = "text-classification"
 _PRECISIONS: Final = ("fp32", "int8")
-_PEERS: Final = ("pipeline fp32", "bf16 autocast")
+_PEERS: Final = {
+    "pipeline fp32": CONTESTANTS["pipeline-1"],
+    "bf16 autocast": Contestant(
+        name="bf16 autocast", module="hf", form="checkpoint", settings={"dtype": "autocast"}
+    ),
+}
 _BATCH_SIZES: Final = (1, 2, 4, 8, 16, 32)
 _MAX_TOKENS: Final = 512
 _ENGINE_WINDOW: Final = 1024
@@ -93,21 +97,6 @@ class ScoringSpeed:
         return self.num_tokens / self.cpu_s
 
 
-@dataclass(kw_only=True, slots=True)
-class _Clock:
-    """The time of blocks, and the time of processors in them."""
-
-    duration_s: float = 0.0
-    cpu_s: float = 0.0
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        began_s, cpu_began_s = time.perf_counter(), time.process_time()
-        yield
-        self.duration_s += time.perf_counter() - began_s
-        self.cpu_s += time.process_time() - cpu_began_s
-
-
 def measure_score(job: SpeedJob) -> ScoringSpeed:
     """Measure `albert-serve score`, from its file to its file, less a job of one text."""
     lines = job.texts.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -152,19 +141,16 @@ def measure_engine(job: SpeedJob) -> ScoringSpeed:
     task = load_tasks(bundle)[_TASK]
     parameters = TextClassificationParameters(truncation="truncate")
     texts = list(read_documents([job.texts]))
-    num_tokens, clock = 0, _Clock()
-    for start in range(0, len(texts), _ENGINE_WINDOW):
-        window = texts[start : start + _ENGINE_WINDOW]
-        inputs = [one for text in window for one in task.prepare(text, parameters).inputs]
-        with clock.running():
-            engine.run(inputs)
-        num_tokens += sum(len(one.ids) for one in inputs)
+    inputs = [one for text in texts for one in task.prepare(text, parameters).inputs]
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    for start in range(0, len(inputs), _ENGINE_WINDOW):
+        engine.run(inputs[start : start + _ENGINE_WINDOW])
     return ScoringSpeed(
         name=job.name,
         num_texts=len(texts),
-        num_tokens=num_tokens,
-        duration_s=clock.duration_s,
-        cpu_s=clock.cpu_s,
+        num_tokens=sum(len(one.ids) for one in inputs),
+        duration_s=time.perf_counter() - began_s,
+        cpu_s=time.process_time() - began_cpu_s,
     )
 
 
@@ -172,15 +158,11 @@ def measure_peer(job: SpeedJob) -> ScoringSpeed:
     """Measure `transformers` on texts in the order of length; return its best batch size."""
     from benchmarks.engine.hf import open_player
 
-    is_pipeline = job.name.startswith("pipeline")
-    key, way = ("pipeline-1", "") if is_pipeline else ("transformers-bf16", "autocast")
     player = open_player(
         ModelJob(
-            contestant=job.name,
-            variant=next(each for each in CONTESTANTS[key].variants if each.name == way),
+            contestant=_PEERS[job.name],
             model=job.model,
             tokenizer=job.model / TOKENIZER_FILE,
-            inputs=Inputs(texts=[], lengths=[], calibration=[], pool=[]),
             num_threads=job.num_threads,
             max_tokens=_MAX_TOKENS,
         )
@@ -189,20 +171,20 @@ def measure_peer(job: SpeedJob) -> ScoringSpeed:
     player.process(texts[:4], 1)
     speeds = []
     for batch_size in job.batch_sizes:
-        clock = _Clock()
-        with clock.running():
-            result = player.process(texts, batch_size)
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        player.process(texts, batch_size)
         speeds.append(
             ScoringSpeed(
                 name=job.name,
                 num_texts=len(texts),
-                num_tokens=result.count().num_real,
-                duration_s=clock.duration_s,
-                cpu_s=clock.cpu_s,
+                num_tokens=0,
+                duration_s=time.perf_counter() - began_s,
+                cpu_s=time.process_time() - began_cpu_s,
                 note=f"batch {batch_size}",
             )
         )
-    return max(speeds, key=lambda speed: speed.tokens_per_s)
+    best = min(speeds, key=lambda speed: speed.duration_s)
+    return replace(best, num_tokens=player.tokens(texts, 1).num_real)
 
 
 _MEASURES: Final = {"engine": measure_engine, "job": measure_score}
@@ -280,20 +262,19 @@ def _write_texts(texts: Sequence[str], file: Path) -> Path:
 
 
 def _make_models(options: argparse.Namespace) -> dict[str, Path]:
-    """Make a checkpoint at random, and its bundles; those of an earlier run are taken."""
-    made: dict[str, Path] = {}
-    for form in ("checkpoint", *(f"bundle-{precision}" for precision in _PRECISIONS)):
-        made[form] = (options.output / f"{options.preset}-{form}").resolve()
-        if not (made[form] / "model.safetensors").exists():
-            plan = FormPlan(
-                form=form,
-                source=made["checkpoint"] if form != "checkpoint" else None,
-                preset=options.preset,
-                tokenizer=options.tokenizer.resolve(),
-                target=made[form],
-                max_tokens=_MAX_TOKENS,
-            )
-            make_form(plan)
+    """Make a checkpoint at random, and its bundles."""
+    forms = ("checkpoint", *(f"bundle-{precision}" for precision in _PRECISIONS))
+    made = {form: (options.output / form).resolve() for form in forms}
+    for form, target in made.items():
+        plan = FormPlan(
+            form=form,
+            source=made["checkpoint"] if form != "checkpoint" else None,
+            preset=options.preset,
+            tokenizer=options.tokenizer.resolve(),
+            target=target,
+            max_tokens=_MAX_TOKENS,
+        )
+        make_form(plan)
     return made
 
 

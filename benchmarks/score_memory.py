@@ -15,9 +15,8 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count, islice
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -25,7 +24,7 @@ from typing import Any, Final
 import psutil
 import pyarrow
 import torch
-from pyarrow import parquet
+from pyarrow import csv, parquet
 from transformers import AlbertConfig, AlbertForSequenceClassification
 
 from albert_serve.bundle.manifest import TOKENIZER_FILE
@@ -42,6 +41,9 @@ _END: Final = "<!-- end of memory -->"
 _FORMATS: Final = ("csv", "parquet")
 _ROW_GROUP_BYTES: Final = 1 << 30
 _SAMPLE_EVERY_S: Final = 0.2
+_SCHEMA: Final = pyarrow.schema(
+    [("id", pyarrow.int64()), ("text", pyarrow.string()), ("body", pyarrow.string())]
+)
 _EXAMPLES: Final = """\
 examples:
   python -m benchmarks.score_memory --gigabytes 5 --write
@@ -102,50 +104,27 @@ def measure_memory(bundle: Path, source: Path) -> MemoryMeasurement:
 
 
 def write_rows(file: Path, num_bytes: int, row_bytes: int) -> None:
-    """Write rows of so many bytes, as CSV or as Parquet by the file's name."""
-    write = _write_csv if file.suffix == ".csv" else _write_parquet
-    write(file, num_bytes, _batches(row_bytes))
+    """Write about so many bytes of rows, as CSV or as Parquet by the file's name.
 
-
-def _write_csv(file: Path, num_bytes: int, batches: Iterator[list[dict[str, Any]]]) -> None:
-    with file.open("w", encoding="ascii") as stream:
-        stream.write("id,text,body\n")
-        while stream.tell() < num_bytes:
-            rows = next(batches)
-            stream.writelines(f"{row['id']},{row['text']},{row['body']}\n" for row in rows)
-
-
-def _write_parquet(file: Path, num_bytes: int, batches: Iterator[list[dict[str, Any]]]) -> None:
-    """Write row groups as large as they may be."""
-    schema = pyarrow.schema(
-        [("id", pyarrow.int64()), ("text", pyarrow.string()), ("body", pyarrow.string())]
-    )
-    num_left = num_bytes
-    with parquet.ParquetWriter(file, schema, use_dictionary=False) as writer:
-        while num_left > 0:
-            group: list[dict[str, Any]] = []
-            size, most = 0, min(num_left, _ROW_GROUP_BYTES)
-            while size < most:
-                rows = next(batches)
-                group += rows
-                size += sum(len(row["body"]) + len(row["text"]) + 8 for row in rows)
-            writer.write_table(pyarrow.Table.from_pylist(group, schema), row_group_size=len(group))
-            num_left -= size
-
-
-def _batches(row_bytes: int) -> Iterator[list[dict[str, Any]]]:
-    """Yield rows without end, a thousand at a time; their texts are distinct."""
+    Row groups of Parquet are as large as they may be.
+    """
+    num_rows = max(1, num_bytes // row_bytes)
+    rows_a_group = max(1, _ROW_GROUP_BYTES // row_bytes)
+    writer: Any
+    if file.suffix == ".csv":
+        writer = csv.CSVWriter(file, _SCHEMA)
+    else:
+        writer = parquet.ParquetWriter(file, _SCHEMA, use_dictionary=False)
     generator = random.Random(0)
-    rows = (
-        {
-            "id": number,
-            "text": f"review number {number} is fine",
-            "body": generator.randbytes(row_bytes // 2).hex(),
-        }
-        for number in count()
-    )
-    while True:
-        yield list(islice(rows, 1000))
+    with writer:
+        for start in range(0, num_rows, rows_a_group):
+            ids = range(start, min(start + rows_a_group, num_rows))
+            columns = {
+                "id": ids,
+                "text": [f"review number {number} is fine" for number in ids],
+                "body": [generator.randbytes(row_bytes // 2).hex() for _ in ids],
+            }
+            writer.write_table(pyarrow.table(columns, _SCHEMA), rows_a_group)
 
 
 def make_tiny_bundle(folder: Path) -> Path:

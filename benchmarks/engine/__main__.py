@@ -13,7 +13,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -21,17 +22,16 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from albert_serve.bundle.weights import read_header
 from albert_serve.config import PRESETS, AlbertConfig
 from albert_serve.settings import num_usable_cpus
 from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.engine.contest import EngineContest
-from benchmarks.engine.contestants import CONTESTANTS, KINDS, TEXTS, Inputs, ModelJob, Shape
-from benchmarks.engine.models import TOKENIZER_FILE, FormPlan, make_form
+from benchmarks.engine.contestants import CONTESTANTS, KINDS, TEXTS, ModelJob, Shape
+from benchmarks.engine.models import TOKENIZER_FILE, FormPlan, make_form, size_on_disk
 from benchmarks.engine.tables import EngineReport, markdown
 from benchmarks.harness.page import describe_machine
 from benchmarks.harness.process import REPOSITORY, BenchmarkError
-from benchmarks.harness.texts import WIKI, draw_texts
+from benchmarks.harness.texts import WIKI, Text, draw_texts
 from training.errors import report_errors
 from training.system.command_line import make_parser
 from training.vocab import build_tokenizer
@@ -39,9 +39,6 @@ from training.vocab import build_tokenizer
 _TOKENIZER: Final = REPOSITORY / "models" / "albert-small-en" / TOKENIZER_FILE
 _SPIECE_FILE: Final = "spiece.model"
 _NUM_CALIBRATION: Final = 64
-_FEW_ROUNDS: Final = (
-    "fewer than 3 rounds: the first, in which some make kernels for lengths that are new, counts"
-)
 # The defaults, and those of --quick.
 _AMOUNTS: Final[dict[str, tuple[Any, Any]]] = {
     "shapes": (["1x8", "1x32", "1x128", "4x128", "1x512"], ["1x32", "1x128"]),
@@ -86,38 +83,50 @@ def _run(options: argparse.Namespace) -> int:
 
 def _measure(options: argparse.Namespace, bar: tqdm[Any]) -> EngineReport:
     machine = list(describe_machine(options.threads))
-    shapes = [Shape.parse(text) for text in dict.fromkeys(options.shapes)]
-    cases = [str(shape) for shape in shapes] if "shapes" in options.cases else []
-    cases += [TEXTS] if "texts" in options.cases else []
+    shapes = list(dict.fromkeys(options.shapes)) if "shapes" in options.cases else []
+    cases = [*shapes, *([TEXTS] if "texts" in options.cases else [])]
     keys, notes = _present(options.contestants)
-    models = _Models(options, bar)
-    config = models.make_checkpoint()
-    too_long = [str(shape) for shape in shapes if shape.length > config.max_positions]
-    if too_long and "shapes" in options.cases:
-        raise BenchmarkError(
-            f"--shapes {' '.join(too_long)}: the model has {config.max_positions} positions; "
-            "leave them out"
-        )
-    inputs = _choose_inputs(options, models.tokenizer, config.max_positions)
-    jobs = [(CONTESTANTS[key], models.jobs(key, inputs)) for key in keys]
-    bar.reset(sum(len(each) + options.rounds * len(cases) for _, each in jobs))
+    folder = (options.output / "models").resolve()
+    config, num_labels = _make_checkpoint(options, folder)
+    _check_shapes(shapes, config)
+    tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
+    drawn = draw_texts(
+        options.texts, tokenizer, options.num_texts + _NUM_CALIBRATION, config.max_positions
+    )
+    stream, rest = drawn[: options.num_texts], drawn[options.num_texts :]
+    plan = FormPlan(
+        form="checkpoint",
+        source=folder / "checkpoint",
+        preset=options.preset,
+        tokenizer=folder / TOKENIZER_FILE,
+        target=folder,
+        max_tokens=config.max_positions,
+        calibration=[each.text for each in rest or stream],
+    )
+    forms, failures = _make_forms(dict.fromkeys(CONTESTANTS[key].form for key in keys), plan, bar)
+    jobs = [
+        _job(key, stream, plan, options)
+        for key in keys
+        if CONTESTANTS[key].form in forms and set(CONTESTANTS[key].kinds) & set(options.cases)
+    ]
+    bar.reset(len(jobs) * len(cases) * (options.rounds + 1))
     contest = EngineContest(
         cases=cases,
         rounds=options.rounds,
-        shape_s=options.turn,
         num_threads=options.threads,
         logs=options.output,
         bar=bar,
     )
+    results, peaks = contest.run(jobs)
     return EngineReport(
         machine=[*machine, _describe_model(options, config)],
-        num_threads=options.threads,
         config=config,
-        num_labels=models.num_labels,
-        inputs=inputs,
-        measured=contest.run([each for each in jobs if each[1]]),
-        disk=models.disk,
-        notes=[*notes, *models.notes, *([_FEW_ROUNDS] if options.rounds < 3 else [])],
+        num_labels=num_labels,
+        lengths=[len(each.ids) for each in stream],
+        results=results,
+        peaks=peaks,
+        disk=forms,
+        notes=[*notes, *failures],
     )
 
 
@@ -125,7 +134,7 @@ def _present(keys: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the contestants whose packages are installed, and advice for the others."""
     present, notes = [], []
     for key in dict.fromkeys(keys):
-        lacking = [name for name in CONTESTANTS[key].modules if find_spec(name) is None]
+        lacking = [name for name in CONTESTANTS[key].packages if find_spec(name) is None]
         if lacking:
             packages = " ".join(lacking)
             notes.append(f"{CONTESTANTS[key].name} is left out: pip install {packages}")
@@ -134,105 +143,79 @@ def _present(keys: Sequence[str]) -> tuple[list[str], list[str]]:
     return present, notes
 
 
-def _choose_inputs(options: argparse.Namespace, tokenizer: Path, max_tokens: int) -> Inputs:
-    num_texts: int = options.num_texts
-    drawn = draw_texts(
-        options.texts,
-        Tokenizer.from_file(str(tokenizer)),
-        num_texts + _NUM_CALIBRATION,
-        max_tokens,
-    )
-    chosen, rest = drawn[:num_texts], drawn[num_texts:]
-    return Inputs(
-        texts=[each.text for each in chosen],
-        lengths=[len(each.ids) for each in chosen],
-        calibration=[each.text for each in rest or chosen],
-        pool=[token for each in chosen for token in each.ids[1:-1]],
-    )
+def _make_checkpoint(options: argparse.Namespace, folder: Path) -> tuple[AlbertConfig, int]:
+    """Write the tokenizer and the checkpoint, and return its sizes and number of labels.
 
-
-class _Models:
-    """The model in the forms that contestants read, made in the output folder."""
-
-    def __init__(self, options: argparse.Namespace, bar: tqdm[Any]) -> None:
-        self._options, self._bar = options, bar
-        self._folder: Path = (options.output / "models").resolve()
-        self.tokenizer = self._folder / TOKENIZER_FILE
-        self.num_labels = 2
-        self.max_tokens = 512
-        self.disk: dict[str, int] = {}
-        self.notes: list[str] = []
-
-    def make_checkpoint(self) -> AlbertConfig:
-        """Write the tokenizer and the checkpoint, and return its sizes.
-
-        Raises:
-            BenchmarkError: it cannot be made, or the tokenizer is not its own.
-        """
-        checkpoint: Path | None = self._options.checkpoint
-        source = self._options.tokenizer if checkpoint is None else _tokenizer_of(checkpoint)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        if source.suffix == ".model":
-            build_tokenizer(source).save(str(self.tokenizer))
-        else:
-            AlbertTokenizer.from_file(source)  # it says what is wrong with the file
-            self.tokenizer.write_bytes(source.read_bytes())
-        self._make("checkpoint", checkpoint)
-        self._note_random_head(checkpoint)
-        content = json.loads((self._folder / "checkpoint" / "config.json").read_bytes())
-        config = AlbertConfig.from_hf(content)
-        self.max_tokens = config.max_positions
-        self.num_labels = len(content.get("id2label") or range(2))
-        num_pieces = AlbertTokenizer.from_file(self.tokenizer).vocab_size
-        if num_pieces > config.vocab_size:
-            raise BenchmarkError(
-                f"the tokenizer has {num_pieces} pieces, the model embeddings for "
-                f"{config.vocab_size}; name the model's own with --tokenizer"
-            )
-        return config
-
-    def jobs(self, key: str, inputs: Inputs) -> list[ModelJob]:
-        """Return the job of each variant of a contestant whose form can be made."""
-        contestant, jobs = CONTESTANTS[key], []
-        for variant in contestant.variants:
-            if variant.form not in self.disk:
-                try:
-                    self._make(variant.form, self._folder / "checkpoint", inputs)
-                except BenchmarkError as error:
-                    self.notes.append(f"{contestant.name}: no {variant.form}: {error}")
-                    continue
-            if not set(variant.kinds) & set(self._options.cases):
-                continue
-            jobs.append(
-                ModelJob(
-                    contestant=contestant.name,
-                    variant=variant,
-                    model=self._folder / variant.form,
-                    tokenizer=self._folder / "checkpoint" / TOKENIZER_FILE,
-                    inputs=inputs,
-                    num_threads=self._options.threads,
-                    max_tokens=self.max_tokens,
-                )
-            )
-        return jobs
-
-    def _make(self, form: str, source: Path | None, inputs: Inputs | None = None) -> None:
-        self._bar.set_postfix_str(f"making {form}")
-        plan = FormPlan(
-            form=form,
-            source=source,
-            preset=self._options.preset,
-            tokenizer=self.tokenizer,
-            target=self._folder / form,
-            max_tokens=self.max_tokens,
-            calibration=inputs.calibration if inputs else (),
+    Raises:
+        BenchmarkError: it cannot be made, or the tokenizer is not its own.
+    """
+    checkpoint: Path | None = options.checkpoint
+    source = options.tokenizer if checkpoint is None else _tokenizer_of(checkpoint)
+    tokenizer = folder / TOKENIZER_FILE
+    folder.mkdir(parents=True, exist_ok=True)
+    if source.suffix == ".model":
+        build_tokenizer(source).save(str(tokenizer))
+    else:
+        AlbertTokenizer.from_file(source)  # it says what is wrong with the file
+        tokenizer.write_bytes(source.read_bytes())
+    make_form(
+        FormPlan(
+            form="checkpoint",
+            source=checkpoint,
+            preset=options.preset,
+            tokenizer=tokenizer,
+            target=folder / "checkpoint",
         )
-        self.disk[form] = make_form(plan)
+    )
+    content = json.loads((folder / "checkpoint" / "config.json").read_bytes())
+    config = AlbertConfig.from_hf(content)
+    num_pieces = AlbertTokenizer.from_file(tokenizer).vocab_size
+    if num_pieces > config.vocab_size:
+        raise BenchmarkError(
+            f"the tokenizer has {num_pieces} pieces, the model embeddings for "
+            f"{config.vocab_size}; name the model's own with --tokenizer"
+        )
+    return config, len(content.get("id2label") or range(2))
 
-    def _note_random_head(self, checkpoint: Path | None) -> None:
-        weights = (checkpoint or self._folder) / "model.safetensors"
-        if weights.is_file() and "classifier.weight" not in read_header(weights):
-            self.notes.append(f"{weights.parent.name} has no classifier: a random one")
+
+def _check_shapes(shapes: Sequence[str], config: AlbertConfig) -> None:
+    lengths = {text: Shape.parse(text).length for text in shapes}
+    too_long = [text for text, length in lengths.items() if length > config.max_positions]
+    if too_long:
+        raise BenchmarkError(
+            f"--shapes {' '.join(too_long)}: the model has {config.max_positions} positions; "
+            "leave them out"
+        )
+
+
+def _make_forms(
+    forms: Iterable[str], plan: FormPlan, bar: tqdm[Any]
+) -> tuple[dict[str, int], list[str]]:
+    """Make forms of the checkpoint; return the bytes of each, and why some could not be made."""
+    sizes, failures = {}, []
+    for form in forms:
+        bar.set_postfix_str(f"making {form}")
+        try:
+            if form == "checkpoint":
+                sizes[form] = size_on_disk(plan.target / form)
+            else:
+                sizes[form] = make_form(replace(plan, form=form, target=plan.target / form))
+        except BenchmarkError as error:
+            failures.append(f"no {form}: {error}")
+    return sizes, failures
+
+
+def _job(key: str, stream: Sequence[Text], plan: FormPlan, options: argparse.Namespace) -> ModelJob:
+    return ModelJob(
+        contestant=CONTESTANTS[key],
+        model=plan.target / CONTESTANTS[key].form,
+        tokenizer=plan.target / "checkpoint" / TOKENIZER_FILE,
+        num_threads=options.threads,
+        max_tokens=plan.max_tokens,
+        texts=[each.text for each in stream],
+        pool=[token for each in stream for token in each.ids[1:-1]],
+        shape_s=options.turn,
+    )
 
 
 def _tokenizer_of(checkpoint: Path) -> Path:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,39 +16,16 @@ from benchmarks.engine.player import (
     Floats,
     PaddedClassifier,
     Player,
-    StreamResult,
     Tokens,
+    count_tokens,
     play,
 )
 from benchmarks.harness.process import Channel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HfModel:
-    """A classifier of `transformers`, called with padded batches.
-
-    Attributes:
-        call: the model, compiled or not.
-        precision: makes the context that it is called in.
-    """
-
-    call: Callable[..., Any]
-    precision: Callable[[], AbstractContextManager[Any]]
-
-    def run(self, batches: Sequence[Batch]) -> list[Floats]:
-        """Logits (B, K) of each batch, one after another."""
-        return [self._logits(batch) for batch in batches]
-
-    def _logits(self, batch: Batch) -> Floats:
-        feed = {name: torch.from_numpy(array) for name, array in batch.feed().items()}
-        with torch.inference_mode(), self.precision():
-            logits_BK: Floats = self.call(**feed).logits.float().numpy()
-        return logits_BK
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HfPipeline:
-    """Classifies with a pipeline."""
+class _PipelineClassifier:
+    """Classifies with a pipeline, texts in the order in which they come."""
 
     pipeline: Any
     max_tokens: int
@@ -58,8 +34,8 @@ class HfPipeline:
         """A pipeline takes texts alone."""
         raise NotImplementedError
 
-    def process(self, texts: Sequence[str], batch_size: int) -> StreamResult:
-        """Probabilities of each text."""
+    def process(self, texts: Sequence[str], batch_size: int) -> list[list[float]]:
+        """Return the probabilities of each text."""
         labels = self.pipeline.model.config.label2id
         answers = self.pipeline(
             list(texts),
@@ -69,52 +45,47 @@ class HfPipeline:
             truncation=True,
             max_length=self.max_tokens,
         )
-        outputs = [
-            [
-                score
-                for _, score in sorted((labels[each["label"]], each["score"]) for each in answer)
-            ]
-            for answer in answers
-        ]
-        return StreamResult(outputs=outputs, count=lambda: self._count(texts, batch_size))
+        in_order = [sorted(answer, key=lambda each: labels[each["label"]]) for answer in answers]
+        return [[each["score"] for each in answer] for answer in in_order]
 
-    def _count(self, texts: Sequence[str], batch_size: int) -> Tokens:
+    def tokens(self, texts: Sequence[str], batch_size: int) -> Tokens:
+        """Count the tokens of a pass."""
         encoded = self.pipeline.tokenizer(list(texts), truncation=True, max_length=self.max_tokens)
         lengths = [len(ids) for ids in encoded["input_ids"]]
         starts = range(0, len(lengths), batch_size)
-        in_order = [range(start, min(start + batch_size, len(lengths))) for start in starts]
-        return Tokens.of(lengths, in_order)
+        groups = [range(start, min(start + batch_size, len(lengths))) for start in starts]
+        return count_tokens(lengths, groups)
 
 
 def open_player(job: ModelJob) -> Player:
-    """The model as the variant's settings want it."""
-    settings = job.variant.settings
+    """Open the model as the contestant's settings want it."""
+    settings = job.contestant.settings
     torch.set_num_threads(job.num_threads)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(
         job.model,
         dtype=torch.bfloat16 if settings.get("dtype") == "bf16" else torch.float32,
-        attn_implementation=settings.get("attention", "sdpa"),
-    )
+    ).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(job.tokenizer.parent)
     if settings.get("pipeline") == "yes":
-        pipeline: Any = transformers.pipeline(
-            "text-classification", model=model, tokenizer=tokenizer, device="cpu"
-        )
-        return HfPipeline(pipeline=pipeline, max_tokens=job.max_tokens)
-    model.eval()
-
-    def autocast() -> AbstractContextManager[Any]:
-        return torch.autocast("cpu", torch.bfloat16)
+        make: Any = transformers.pipeline
+        pipeline = make("text-classification", model=model, tokenizer=tokenizer, device="cpu")
+        return _PipelineClassifier(pipeline=pipeline, max_tokens=job.max_tokens)
+    call = torch.compile(model, dynamic=True) if job.contestant.compiles else model
 
     def encode(texts: list[str]) -> list[list[int]]:
-        ids: list[list[int]] = tokenizer(texts, truncation=True, max_length=job.max_tokens)[
-            "input_ids"
-        ]
+        encoded = tokenizer(texts, truncation=True, max_length=job.max_tokens)
+        ids: list[list[int]] = encoded["input_ids"]
         return ids
 
-    call = torch.compile(model, dynamic=True) if job.variant.compiles else model
-    precision = autocast if settings["dtype"] == "autocast" else contextlib.nullcontext
-    return PaddedClassifier(encode=encode, run=HfModel(call=call, precision=precision).run)
+    def logits(batch: Batch) -> Floats:
+        feed = {name: torch.from_numpy(array) for name, array in batch.items()}
+        is_mixed = settings.get("dtype") == "autocast"
+        mixed = torch.autocast("cpu", torch.bfloat16) if is_mixed else contextlib.nullcontext()
+        with torch.inference_mode(), mixed:
+            logits_BK: Floats = call(**feed).logits.float().numpy()
+        return logits_BK
+
+    return PaddedClassifier(encode=encode, run=lambda batches: [*map(logits, batches)])
 
 
 def serve(channel: Channel, job: ModelJob) -> None:

@@ -49,7 +49,12 @@ def make_form(plan: FormPlan) -> int:
     shutil.rmtree(plan.target, ignore_errors=True)
     plan.target.parent.mkdir(parents=True, exist_ok=True)
     run_in_process(FORMS[plan.form], plan)
-    files = [file for file in plan.target.iterdir() if file.is_file()]
+    return size_on_disk(plan.target)
+
+
+def size_on_disk(folder: Path) -> int:
+    """Return the bytes of a model's files, without the tokenizer."""
+    files = [file for file in folder.iterdir() if file.is_file()]
     return sum(file.stat().st_size for file in files if not file.name.startswith("tokenizer"))
 
 
@@ -131,7 +136,7 @@ def _quantize(converted: Any, plan: FormPlan) -> Any:
 
     encode = plain_encoder(plan.tokenizer, plan.max_tokens)
     texts = list(plan.calibration)
-    dataset = nncf.Dataset([pad([ids]).feed() for ids in encode(texts)])
+    dataset = nncf.Dataset([pad([ids]) for ids in encode(texts)])
     return nncf.quantize(
         converted, dataset, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(texts)
     )

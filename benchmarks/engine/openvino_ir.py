@@ -24,8 +24,8 @@ GRAPH_FILE: Final = "model.xml"
 
 
 def open_player(job: ModelJob) -> Player:
-    """The compiled graph, with the variant's hint and precision."""
-    settings = job.variant.settings
+    """The compiled graph, with the contestant's hint and precision."""
+    settings = job.contestant.settings
     options: dict[str, Any] = {
         "PERFORMANCE_HINT": settings["hint"].upper(),
         "INFERENCE_NUM_THREADS": job.num_threads,
@@ -43,7 +43,7 @@ def _one_by_one(compiled: Any) -> RunBatches:
 
     def run(batches: Sequence[Batch]) -> list[Floats]:
         # The request's own memory is written again by the next batch.
-        return [request.infer(batch.feed())[0].copy() for batch in batches]
+        return [request.infer(batch)[0].copy() for batch in batches]
 
     return run
 
@@ -59,7 +59,7 @@ def _at_once(compiled: Any) -> RunBatches:
 
         queue.set_callback(keep)
         for index, batch in enumerate(batches):
-            queue.start_async(batch.feed(), index)
+            queue.start_async(batch, index)
         queue.wait_all()
         return logits
 

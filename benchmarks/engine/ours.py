@@ -19,7 +19,7 @@ from albert_serve.tasks import AnyTask, EncoderInput
 from albert_serve.tasks.grouping import group_by_length
 from albert_serve.tasks.load import load_tasks
 from benchmarks.engine.contestants import ModelJob
-from benchmarks.engine.player import Batch, Floats, Player, StreamResult, Tokens, play
+from benchmarks.engine.player import Batch, Floats, Player, Tokens, count_tokens, play
 from benchmarks.harness.process import Channel
 
 
@@ -39,36 +39,39 @@ class OurClassifier:
         """Logits (B, K) of a batch without padding."""
         inputs = [
             EncoderInput(ids=ids, types=[0] * len(ids), task="text-classification", rows=[0])
-            for ids in batch.ids.tolist()
+            for ids in batch["input_ids"].tolist()
         ]
         return np.concatenate(self.engine.run(inputs))
 
-    def process(self, texts: Sequence[str], batch_size: int) -> StreamResult:
-        """Probabilities of each text."""
+    def process(self, texts: Sequence[str], batch_size: int) -> list[list[float]]:
+        """Return the probabilities of each text."""
         del batch_size
-        parameters = TextClassificationParameters(
-            truncation="truncate",
-            function_to_apply="softmax" if len(self.labels) > 1 else "sigmoid",
-        )
-        prepared = [self.task.prepare(text, parameters) for text in texts]
-        inputs = [one for item in prepared for one in item.inputs]
-        logits = iter(self.engine.run(inputs))
+        prepared = self._prepare(texts)
+        logits = iter(self.engine.run([one for item in prepared for one in item.inputs]))
         answers: list[Any] = [item.finish([next(logits) for _ in item.inputs]) for item in prepared]
         places = {label: index for index, label in enumerate(self.labels)}
-        outputs = [
+        return [
             [each.score for each in sorted(answer, key=lambda one: places[one.label])]
             for answer in answers
         ]
-        return StreamResult(
-            outputs=outputs, count=lambda: self._count([len(one.ids) for one in inputs])
-        )
 
-    def _count(self, lengths: Sequence[int]) -> Tokens:
-        engine = self.engine
+    def tokens(self, texts: Sequence[str], batch_size: int) -> Tokens:
+        """Count the tokens of a pass."""
+        del batch_size
+        lengths = [len(one.ids) for item in self._prepare(texts) for one in item.inputs]
         groups = group_by_length(
-            lengths, engine.max_batch_tokens, max_padding_tokens=engine.call_cost_tokens
+            lengths,
+            self.engine.max_batch_tokens,
+            max_padding_tokens=self.engine.call_cost_tokens,
         )
-        return Tokens.of(lengths, groups)
+        return count_tokens(lengths, groups)
+
+    def _prepare(self, texts: Sequence[str]) -> list[Any]:
+        function = "softmax" if len(self.labels) > 1 else "sigmoid"
+        parameters = TextClassificationParameters.model_validate(
+            {"truncation": "truncate", "function_to_apply": function}
+        )
+        return [self.task.prepare(text, parameters) for text in texts]
 
 
 def open_player(job: ModelJob) -> Player:

@@ -1,15 +1,14 @@
-"""A process that measures the machine's peak: plain square matrix products.
+"""A process that measures the machine's peak: a plain square matrix product in fp32.
 
-torch multiplies fp32 with MKL, which is slow on processors that are not Intel's; oneDNN and ONNX
-Runtime are asked, too. The fastest product is found once, and measured again at each request.
+torch multiplies with MKL, which is slow on processors that are not Intel's; oneDNN and ONNX Runtime
+are asked, too. The fastest product is found once, and measured again at each request.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import onnxruntime as ort
@@ -17,67 +16,38 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from benchmarks.engine.contestants import Peak
 from benchmarks.harness.process import Channel
-from training.system.precision import cpu_has_bf16
 
+# The size of the matrices, and the product.
+_Product: TypeAlias = tuple[int, Callable[[], object]]
 _SIZES: Final = (1024, 2048)
 _MEASURE_S: Final = 0.1
 _LEAST_CALLS: Final = 3
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Product:
-    """A library's product of two square matrices."""
-
-    library: str
-    size: int
-    multiply: Callable[[], object]
-
-    def measure(self) -> float:
-        """Return the best of some calls, floating-point operations a second."""
-        began, best, num_calls = time.perf_counter(), np.inf, 0
-        while num_calls < _LEAST_CALLS or time.perf_counter() - began < _MEASURE_S:
-            before = time.perf_counter()
-            self.multiply()
-            best = min(best, time.perf_counter() - before)
-            num_calls += 1
-        return float(2 * self.size**3 / best)
-
-    def __str__(self) -> str:
-        return f"{self.library}, {self.size} wide"
+def _speed(product: _Product) -> float:
+    """Return the best of some calls, floating-point operations a second."""
+    size, multiply = product
+    began, best, num_calls = time.perf_counter(), np.inf, 0
+    while num_calls < _LEAST_CALLS or time.perf_counter() - began < _MEASURE_S:
+        before = time.perf_counter()
+        multiply()
+        best = min(best, time.perf_counter() - before)
+        num_calls += 1
+    return float(2 * size**3 / best)
 
 
-def _fastest(products: Iterator[Product]) -> Product:
-    speeds: list[tuple[float, Product]] = []
-    for product in products:
-        product.multiply()
-        speeds.append((product.measure(), product))
-    return max(speeds, key=lambda pair: pair[0])[1]
-
-
-def _fp32_products(num_threads: int) -> Iterator[Product]:
+def _products(num_threads: int) -> Iterator[_Product]:
     for size in _SIZES:
         torch.manual_seed(0)
         one, other = torch.randn(size, size), torch.randn(size, size)
-        multiply: dict[str, Callable[[], object]] = {
-            "torch": _product(one, other),
-            "numpy": _product(one.numpy(), other.numpy()),
-            "ONNX Runtime": _ort_product(one.numpy(), other.numpy(), num_threads),
-        }
+        yield size, _torch_product(one, other)
+        yield size, _ort_product(one.numpy(), other.numpy(), num_threads)
         if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-            multiply["oneDNN"] = _onednn_product(one, other)
-        for library, each in multiply.items():
-            yield Product(library=library, size=size, multiply=each)
+            yield size, _onednn_product(one, other)
 
 
-def _bf16_products() -> Iterator[Product]:
-    for size in _SIZES:
-        matrix = torch.randn(size, size).bfloat16()
-        yield Product(library="torch", size=size, multiply=_product(matrix, matrix))
-
-
-def _product(one: Tensor | np.ndarray, other: Tensor | np.ndarray) -> Callable[[], object]:
+def _torch_product(one: Tensor, other: Tensor) -> Callable[[], object]:
     return lambda: one @ other
 
 
@@ -107,16 +77,7 @@ def _ort_product(one: np.ndarray, other: np.ndarray, num_threads: int) -> Callab
 def serve(channel: Channel, num_threads: int) -> None:
     """Measure at each message."""
     torch.set_num_threads(num_threads)
-    fp32 = _fastest(_fp32_products(num_threads))
-    # Emulated, one product of bf16 takes minutes.
-    bf16 = _fastest(_bf16_products()) if cpu_has_bf16() else None
+    fastest = max(_products(num_threads), key=_speed)
     channel.send("ready")
     while channel.receive() is not None:
-        channel.send(
-            Peak(
-                fp32=fp32.measure(),
-                bf16=bf16.measure() if bf16 else 0.0,
-                fp32_by=str(fp32),
-                bf16_by=str(bf16) if bf16 else "",
-            )
-        )
+        channel.send(_speed(fastest))

@@ -23,7 +23,7 @@ def open_player(job: ModelJob) -> Player:
     )
 
     def run(batches: Sequence[Batch]) -> list[Floats]:
-        return [session.run(None, batch.feed())[0] for batch in batches]
+        return [session.run(None, batch)[0] for batch in batches]
 
     return PaddedClassifier(encode=plain_encoder(job.tokenizer, job.max_tokens), run=run)
 

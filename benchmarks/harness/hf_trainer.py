@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -19,9 +20,11 @@ from torch.utils.data import Dataset
 
 from benchmarks.harness.process import Channel
 from benchmarks.harness.trainers import Stopwatch, TrainerJob
+from training.data.examples import IGNORED
 from training.system.precision import product_dtype
 
 _NUM_GPU_WORKERS: Final = 8
+_ROUNDING: Final = 8
 
 
 class _CountingTrainer(transformers.Trainer):
@@ -46,21 +49,65 @@ class _TakeTurns(transformers.TrainerCallback):
             control.should_training_stop = True
 
 
+class HfRows(Dataset[Any]):
+    """Examples as mappings with the names that the model takes."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        return self._rows[index]
+
+
+@dataclass(frozen=True, slots=True)
+class PadRows:
+    """Pads the rows of a batch to `length`, or to the longest rounded up if that is less."""
+
+    length: int
+    is_full: bool
+
+    def __call__(self, rows: list[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """The batch, with `attention_mask`; what is a number in a row stays one."""
+        sizes = torch.tensor([len(row["input_ids"]) for row in rows])
+        rounded = -(-int(sizes.max()) // _ROUNDING) * _ROUNDING
+        width = self.length if self.is_full else min(self.length, rounded)
+        batch = {"attention_mask": (torch.arange(width) < sizes[:, None]).long()}
+        for name in rows[0]:
+            values = [torch.as_tensor(row[name]) for row in rows]
+            if values[0].ndim == 0:
+                batch[name] = torch.stack(values)
+                continue
+            filler = IGNORED if name == "labels" else 0
+            batch[name] = torch.full((len(rows), width), filler)
+            for number, value in enumerate(values):
+                batch[name][number, : len(value)] = value
+        return batch
+
+
 def train_hf_in_turns(
     channel: Channel,
     job: TrainerJob,
     model: Any,
-    examples: Dataset[Any],
-    collate: Callable[[list[Any]], dict[str, Tensor]],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    length: int,
     lr: float,
 ) -> None:
-    """Train a model of `transformers` until there is no further turn."""
+    """Train a model of `transformers` until there is no further turn.
+
+    Args:
+        length: that rows are padded to.
+    """
+    assert job.hf is not None
     with tempfile.TemporaryDirectory() as output:
         trainer = _CountingTrainer(
             model=model,
             args=_arguments(job, lr, output),
-            train_dataset=examples,
-            data_collator=collate,
+            train_dataset=HfRows(rows),
+            data_collator=PadRows(length, job.hf.padding == "full"),
         )
         watch = Stopwatch(channel, torch.device(job.device), lambda: int(trainer.num_tokens))
         trainer.add_callback(_TakeTurns(watch))

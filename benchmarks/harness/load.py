@@ -7,7 +7,6 @@ could not offer ten times of what the service can do.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import random
@@ -93,15 +92,12 @@ class LoadPlan:
         requests: whole requests as bytes; they are sent in turns.
         pattern: when they are sent.
         timeout_s: of a request.
-        watch_s: look at /readyz so often, as a load balancer does, and send nothing new once it is
-            not 200; None: do not look.
     """
 
     port: int
     requests: Sequence[bytes]
     pattern: LoadPattern
     timeout_s: float = 70.0
-    watch_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +128,6 @@ class LoadResult:
         failures: some of the other replies, in words.
         seconds: from the first request to the last reply.
         cpu_s: that sending took.
-        stopped_s: when /readyz was seen not to be 200, if it was.
     """
 
     replies: list[Reply] = field(default_factory=list)
@@ -140,7 +135,6 @@ class LoadResult:
     failures: list[str] = field(default_factory=list)
     seconds: float = 0.0
     cpu_s: float = 0.0
-    stopped_s: float | None = None
 
     @property
     def statuses(self) -> dict[int, int]:
@@ -226,51 +220,18 @@ class _Answer(NamedTuple):
     body: bytes = b""
 
 
-class _Connection(asyncio.Protocol):
-    """One request after another."""
+_Connection: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
-    def __init__(self) -> None:
-        self.is_open = False
-        self._buffer = bytearray()
-        self._answer: asyncio.Future[_Answer] | None = None
-        self._transport: asyncio.Transport | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self.is_open = True
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.is_open = False
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(ConnectionResetError(f"closed without a reply: {error}"))
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        ends = self._buffer.find(b"\r\n\r\n")
-        if ends < 0 or self._answer is None or self._answer.done():
-            return
-        head, body = bytes(self._buffer[:ends]), self._buffer[ends + 4 :]
-        length = _LENGTH.search(head)
-        if length is None:
-            self._answer.set_exception(ValueError(f"a reply without a length: {head[:80]!r}"))
-        elif len(body) >= int(length[1]):
-            retry_after = _RETRY_AFTER.search(head)
-            self._buffer.clear()
-            self._answer.set_result(
-                _Answer(int(head[9:12]), retry_after and retry_after[1].decode(), bytes(body))
-            )
-
-    async def ask(self, request: bytes) -> _Answer:
-        assert self._transport is not None
-        self._answer = asyncio.get_running_loop().create_future()
-        self._transport.write(request)
-        return await self._answer
-
-    def close(self) -> None:
-        self.is_open = False
-        if self._transport is not None:
-            self._transport.abort()
+async def _ask(connection: _Connection, request: bytes) -> _Answer:
+    reader, writer = connection
+    writer.write(request)
+    head = await reader.readuntil(b"\r\n\r\n")
+    length, retry_after = _LENGTH.search(head), _RETRY_AFTER.search(head)
+    if length is None:
+        raise ValueError(f"a reply without a length: {head[:80]!r}")
+    body = await reader.readexactly(int(length[1]))
+    return _Answer(int(head[9:12]), retry_after and retry_after[1].decode(), body)
 
 
 class _Sender:
@@ -279,10 +240,8 @@ class _Sender:
         self._result = LoadResult()
         self._idle: list[_Connection] = []
         self._slots = asyncio.Semaphore(plan.pattern.num_connections)
-        self._stop = asyncio.Event()
 
     async def run(self) -> LoadResult:
-        watching = asyncio.create_task(self._watch())
         began_s, began_cpu_s = time.monotonic(), time.process_time()
         pattern, num_requests = self._plan.pattern, len(self._plan.requests)
         if isinstance(pattern, ClosedLoop):
@@ -292,15 +251,12 @@ class _Sender:
             await self._by_the_clock(began_s + each for each in pattern.times_s(num_requests))
         self._result.seconds = time.monotonic() - began_s
         self._result.cpu_s = time.process_time() - began_cpu_s
-        watching.cancel()
-        for connection in self._idle:
-            connection.close()
+        for _, writer in self._idle:
+            writer.close()
         return self._result
 
     async def _caller(self, turns: Iterator[int]) -> None:
         for index in turns:
-            if self._stop.is_set():
-                return
             await self._one(index, time.monotonic())
 
     async def _by_the_clock(self, times_s: Iterator[float]) -> None:
@@ -309,8 +265,6 @@ class _Sender:
             # All due requests are sent together: a timer for each would cost more than the sending.
             if due_s > time.monotonic():
                 await asyncio.sleep(due_s - time.monotonic())
-            if self._stop.is_set():
-                break
             task = asyncio.create_task(self._one(number % len(self._plan.requests), due_s))
             running.add(task)
             task.add_done_callback(running.discard)
@@ -322,8 +276,9 @@ class _Sender:
             answer, problem = _Answer(NO_REPLY), ""
             try:
                 async with asyncio.timeout(self._plan.timeout_s):
-                    answer = await self._ask(request)
-            except (OSError, ValueError) as error:  # TimeoutError is an OSError
+                    answer = await self._exchange(request)
+            # TimeoutError is an OSError, the end of a connection an EOFError.
+            except (OSError, ValueError, EOFError) as error:
                 problem = f"{type(error).__name__}: {error}"
         self._result.replies.append(
             Reply(
@@ -347,34 +302,17 @@ class _Sender:
             text = problem or f"{answer.status} {answer.body[:200].decode(errors='replace')}"
             self._result.failures.append(f"{path}: {text}")
 
-    async def _ask(self, request: bytes) -> _Answer:
-        connection = await self._connection()
+    async def _exchange(self, request: bytes) -> _Answer:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection[0].at_eof():  # else the service has closed it
+                break
+        else:
+            connection = await asyncio.open_connection(HOST, self._plan.port)
         try:
-            answer = await connection.ask(request)
+            answer = await _ask(connection, request)
         except BaseException:
-            connection.close()
+            connection[1].close()
             raise
         self._idle.append(connection)
         return answer
-
-    async def _connection(self) -> _Connection:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.is_open:
-                return connection
-        loop = asyncio.get_running_loop()
-        _, made = await loop.create_connection(_Connection, HOST, self._plan.port)
-        return made
-
-    async def _watch(self) -> None:
-        if self._plan.watch_s is None:
-            return
-        look = http_request("/readyz")
-        while not self._stop.is_set():
-            await asyncio.sleep(self._plan.watch_s)
-            status = NO_REPLY
-            with contextlib.suppress(OSError, ValueError):
-                status = (await self._ask(look)).status
-            if status != 200:
-                self._result.stopped_s = time.monotonic()
-                self._stop.set()

@@ -6,13 +6,15 @@ so that other load on the machine affects both.
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -21,9 +23,10 @@ from torch._dynamo.utils import counters
 from tqdm import tqdm
 
 from albert_serve.config import PRESETS, AlbertConfig
-from benchmarks.harness.page import table
-from benchmarks.harness.process import BenchmarkError, Channel, Worker
+from benchmarks.harness.page import bullets, table
+from benchmarks.harness.process import REPOSITORY, Channel, Worker
 from training.loop.step import Run
+from training.run.options import add_device, parse_count, parse_duration
 from training.system.memory import keep_freed_memory
 
 # Read by glibc's malloc and by torch when a process begins: memory that a step gives back stays
@@ -67,12 +70,6 @@ class HfSettings:
     padding: Literal["full", "grouped"] = "full"
     keeps_memory: bool = False
 
-    def __str__(self) -> str:
-        words = [f"{self.num_rows} rows", self.attention]
-        words += ["grouped by length"] if self.padding == "grouped" else []
-        words += ["memory kept"] if self.keeps_memory else []
-        return ", ".join(words)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerJob:
@@ -97,7 +94,13 @@ class TrainerJob:
     @property
     def name(self) -> str:
         """The contestant and its settings."""
-        return "ours" if self.hf is None else f"transformers ({self.hf})"
+        compiled = "compiled" if self.compiles else "not compiled"
+        if self.hf is None:
+            return f"ours ({compiled})"
+        words = [f"{self.hf.num_rows} rows", self.hf.attention]
+        words += ["grouped by length"] if self.hf.padding == "grouped" else []
+        words += ["memory kept"] if self.hf.keeps_memory else []
+        return f"transformers ({', '.join([*words, compiled])})"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -140,24 +143,17 @@ class TrainerResult:
 
     Attributes:
         warm_up_s: from the model's beginning to the end of its first steps, compilation included.
-        turns: in order; none where it failed.
-        failure: why there are none.
+        turns: one a round.
     """
 
     job: TrainerJob
-    warm_up_s: float = 0.0
-    turns: Sequence[TrainerTurn] = ()
-    failure: str = ""
+    warm_up_s: float
+    turns: list[TrainerTurn]
 
     @property
     def tokens_per_s(self) -> float:
         """Median over turns, of wall clock."""
         return statistics.median(turn.tokens_per_s for turn in self.turns)
-
-    @property
-    def tokens_per_cpu_s(self) -> float:
-        """Median over turns, of processors' time."""
-        return statistics.median(turn.tokens_per_cpu_s for turn in self.turns)
 
 
 def trainer_table(
@@ -178,109 +174,105 @@ def trainer_table(
         return f"{statistics.median(rate(own) / rate(other) for own, other in pairs):.2f}x"
 
     def row(result: TrainerResult) -> list[str]:
-        name = f"**{result.job.name}**" if result is ours else result.job.name
-        if not result.turns:
-            return [name, "failed", *[""] * (len(rates) + 3)]
         cells = [cell(result) for _, cell in rates]
         peak_bytes = max(turn.peak_bytes for turn in result.turns)
         cells += [f"{peak_bytes / _GB:.1f} GB", f"{result.warm_up_s:.0f} s"]
         if result is ours:
-            return [name, *cells, "", ""]
-        by_cpu = ratio(result, lambda turn: turn.tokens_per_cpu_s)
+            return [f"**{result.job.name}**", *cells, "", ""]
         on_cpu = result.job.device == "cpu"
-        wall = ratio(result, lambda turn: turn.tokens_per_s)
-        return [name, *cells, wall, by_cpu if on_cpu else ""]
+        by_cpu = ratio(result, lambda turn: turn.tokens_per_cpu_s) if on_cpu else ""
+        return [result.job.name, *cells, ratio(result, lambda turn: turn.tokens_per_s), by_cpu]
 
     headings = [heading for heading, _ in rates]
     headings += ["memory", "warm-up", "ours is faster", "by CPU time"]
     return table(["", *headings], [row(result) for result in results])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainerContest:
-    """The measurement of jobs in turns.
+def compare_trainers(
+    cases: Sequence[Sequence[TrainerJob]],
+    options: argparse.Namespace,
+    machine: Sequence[str],
+    markdown: Callable[[Sequence[TrainerResult]], str],
+) -> str:
+    """Measure the jobs of each case, and write `results.json` and `tables.md` after each.
 
-    Attributes:
-        rounds: turns of each process that count; one before them does not.
-        turn_s: shortest time of a turn, which ends with the step that passes it.
-        logs: folder for the processes' output.
-        bar: progress, in turns and starts of processes.
+    Args:
+        cases: ours first in each.
+        options: those of `add_trainer_options`.
+        markdown: makes the table of a case.
+
+    Returns:
+        The machine and all tables.
+
+    Raises:
+        BenchmarkError: a job failed.
     """
-
-    rounds: int
-    turn_s: float
-    logs: Path
+    output: Path = options.output
+    output.mkdir(parents=True, exist_ok=True)
+    cases_done: list[dict[str, Any]] = []
+    text = bullets(machine)
     bar: tqdm[Any]
-
-    def measure(self, jobs: Sequence[TrainerJob]) -> list[TrainerResult]:
-        """Measure these jobs.
-
-        On a CPU they take turns; on a GPU, whose memory they would share, they run one after the
-        other.
-
-        Raises:
-            BenchmarkError: the job of ours failed.
-        """
-        if jobs[0].device == "cuda":
-            return [result for job in jobs for result in self._together([job])]
-        return self._together(jobs)
-
-    def fastest(self, candidates: Sequence[TrainerJob]) -> TrainerJob:
-        """Return the job among those of `transformers` that is fastest in a single turn.
-
-        Raises:
-            BenchmarkError: all of them failed.
-        """
-        if len(candidates) == 1:
-            return candidates[0]
-        short = replace(self, rounds=1)
-        results = [result for job in candidates for result in short._together([job])]
-        done = [result for result in results if result.turns]
-        if not done:
-            raise BenchmarkError(results[0].failure)
-        if candidates[0].device == "cpu":
-            return max(done, key=lambda result: result.tokens_per_cpu_s).job
-        return max(done, key=lambda result: result.tokens_per_s).job
-
-    def _together(self, jobs: Sequence[TrainerJob]) -> list[TrainerResult]:
-        with ExitStack() as stack:
-            failures: dict[str, str] = {}
-            started = list(self._start(jobs, stack, failures))
-            turns: dict[str, list[TrainerTurn]] = {job.name: [] for job, _, _ in started}
-            for number in range(self.rounds + 1):
-                for job, process, _ in started:
-                    self.bar.set_postfix_str(f"{job.title}: {job.name}")
-                    turn = process.ask(self.turn_s)
-                    if number:  # the first one warms caches
-                        turns[job.name].append(turn)
-                    self.bar.update()
-        warm_ups = {job.name: warm_up_s for job, _, warm_up_s in started}
-        return [
-            TrainerResult(
-                job=job,
-                warm_up_s=warm_ups.get(job.name, 0.0),
-                turns=turns.get(job.name, []),
-                failure=failures.get(job.name, ""),
+    with tqdm(total=sum(map(len, cases)) * (options.rounds + 1), disable=None, unit="turn") as bar:
+        for jobs in cases:
+            # On a GPU, whose memory they would share, they run one after the other.
+            groups = [[job] for job in jobs] if jobs[0].device == "cuda" else [jobs]
+            case = [each for group in groups for each in _measure_in_turns(group, options, bar)]
+            text = f"{text}\n\n{markdown(case)}"
+            cases_done.append(
+                {
+                    "title": jobs[0].title,
+                    "results": [
+                        {
+                            "name": each.job.name,
+                            "warm_up_s": each.warm_up_s,
+                            "turns": [asdict(turn) for turn in each.turns],
+                        }
+                        for each in case
+                    ],
+                }
             )
-            for job in jobs
-        ]
+            content = json.dumps({"machine": list(machine), "cases": cases_done}, indent=1)
+            (output / "results.json").write_text(content, encoding="utf-8")
+            (output / "tables.md").write_text(f"{text}\n", encoding="utf-8")
+    print(text)
+    print(f"{output / 'results.json'} has every turn")
+    return text
 
-    def _start(
-        self, jobs: Sequence[TrainerJob], stack: ExitStack, failures: dict[str, str]
-    ) -> Iterator[tuple[TrainerJob, Worker, float]]:
-        """Yield the processes that are warm; `failures` gets the errors of the others."""
+
+def _measure_in_turns(
+    jobs: Sequence[TrainerJob], options: argparse.Namespace, bar: tqdm[Any]
+) -> list[TrainerResult]:
+    with ExitStack() as stack:
+        started: list[tuple[Worker, TrainerResult]] = []
         for number, job in enumerate(jobs):
-            self.bar.set_postfix_str(f"{job.title}: {job.name}, warming up")
-            log = self.logs / f"{re.sub('[^a-z0-9]+', '-', job.title.lower())}-{number}.log"
-            worker = Worker(job.name, job.module, job, environment=job.environment, log=log)
-            try:
-                process = stack.enter_context(worker)
-                yield job, process, process.receive()
-            except BenchmarkError as error:
-                if job.hf is None:
-                    raise
-                failures[job.name] = str(error)
-            self.bar.update()
+            bar.set_postfix_str(f"{job.title}: {job.name}, warming up")
+            log = options.output / f"{re.sub('[^a-z0-9]+', '-', job.title.lower())}-{number}.log"
+            process = stack.enter_context(
+                Worker(job.name, job.module, job, environment=job.environment, log=log)
+            )
+            result = TrainerResult(job=job, warm_up_s=process.receive(), turns=[])
+            started.append((process, result))
+        for number in range(options.rounds + 1):
+            for process, result in started:
+                bar.set_postfix_str(f"{result.job.title}: {result.job.name}")
+                turn = process.ask(options.turn)
+                if number:  # the first one warms caches
+                    result.turns.append(turn)
+                bar.update()
+    return [result for _, result in started]
+
+
+def add_trainer_options(parser: argparse.ArgumentParser, output: str, rounds: int) -> None:
+    """Add the options that both comparisons of training have."""
+    add = parser.add_argument_group("how it is measured").add_argument
+    shipped = REPOSITORY / "models" / "albert-small-en"
+    add("--tokenizer", type=Path, default=shipped, help="folder (the shipped model's)")
+    add("--output", type=Path, default=Path(output), help="(%(default)s)")
+    add("--compile", action=argparse.BooleanOptionalAction, default=True, help="(yes)")
+    add("--rounds", type=parse_count, default=rounds, help="turns that count (%(default)s)")
+    add("--turn", type=parse_duration, metavar="8s", default=8.0, help="length of a turn (8s)")
+    add("--threads", type=parse_count, default=torch.get_num_threads(), help="(%(default)s)")
+    add_device(parser)
 
 
 class Stopwatch:

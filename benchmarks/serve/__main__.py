@@ -25,13 +25,13 @@ from albert_serve.settings import num_usable_cpus
 from benchmarks.harness.page import describe_machine, write_between
 from benchmarks.harness.process import REPOSITORY
 from benchmarks.harness.texts import WIKI
-from benchmarks.serve.contest import ARRIVAL_PART, ServeContest
+from benchmarks.serve.contest import ServeContest
 from benchmarks.serve.stream import (
-    PeerSettings,
     ServedModel,
     make_checkpoint,
     make_stream,
     our_service,
+    peer_service,
 )
 from benchmarks.serve.tables import ServeReport, markdown, to_dict
 from export.write import export_bundle
@@ -85,8 +85,8 @@ def _measure(options: argparse.Namespace) -> ServeReport:
     machine = [*describe_machine(options.threads), today]
     checkpoint = options.checkpoint or make_checkpoint(options.preset, folder / "checkpoint")
     stream = make_stream(checkpoint, options.texts, amounts["num_requests"], amounts["num_idle"])
-    ours = [*_our_services(checkpoint, options)]
-    candidates = _candidates(options.threads)[: 1 if options.quick else None]
+    tasks = list(dict.fromkeys(item.task for item in stream.items))
+    peer = peer_service(checkpoint, tasks, options.threads)
     bar: tqdm[Any]
     with tqdm(disable=None, unit="load") as bar:
         contest = ServeContest(
@@ -98,18 +98,8 @@ def _measure(options: argparse.Namespace) -> ServeReport:
             folder=folder,
             bar=bar,
         )
-        bar.total = contest.num_loads(len(candidates), 1 + len(ours))
-        peer, tried = contest.choose_peer(checkpoint, candidates)
-        rate_per_s = ARRIVAL_PART * tried[0].per_s
-        results = contest.run([peer, *ours], rate_per_s)
-    return ServeReport(
-        machine=machine,
-        model=_model(options),
-        stream=stream,
-        results=results,
-        tried=tried,
-        rate_per_s=rate_per_s,
-    )
+        results = contest.run([peer, *_our_services(checkpoint, options)])
+    return ServeReport(machine=machine, model=_model(options), stream=stream, results=results)
 
 
 def _our_services(checkpoint: Path, options: argparse.Namespace) -> Iterator[ServedModel]:
@@ -118,20 +108,6 @@ def _our_services(checkpoint: Path, options: argparse.Namespace) -> Iterator[Ser
         # What int8 costs is measured elsewhere; that of random weights says nothing.
         exported = export_bundle(checkpoint, target, precision=precision, overwrite=True)
         yield our_service(f"ours {precision}", exported.bundle.folder, options.threads)
-
-
-def _candidates(num_threads: int) -> list[PeerSettings]:
-    """Settings among which the peer has its best: as they come, and with padded batches."""
-    services = [
-        PeerSettings(max_batch_size=32, pipeline_batch_size=1),
-        PeerSettings(max_batch_size=8, pipeline_batch_size=8),
-        PeerSettings(max_batch_size=32, pipeline_batch_size=32),
-    ]
-    if num_threads > 1:
-        services.append(
-            PeerSettings(max_batch_size=32, pipeline_batch_size=1, num_workers=num_threads)
-        )
-    return services
 
 
 def _model(options: argparse.Namespace) -> str:
@@ -161,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--level-time", type=float, help="seconds in which passes at a level begin (3)")
     add("--rounds", type=int, help="turns of each service (2)")
     add("--threads", type=int, default=num_usable_cpus(), help="of each (%(default)s)")
-    add("--quick", action="store_true", help="fewer of all, the peer as it comes: a first look")
+    add("--quick", action="store_true", help="fewer of all: a first look")
     add = parser.add_argument_group("what is written").add_argument
     where = Path("runs/bench-serve")
     add("--output", type=Path, default=where, help="folder of models and logs (%(default)s)")

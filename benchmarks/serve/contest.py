@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
@@ -21,17 +22,14 @@ from benchmarks.harness.load import (
 )
 from benchmarks.harness.process import run_in_process
 from benchmarks.serve.in_process import Alone, Comparison, measure_alone
-from benchmarks.serve.stream import PeerSettings, ServedModel, Stream, peer_service
+from benchmarks.serve.stream import ServedModel, Stream
 
-# Untimed, for each process of a service that has started: BentoML's batching learns from the first
-# 11 batches of each API, and makes them wait.
+# Untimed, when a service has started: BentoML's batching learns from the first 11 batches of each
+# API, and makes them wait.
+_WARM_UP: Final = ClosedLoop(num_connections=2, in_passes=True)
 _NUM_WARM_UP: Final = 32
-_WARM_UP_CONNECTIONS: Final = 2
-# For the choice of settings: as many requests at as many connections.
-_NUM_TRIED: Final = 48
-_TRIED_CONNECTIONS: Final = 16
 _TIMEOUT_S: Final = 600.0
-# Of the peer's throughput, for requests that come at random.
+# Of the peer's throughput in the first round, for requests that come at random.
 ARRIVAL_PART: Final = 0.8
 
 
@@ -59,13 +57,9 @@ class ServedResult:
         yield from self.arrivals
         yield from self.saturated
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TriedSettings:
-    """Settings of the peer, and the requests a second that they gave."""
-
-    settings: PeerSettings
-    per_s: float
+    def per_s(self, level: int) -> float:
+        """Requests a second at a level, the median over rounds."""
+        return statistics.median(run.per_s for run in self.levels[level])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,99 +81,67 @@ class ServeContest:
     folder: Path
     bar: tqdm[Any]
 
-    def choose_peer(
-        self, checkpoint: Path, candidates: Sequence[PeerSettings]
-    ) -> tuple[ServedModel, list[TriedSettings]]:
-        """The peer with the settings that are best for it, fastest of all tried first."""
-        tasks = list(dict.fromkeys(item.task for item in self.stream.items))
-        trials: list[tuple[TriedSettings, ServedModel]] = []
-        for settings in candidates:
-            service = peer_service(checkpoint, tasks, settings, self.num_threads)
-            self._tell(f"trying {settings}")
-            with service.running(self.folder / "peer") as process:
-                requests = self._requests(service)
-                _warm_up(process.port, requests, service.num_workers)
-                pattern = ClosedLoop(num_connections=_TRIED_CONNECTIONS, in_passes=True)
-                measured = _send(process.port, requests[:_NUM_TRIED], pattern)
-            # What fails is no answer: settings that shed load do not win by it.
-            trials.append((TriedSettings(settings=settings, per_s=measured.per_s), service))
-            self.bar.update()
-        trials.sort(key=lambda pair: -pair[0].per_s)
-        return trials[0][1], [tried for tried, _ in trials]
-
-    def run(self, services: Sequence[ServedModel], rate_per_s: float) -> list[ServedResult]:
-        """Measure all services, in each round in another order.
-
-        Args:
-            rate_per_s: of the requests that come at random.
+    def run(self, services: Sequence[ServedModel]) -> list[ServedResult]:
+        """Measure all services, the peer first; in each round in another order.
 
         Raises:
             BenchmarkError: a service does not start, or the engine fails.
         """
         results = [ServedResult(service=service) for service in services]
+        self.bar.reset(self.rounds * len(services) * (len(self.levels) + 2))
+        rate_per_s = 0.0
         for number in range(self.rounds):
             first = number % len(results)
             for result in [*results[first:], *results[:first]]:
-                self._round(result, rate_per_s)
+                rate_per_s = self._round(result, rate_per_s)
         return results
 
-    def _round(self, result: ServedResult, rate_per_s: float) -> None:
+    def _round(self, result: ServedResult, rate_per_s: float) -> float:
+        """Measure a service once; return the rate of arrivals at random, that of the first one's.
+
+        Args:
+            rate_per_s: of the service that was measured first; 0 if this is it.
+        """
         service = result.service
-        self._tell(f"{service.name}: starting")
+        self._show(service, "starting")
         with service.running(self.folder / service.name.replace(" ", "-")) as process:
-            port, requests = process.port, self._requests(service)
-            _warm_up(port, requests, service.num_workers)
-            for level in self.levels:
-                self._tell(f"{service.name}: {level} connections")
-                measured = _send(port, requests, self._passes(level))
-                result.levels.setdefault(level, []).append(measured)
-                self.bar.update()
-            self._tell(f"{service.name}: {rate_per_s:.1f} requests/s")
-            result.arrivals.append(_send(port, requests, OpenLoop(rate_per_s=rate_per_s)))
-            self.bar.update()
-            if service.bundle is not None:
-                self._tell(f"{service.name}: the engine alone")
-                result.alone.append(
-                    run_in_process(
-                        measure_alone, self._comparison(service, service.bundle, process.url)
-                    )
+            requests = [http_request(*service.call(item)) for item in self.stream.items]
+
+            def send(pattern: LoadPattern, requests: Sequence[bytes] = requests) -> LoadResult:
+                plan = LoadPlan(
+                    port=process.port, requests=requests, pattern=pattern, timeout_s=_TIMEOUT_S
                 )
-                result.saturated.append(_send(port, requests, self._passes(max(self.levels))))
-                self.bar.update()
+                return load(plan)
 
-    def num_loads(self, num_candidates: int, num_services: int) -> int:
-        """Return the number of loads, the bar's total, with one peer among the services."""
-        return num_candidates + self.rounds * (num_services * (len(self.levels) + 2) - 1)
-
-    def _requests(self, service: ServedModel) -> list[bytes]:
-        return [http_request(*service.call(item)) for item in self.stream.items]
+            send(_WARM_UP, [*islice(cycle(requests), _NUM_WARM_UP)])
+            for level in self.levels:
+                self._show(service, f"{level} connections")
+                result.levels.setdefault(level, []).append(send(self._passes(level)))
+            rate_per_s = rate_per_s or ARRIVAL_PART * max(map(result.per_s, self.levels))
+            self._show(service, f"{rate_per_s:.1f} requests/s")
+            result.arrivals.append(send(OpenLoop(rate_per_s=rate_per_s)))
+            self._show(service, "the engine alone")
+            if service.bundle is not None:
+                comparison = self._comparison(service, service.bundle, process.port)
+                result.alone.append(run_in_process(measure_alone, comparison))
+                result.saturated.append(send(self._passes(max(self.levels))))
+        return rate_per_s
 
     def _passes(self, num_connections: int) -> ClosedLoop:
         return ClosedLoop(num_connections=num_connections, duration_s=self.least_s, in_passes=True)
 
-    def _comparison(self, service: ServedModel, bundle: Path, url: str) -> Comparison:
-        idle = {
-            str(length): [service.call(item) for item in items]
-            for length, items in self.stream.idle.items()
-        }
+    def _comparison(self, service: ServedModel, bundle: Path, port: int) -> Comparison:
         return Comparison(
             bundle=bundle.absolute(),
             num_threads=self.num_threads,
-            url=url,
+            port=port,
             calls=[service.call(item) for item in self.stream.items],
-            idle=idle,
+            idle={
+                length: [service.call(item) for item in items]
+                for length, items in self.stream.idle.items()
+            },
         )
 
-    def _tell(self, what: str) -> None:
-        self.bar.set_postfix_str(what)
-
-
-def _send(port: int, requests: Sequence[bytes], pattern: LoadPattern) -> LoadResult:
-    return load(LoadPlan(port=port, requests=requests, pattern=pattern, timeout_s=_TIMEOUT_S))
-
-
-def _warm_up(port: int, requests: Sequence[bytes], num_workers: int) -> None:
-    some = [*islice(cycle(requests), _NUM_WARM_UP * num_workers)]
-    _send(
-        port, some, ClosedLoop(num_connections=_WARM_UP_CONNECTIONS * num_workers, in_passes=True)
-    )
+    def _show(self, service: ServedModel, what: str) -> None:
+        self.bar.set_postfix_str(f"{service.name}: {what}")
+        self.bar.update()

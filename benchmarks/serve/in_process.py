@@ -9,10 +9,11 @@ import http.client
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.runtime.engine import Engine
@@ -20,6 +21,7 @@ from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks import TASKS, Work, prepare_request
 from albert_serve.tasks.load import load_tasks
 from benchmarks.harness.process import BenchmarkError
+from benchmarks.harness.service import HOST
 from benchmarks.serve.stream import Call
 
 _NUM_PASSES: Final = 2
@@ -37,16 +39,16 @@ class Comparison:
     """The requests to run in process and over HTTP.
 
     Attributes:
-        url: of a service of the same bundle.
+        port: of a service of the same bundle.
         calls: the stream in the service's format.
         idle: requests of each length, sent one at a time to both.
     """
 
     bundle: Path
     num_threads: int
-    url: str
+    port: int
     calls: Sequence[Call]
-    idle: Mapping[str, Sequence[Call]]
+    idle: Mapping[int, Sequence[Call]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +64,7 @@ class Alone:
 
     engine_s: float
     stream_s: float
-    idle: dict[str, tuple[list[float], list[float]]]
+    idle: dict[int, tuple[list[float], list[float]]]
 
 
 class _InProcess:
@@ -99,29 +101,14 @@ class _InProcess:
         return engine_s, time.perf_counter() - began
 
 
-class _Http:
-    """One connection, which is kept during a turn: the service closes what is idle for seconds."""
-
-    def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        assert parts.hostname is not None
-        self._connection = http.client.HTTPConnection(
-            parts.hostname, parts.port, timeout=_TIMEOUT_S
-        )
-
-    def ask(self, call: Call) -> None:
-        """Send one request and read its reply."""
-        path, body = call
-        headers = {"Content-Type": "application/json"}
-        self._connection.request("POST", path, json.dumps(body).encode(), headers)
-        reply = self._connection.getresponse()
-        content = reply.read()
-        if reply.status != 200:
-            raise BenchmarkError(f"{path}: {reply.status} {content[:200]!r}")
-
-    def close(self) -> None:
-        """Close the connection; the next request opens another."""
-        self._connection.close()
+def _ask_service(connection: http.client.HTTPConnection, call: Call) -> None:
+    path, body = call
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", path, json.dumps(body).encode(), headers)
+    reply = connection.getresponse()
+    content = reply.read()
+    if reply.status != 200:
+        raise BenchmarkError(f"{path}: {reply.status} {content[:200]!r}")
 
 
 def _timed(ask: Callable[[Call], None], calls: Sequence[Call]) -> list[float]:
@@ -137,14 +124,13 @@ def _timed(ask: Callable[[Call], None], calls: Sequence[Call]) -> list[float]:
     return seconds
 
 
-def _idle(
-    engine: _InProcess, service: _Http, calls: Sequence[Call]
-) -> tuple[list[float], list[float]]:
+def _idle(engine: _InProcess, port: int, calls: Sequence[Call]) -> tuple[list[float], list[float]]:
     over_http, alone = [], []
     for start in range(0, len(calls), _TURN):
         turn = calls[start : start + _TURN]
-        over_http += _timed(service.ask, turn)
-        service.close()
+        # A connection of its own for each turn: the service closes what is idle for seconds.
+        with closing(http.client.HTTPConnection(HOST, port, timeout=_TIMEOUT_S)) as connection:
+            over_http += _timed(partial(_ask_service, connection), turn)
         alone += _timed(engine.ask, turn)
     return over_http, alone
 
@@ -155,8 +141,7 @@ def measure_alone(comparison: Comparison) -> Alone:
     Raises:
         BenchmarkError: a request failed.
     """
-    engine = _InProcess(comparison.bundle, comparison.num_threads)
-    service = _Http(comparison.url)
+    engine, port = _InProcess(comparison.bundle, comparison.num_threads), comparison.port
     engine_s, stream_s = min(engine.stream(comparison.calls) for _ in range(_NUM_PASSES))
-    idle = {length: _idle(engine, service, calls) for length, calls in comparison.idle.items()}
+    idle = {length: _idle(engine, port, calls) for length, calls in comparison.idle.items()}
     return Alone(engine_s=engine_s, stream_s=stream_s, idle=idle)

@@ -154,7 +154,6 @@ class ServedModel:
         environment: its settings.
         call: the path and body that ask it for an item.
         bundle: the served bundle, for ours.
-        num_workers: its processes.
     """
 
     name: str
@@ -162,7 +161,6 @@ class ServedModel:
     environment: Mapping[str, str]
     call: Callable[[StreamItem], Call]
     bundle: Path | None = None
-    num_workers: int = 1
 
     def running(self, folder: Path) -> AbstractContextManager[ServiceProcess]:
         """Start it, wait until it is ready, and stop it afterwards; for `with`.
@@ -185,28 +183,6 @@ class ServedModel:
         return running_service(command, folder, {**kept, **common, **self.environment})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PeerSettings:
-    """The settings of the pipelines' service.
-
-    Attributes:
-        max_batch_size: the most requests that BentoML gives a pipeline at once.
-        pipeline_batch_size: number of those that it pads and runs together; 1 is its default.
-        num_workers: processes, among which the threads are divided.
-    """
-
-    max_batch_size: int
-    pipeline_batch_size: int
-    num_workers: int = 1
-
-    def __str__(self) -> str:
-        workers = f", {self.num_workers} workers" if self.num_workers > 1 else ""
-        return (
-            f"max_batch_size {self.max_batch_size}, "
-            f"pipeline batch_size {self.pipeline_batch_size}{workers}"
-        )
-
-
 def our_service(name: str, bundle: Path, num_threads: int) -> ServedModel:
     """Return this package's, with one worker and settings as they come."""
     return ServedModel(
@@ -222,9 +198,7 @@ def our_service(name: str, bundle: Path, num_threads: int) -> ServedModel:
     )
 
 
-def peer_service(
-    checkpoint: Path, tasks: Sequence[str], settings: PeerSettings, num_threads: int
-) -> ServedModel:
+def peer_service(checkpoint: Path, tasks: Sequence[str], num_threads: int) -> ServedModel:
     """Return BentoML's batching over pipelines."""
     return ServedModel(
         name="BentoML over pipelines",
@@ -232,11 +206,7 @@ def peer_service(
         environment={
             "PEER_CHECKPOINT": str(checkpoint.absolute()),
             "PEER_TASKS": ",".join(tasks),
-            "PEER_MAX_BATCH_SIZE": str(settings.max_batch_size),
-            "PEER_PIPELINE_BATCH_SIZE": str(settings.pipeline_batch_size),
-            "PEER_WORKERS": str(settings.num_workers),
-            "OMP_NUM_THREADS": str(max(1, num_threads // settings.num_workers)),
+            "OMP_NUM_THREADS": str(num_threads),
         },
         call=lambda item: (_PEER_PATHS[item.task], {"texts": [item.text]}),
-        num_workers=settings.num_workers,
     )

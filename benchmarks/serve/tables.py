@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.harness.load import LoadResult
 from benchmarks.harness.page import bullets, table
-from benchmarks.serve.contest import ARRIVAL_PART, ServedResult, TriedSettings
+from benchmarks.serve.contest import ARRIVAL_PART, ServedResult
 from benchmarks.serve.stream import Stream
 
 # Of the best throughput: more connections than reach it only make everybody wait.
@@ -28,16 +28,12 @@ class ServeReport:
         machine: hardware, versions and date, a line each.
         model: description of the served model.
         results: of the peer first.
-        tried: settings of the peer, best first.
-        rate_per_s: of the requests that came at random.
     """
 
     machine: Sequence[str]
     model: str
     stream: Stream
     results: Sequence[ServedResult]
-    tried: Sequence[TriedSettings]
-    rate_per_s: float
 
     @property
     def peer(self) -> ServedResult:
@@ -58,7 +54,7 @@ def markdown(report: ServeReport) -> str:
         _summary(report),
         "### By connections",
         _levels(report),
-        f"### Requests at random times, {report.rate_per_s:.1f} a second",
+        "### Requests at random times",
         _arrivals(report),
         "### HTTP and the engine alone",
         _throughputs(report),
@@ -75,8 +71,6 @@ def to_dict(report: ServeReport) -> dict[str, Any]:
         "machine": list(report.machine),
         "model": report.model,
         "num_tokens": [item.num_tokens for item in report.stream.items],
-        "tried": [asdict(one) for one in report.tried],
-        "rate_per_s": report.rate_per_s,
         "services": [
             {
                 "name": one.service.name,
@@ -123,7 +117,7 @@ def _levels(report: ServeReport) -> str:
     for level in report.peer.levels:
         cells = [str(level)]
         for one in report.results:
-            cells += [f"{_per_s(one.levels[level]):.1f}", *_latencies(one.levels[level])]
+            cells += [f"{one.per_s(level):.1f}", *_latencies(one.levels[level])]
         rows.append(cells)
     return table(headings, rows)
 
@@ -140,7 +134,7 @@ def _throughputs(report: ServeReport) -> str:
             one.service.name,
             f"{num_items / statistics.median(each.engine_s for each in one.alone):.1f}",
             f"{num_items / statistics.median(each.stream_s for each in one.alone):.1f}",
-            f"{_per_s(one.saturated):.1f}",
+            f"{statistics.median(run.per_s for run in one.saturated):.1f}",
             f"**{_part_of_engine(one, num_items):.0%}**",
         ]
         for one in report.ours
@@ -153,7 +147,7 @@ def _idle(report: ServeReport) -> str:
     rows = []
     for one in report.ours:
         for length in report.stream.idle:
-            over_http, alone, overhead = _idle_ms(one, str(length))
+            over_http, alone, overhead = _idle_ms(one, length)
             name = f"{one.service.name}, {length} tokens"
             rows.append([name, f"{over_http:.2f}", f"{alone:.2f}", f"**{overhead:.2f}**"])
     return table(
@@ -167,9 +161,7 @@ def _notes(report: ServeReport) -> Iterator[str]:
         f"the peer's p99 is that at {level} connections, the fewest with which it reaches 95 % of "
         "its best throughput; each of ours has the best of its levels with a p99 no longer"
     )
-    tried = "; ".join(f"{one.settings}: {one.per_s:.1f}" for one in report.tried)
-    yield f"settings of the peer that were tried, requests/s, of which the best was taken: {tried}"
-    yield f"requests at random times: {ARRIVAL_PART:.0%} of what the peer managed when tried"
+    yield f"requests at random times: {ARRIVAL_PART:.0%} of the peer's best in the first round"
     for one in report.ours:
         difference = _largest_difference(report.peer, one)
         yield f"{one.service.name}: scores at most {difference:.1e} from the peer's"
@@ -216,11 +208,6 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:,.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.1f}"
 
 
-def _per_s(runs: Sequence[LoadResult]) -> float:
-    """Requests a second, the median over rounds."""
-    return statistics.median(run.per_s for run in runs)
-
-
 def _latency_s(runs: Sequence[LoadResult], percent: float) -> float:
     """Return the latency of all rounds' requests together; NaN if none was answered."""
     latencies_s = [each for run in runs for each in run.latencies_s()]
@@ -229,7 +216,7 @@ def _latency_s(runs: Sequence[LoadResult], percent: float) -> float:
 
 def saturation(result: ServedResult) -> tuple[int, float]:
     """The fewest connections that reach nearly the best throughput, and that throughput."""
-    rates = {level: _per_s(runs) for level, runs in result.levels.items()}
+    rates = {level: result.per_s(level) for level in result.levels}
     best = max(rates.values())
     return min(level for level, rate in rates.items() if rate >= _SATURATED * best), best
 
@@ -237,7 +224,7 @@ def saturation(result: ServedResult) -> tuple[int, float]:
 def best_within(result: ServedResult, most_s: float) -> tuple[int, float] | None:
     """Return the connections with the best throughput within a p99, and that throughput."""
     rates = {
-        level: _per_s(runs)
+        level: result.per_s(level)
         for level, runs in result.levels.items()
         if _latency_s(runs, 99) <= most_s
     }
@@ -254,7 +241,7 @@ def _part_of_engine(result: ServedResult, num_items: int) -> float:
     return statistics.median(run.per_s * one.engine_s / num_items for run, one in pairs)
 
 
-def _idle_ms(result: ServedResult, length: str) -> tuple[float, float, float]:
+def _idle_ms(result: ServedResult, length: int) -> tuple[float, float, float]:
     """Return median milliseconds over HTTP, of tokeniser and engine, and their difference.
 
     Each is the median over rounds of a round's p50; so is the difference.

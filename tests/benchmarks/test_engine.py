@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -15,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from albert_serve.config import AlbertConfig
 from benchmarks.engine.__main__ import main
-from benchmarks.engine.contestants import CONTESTANTS, EngineTurn, Inputs, Shape
+from benchmarks.engine.contestants import EngineTurn, Shape
 from benchmarks.engine.tables import forward_flops, speed_ratio
 from tests.training.support import REPOSITORY
 
@@ -48,21 +47,22 @@ def test_contestants_are_measured_in_turns_and_agree(
     results = {each["name"]: each for each in content["contestants"]}
     has_openvino = find_spec("openvino") is not None
     assert len(results) == 4 + has_openvino
-    assert any("OpenVINO fp32 is left out" in note for note in content["notes"]) != has_openvino
-    theirs = results["transformers fp32"]
+    assert (
+        any("OpenVINO fp32, latency hint is left out" in note for note in content["notes"])
+        != has_openvino
+    )
     for name, result in results.items():
-        assert not result["failures"]
+        assert not result["failure"]
         cases = {"texts"} if name == "pipeline, batch 1" else {"1x8", "texts"}
         assert {case: len(turns) for case, turns in result["turns"].items()} == dict.fromkeys(
             cases, 2
         )
         largest = max(each["largest"] for each in result["differences"].values())
         assert largest < (1e-5 if "int8" not in name else 0.1)
-        assert result["processes"][0]["rss_bytes"] > 1 << 20
+        assert result["turns"]["texts"][0]["rss_bytes"] > 1 << 20
     turns = [results[name]["turns"]["texts"][0] for name in ("transformers fp32", "ours fp32")]
     assert turns[0]["num_tokens"] == turns[1]["num_tokens"] == sum(content["text_lengths"])
-    assert theirs["batch_sizes"]["texts"] in CONTESTANTS["transformers-fp32"].batch_sizes
-    assert all(peak["fp32"] > 1e9 for peaks in content["peaks"].values() for peak in peaks)
+    assert all(peak > 1e9 for peaks in content["peaks"].values() for peak in peaks)
     assert content["disk_bytes"]["bundle-fp32"] > 12000 * 16 * 4
     assert "| **ours fp32** |" in capsys.readouterr().out
 
@@ -84,20 +84,10 @@ def test_operations_are_those_that_torch_counts(shape: str) -> None:
 def test_ratios_are_medians_of_each_round() -> None:
     def turns(*seconds: float) -> list[EngineTurn]:
         counts = {"num_items": 4, "num_tokens": 30, "num_computed": 40}
-        return [EngineTurn(seconds=s, cpu_seconds=s, outputs=[], **counts) for s in seconds]
+        return [EngineTurn(seconds=s, outputs=[], **counts) for s in seconds]
 
     assert speed_ratio(turns(1.0, 4.0, 1.0), turns(2.0, 20.0, 4.0)) == 4
     assert turns(1.0)[0].padding == 0.25
-
-
-@pytest.mark.parametrize("num_items", [1, 5, 16, 40, 96])
-def test_parts_spread_over_all_lengths(num_items: int) -> None:
-    lengths = np.random.default_rng(0).permutation(num_items).tolist()
-    inputs = Inputs(texts=["text"] * num_items, lengths=lengths, calibration=[], pool=[])
-    assert inputs.indices("all") == [*range(num_items)]
-    for part in ("few", "third"):
-        chosen = [lengths[index] for index in inputs.indices(part)]
-        assert abs(np.mean(chosen) - np.mean(lengths)) <= max(1, num_items / 16)
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_too_much_is_refused_and_nothing_is_lost_at_the_end(
     assert result.num_others == 0, result.counts
     assert result.num_bad_refusals == 0
     assert result.num(200) > 0
-    ended = sigterm(ScenarioSettings(bundle=bundle_dir, folder=tmp_path, seconds=6, minutes=0))
+    ended = sigterm(ScenarioSettings(bundle=bundle_dir, folder=tmp_path, seconds=6, times=10))
     assert all(ended.checks.values()), ended
     assert "| sigterm | nothing is lost | yes | replies: " in scenario_table({"sigterm": ended})
 

@@ -48,7 +48,6 @@ def test_both_services_are_measured_and_answer_alike(
     content = json.loads(file.read_text())
     peer, ours = content["services"]
     assert ours["name"] == "ours fp32"
-    assert content["tried"][0]["per_s"] > 0
     for one in (peer, ours):
         for run in (*one["levels"]["2"], *one["arrivals"], *one["saturated"]):
             assert run["num_failed"] == 0
