@@ -34,12 +34,12 @@ _PASSED_ON: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ECHO_S: Final = 1.0
 
 
-class RoadError(TrainingError):
+class _RoadError(TrainingError):
     """A road that cannot be gone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
+class _Stage:
     """A stage of the road.
 
     Attributes:
@@ -52,18 +52,18 @@ class Stage:
     new_folder: Path | None
 
 
-def read_road(file: Path, values: Mapping[str, str], runs: Path) -> list[Stage]:
+def _read_road(file: Path, values: Mapping[str, str], runs: Path) -> list[_Stage]:
     """Return the stages of a road, with their variables filled in.
 
     Raises:
-        RoadError: a variable is unknown, has no value or a wrong one, or names a file that does
+        _RoadError: a variable is unknown, has no value or a wrong one, or names a file that does
             not exist.
         OSError: the file cannot be read.
     """
     road = tomllib.loads(file.read_text(encoding="utf-8"))
     if unknown := sorted(values.keys() - road["variables"].keys()):
         listed = ", ".join(road["variables"])
-        raise RoadError(f"{', '.join(unknown)} is no variable; there are {listed}")
+        raise _RoadError(f"{', '.join(unknown)} is no variable; there are {listed}")
     filled = {"runs": [str(runs)]}
     missing: list[str] = []
     for name, variable in road["variables"].items():
@@ -71,12 +71,12 @@ def read_road(file: Path, values: Mapping[str, str], runs: Path) -> list[Stage]:
         if "where" in variable and not filled[name]:
             missing.append(f"  {name}: {variable['where']}")
     if missing:
-        raise RoadError("these files have to be named as NAME=FILES:\n" + "\n".join(missing))
-    stages: list[Stage] = []
+        raise _RoadError("these files have to be named as NAME=FILES:\n" + "\n".join(missing))
+    stages: list[_Stage] = []
     for stage in road["stages"]:
         folder = list(_expand(stage.get("new_folder", ""), filled))
         stages.append(
-            Stage(
+            _Stage(
                 name=stage["name"],
                 words=list(_expand(stage["command"], filled)),
                 new_folder=Path(*folder) if folder else None,
@@ -97,7 +97,7 @@ def _fill(name: str, variable: str | Mapping[str, str], value: str, runs: Path) 
         case {"model": model}:
             is_folder = bool(value) and Path(value).is_dir()
             return [_absolute(value) if is_folder else value or model]
-    raise RoadError(f"{name} has none of where, path and model")
+    raise _RoadError(f"{name} has none of where, path and model")
 
 
 def _files(name: str, value: str) -> Iterator[str]:
@@ -106,7 +106,7 @@ def _files(name: str, value: str) -> Iterator[str]:
     for pattern in patterns:
         files = sorted(glob(pattern))
         if not files:
-            raise RoadError(f"there is no file {pattern}")
+            raise _RoadError(f"there is no file {pattern}")
         yield from map(_absolute, files)
 
 
@@ -114,7 +114,7 @@ def _split(name: str, value: str) -> list[str]:
     try:
         return shlex.split(value)
     except ValueError as error:
-        raise RoadError(f"{name}={value}: {error}; write it as in a shell") from error
+        raise _RoadError(f"{name}={value}: {error}; write it as in a shell") from error
 
 
 def _absolute(path: str) -> str:
@@ -131,17 +131,17 @@ def _expand(command: str, filled: Mapping[str, Sequence[str]]) -> Iterator[str]:
             yield word.format_map({name: " ".join(parts) for name, parts in filled.items()})
 
 
-def run_road(stages: Sequence[Stage], runs: Path) -> int:
+def _run_road(stages: Sequence[_Stage], runs: Path) -> int:
     """Run the stages that are not complete; return the exit status of the first that fails, or 0.
 
     Raises:
-        RoadError: a complete stage had another command, or what a stage would write is there
+        _RoadError: a complete stage had another command, or what a stage would write is there
             already. No stage is run then.
     """
     complete = _read_complete(runs / _COMPLETE, stages)
     for stage in stages[len(complete) :]:
         if stage.new_folder is not None and stage.new_folder.exists():
-            raise RoadError(
+            raise _RoadError(
                 f"{stage.name} would write {stage.new_folder}, which is there already; name "
                 "another folder"
             )
@@ -162,21 +162,21 @@ def run_road(stages: Sequence[Stage], runs: Path) -> int:
     return 0
 
 
-def _read_complete(file: Path, stages: Sequence[Stage]) -> list[list[str]]:
+def _read_complete(file: Path, stages: Sequence[_Stage]) -> list[list[str]]:
     """Return the commands of the complete stages.
 
     Raises:
-        RoadError: the file is damaged, or a stage has another command now.
+        _RoadError: the file is damaged, or a stage has another command now.
     """
     if not file.is_file():
         return []
     try:
         complete: list[list[str]] = list(json.loads(file.read_bytes()))
     except (ValueError, TypeError) as error:
-        raise RoadError(f"{file} cannot be read: {error}; give another --runs") from error
+        raise _RoadError(f"{file} cannot be read: {error}; give another --runs") from error
     for stage, words in zip(stages, complete, strict=False):
         if stage.words != words:
-            raise RoadError(
+            raise _RoadError(
                 f"{stage.name} was begun with other commands ({file}); give the same variables, or "
                 "another --runs"
             )
@@ -246,9 +246,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs = options.runs.absolute()
 
     def run() -> int:
-        stages = read_road(options.road, dict(options.values), runs)
+        stages = _read_road(options.road, dict(options.values), runs)
         if not options.dry_run:
-            return run_road(stages, runs)
+            return _run_road(stages, runs)
         for stage in stages:
             print(f"python -m {shlex.join(stage.words)}")
         return 0

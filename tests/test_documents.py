@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from albert_serve import cli
+from scripts.client_reference import PAGE, reference
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -110,11 +111,11 @@ def test_a_printed_command_of_training_is_complete(
     name, *words = shlex.split(command)
     module = importlib.import_module(name)
     verb = name.rpartition(".")[2]
-    done = SimpleNamespace(status=0)  # of a run; other commands end with a number
+    done = SimpleNamespace(status=0)
     if verb in ("pretrain", "distil", "finetune"):
         monkeypatch.setattr(module, verb, lambda config: done)
     else:
-        monkeypatch.setattr(module, "_run", lambda options: 0)
+        monkeypatch.setattr(module, "report_errors", lambda command: 0)
     assert module.main(words) == 0
 
 
@@ -151,6 +152,10 @@ def test_bentos_and_images_are_served_to_this_machine_alone() -> None:
     runs = [line for code in codes for line in re.findall(r"docker run .*", code)]
     assert len(runs) >= 4
     assert [line for line in runs if "-p 127.0.0.1:" not in line] == []
+
+
+def test_the_reference_of_the_client_is_current() -> None:
+    assert PAGE.read_text(encoding="utf-8") == reference(), "run `make docs`"
 
 
 def test_nothing_is_installed_that_no_index_has() -> None:

@@ -7,11 +7,9 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +19,7 @@ import pytest
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.cli import main
 from albert_serve.cli.greeting import greeting
-from tests.albert_serve.support import ROOT, free_port
+from tests.albert_serve.support import free_port
 
 
 def test_every_request_in_the_greeting_is_answered(bundle_dir: Path, client: httpx.Client) -> None:
@@ -35,13 +33,6 @@ def test_every_request_in_the_greeting_is_answered(bundle_dir: Path, client: htt
         name, value = header.split(": ")
         reply = httpx.post(url, content=body, headers={name: value})
         assert reply.status_code == 200, reply.text
-
-
-@pytest.mark.parametrize(
-    ("host", "url"), [("0.0.0.0", "http://127.0.0.1:80/"), ("::1", "http://[::1]:80/")]
-)
-def test_the_greetings_address_can_be_called(bundle_dir: Path, host: str, url: str) -> None:
-    assert f"curl {url}fill-mask" in greeting({"tiny": Bundle.open(bundle_dir)}, "tiny", host, 80)
 
 
 def test_the_greeting_tells_where_a_key_goes(bundle_dir: Path) -> None:
@@ -81,15 +72,6 @@ def test_doctor_measures_the_served_bundle(
     assert isinstance(report["advice"], list)
 
 
-def test_doctor_writes_for_people_too(bundle_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--workers", "2", "--threads", "1", "--device", "cpu", "--prepack", "memory"]
-    assert main(["doctor", str(bundle_dir), *options]) == 0
-    text = capsys.readouterr().out
-    assert text.startswith(f"{bundle_dir}: fp32, ")
-    assert re.search(r"^  workers +2$", text, re.MULTILINE)
-    assert "\nadvice\n  " in text
-
-
 @pytest.mark.parametrize("command", ["info", "doctor"])
 def test_a_damaged_bundle_is_one_line_and_status_1(
     command: str, bundle_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -104,20 +86,6 @@ def test_a_damaged_bundle_is_one_line_and_status_1(
     assert printed.out == ""
     (line,) = printed.err.splitlines()
     assert re.search(r"error: .*model\.safetensors has \d+ bytes; the manifest says", line)
-
-
-def test_score_answers_a_file(
-    bundle_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [{"id": 1, "text": "An earned run."}, {"id": 2, "text": "A fielding error."}]
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = ["--task", "text-classification", "--parameters", '{"top_k": 1}', "--threads", "1"]
-    assert main(["score", *options, "--bundle", str(bundle_dir), str(source), str(output)]) == 0
-    scored = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [row["id"] for row in scored] == [1, 2]
-    assert all(len(row["output"]) == 1 for row in scored)
-    assert "2 rows, 0 with errors" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -143,43 +111,6 @@ def test_score_fails_if_no_row_was_answered(
     if status:
         (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
         assert line.startswith(f"error: no row of {source} was answered; the first error: line 1 ")
-
-
-def test_rows_and_nothing_else_go_to_the_standard_output(bundle_dir: Path, tmp_path: Path) -> None:
-    source = tmp_path / "in.jsonl"
-    source.write_text('{"id": 1, "text": "a [MASK]"}\n')
-    command = ["score", "--task", "fill-mask", "--bundle", str(bundle_dir), "--threads", "1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "albert_serve", *command, str(source), "/dev/stdout"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(done.stdout)["id"] == 1
-    assert "/dev/stdout: 1 rows, 0 with errors" in done.stderr
-
-
-def test_an_interrupt_is_one_line_and_status_130(bundle_dir: Path, tmp_path: Path) -> None:
-    source = tmp_path / "in.jsonl"
-    os.mkfifo(source)
-    command = ["score", "--task", "fill-mask", "--bundle", str(bundle_dir), "--threads", "1"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "albert_serve", *command, str(source), str(tmp_path / "out.jsonl")],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process, source.open("w") as rows:  # it is open for reading: the job has begun
-        rows.write('{"text": "a [MASK]"}\n')
-        rows.flush()
-        time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
-        _, output = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert "Traceback" not in output
-    assert output.splitlines()[-1] == "interrupted"
-    assert list(tmp_path.iterdir()) == [source]
 
 
 @pytest.mark.parametrize(
@@ -287,17 +218,6 @@ def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> 
         main([*command.split(), "--help"])
     assert caught.value.code == 0
     assert f"examples:\n  albert-serve {command or 'serve'}" in capsys.readouterr().out
-
-
-def test_it_runs_as_a_module() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "albert_serve", "--version"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert ran.stdout.startswith("albert-serve ")
 
 
 def test_a_missing_serve_extra_is_reported_with_the_command() -> None:

@@ -9,12 +9,9 @@ import pytest
 from albert_serve import errors
 from albert_serve.errors import (
     AlbertServeError,
-    ConfigError,
     InvalidInputError,
-    NoMaskError,
     QueueFullError,
     RequestError,
-    TextTooLongError,
     request_error,
 )
 from tests.albert_serve.support import ROOT
@@ -56,26 +53,6 @@ def test_the_drawn_parent_and_status_are_the_real_ones(
     assert status is None or kind.status == int(status)
 
 
-@pytest.mark.parametrize("kind", [ConfigError, InvalidInputError])
-def test_a_caller_may_catch_value_error(kind: type[Exception]) -> None:
-    assert issubclass(kind, ValueError)
-
-
-@pytest.mark.parametrize(
-    ("name", "status"), [(name, status) for name, _, status in drawn_tree() if status]
-)
-def test_a_status_finds_its_error(name: str, status: str) -> None:
-    error = request_error(int(status), "why")
-    assert type(error).__name__ == name
-    assert str(error) == "why"
-    assert error.request_id is None
-
-
-@pytest.mark.parametrize("kind", [InvalidInputError, NoMaskError, TextTooLongError])
-def test_the_type_selects_the_error_of_a_status(kind: type[RequestError]) -> None:
-    assert type(request_error(422, "why", kind.error_type)) is kind
-
-
 def test_an_unknown_type_falls_back_to_the_status() -> None:
     assert type(request_error(422, "why", "from a newer service")) is InvalidInputError
 
@@ -90,13 +67,6 @@ def test_a_full_queue_says_when_to_come_back() -> None:
     error = request_error(429, "full")
     assert isinstance(error, QueueFullError)
     assert error.retry_after_s == 1.0
-
-
-def test_types_have_distinct_names() -> None:
-    """A client reads the type from the wire, so no two leaves may share one."""
-    leaves = [kind for kind in public_errors().values() if not kind.__subclasses__()]
-    names = [kind.error_type for kind in leaves if issubclass(kind, RequestError)]
-    assert len(set(names)) == len(names)
 
 
 def test_the_documents_table_has_every_error_that_a_client_can_meet() -> None:

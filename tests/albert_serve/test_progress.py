@@ -34,13 +34,6 @@ def lines(
     return lambda: capsys.readouterr().err.splitlines()
 
 
-def test_without_a_terminal_each_report_is_a_line(lines: Callable[[], list[str]]) -> None:
-    assert list(progress(iter("ab"), title="reading", unit="files")) == ["a", "b"]
-    first, second = lines()
-    assert first.startswith("reading: 1 files in 00:0")
-    assert second.startswith("reading: 2 files in 00:0")
-
-
 def test_a_known_total_has_a_share_and_the_time_that_is_left(
     lines: Callable[[], list[str]],
 ) -> None:
@@ -69,18 +62,6 @@ def test_short_work_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "")
 
 
-def test_what_is_hidden_writes_nothing(lines: Callable[[], list[str]]) -> None:
-    with progress_bar(title="of another process", total=3, is_hidden=True) as bar:
-        bar.update(3)
-    assert lines() == []
-
-
-def test_a_reader_that_stops_ends_it(lines: Callable[[], list[str]]) -> None:
-    assert next(iter(progress(range(9), title="some"))) == 0
-    assert next(iter(progress(range(9), title="others"))) == 0
-    assert lines() == []
-
-
 def test_in_a_terminal_it_is_a_bar() -> None:
     here, there = pty.openpty()
     fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
@@ -89,14 +70,6 @@ def test_in_a_terminal_it_is_a_bar() -> None:
     os.close(there)
     os.close(here)
     assert "\rcounting: 100%|" in shown
-
-
-def test_in_a_pipe_it_is_lines() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WORK], stderr=subprocess.PIPE, check=True, timeout=120, text=True
-    )
-    assert "\r" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("counting: 100%, 4 of 4 numbers in 00:0")
 
 
 def test_a_closed_pipe_does_not_end_the_work() -> None:

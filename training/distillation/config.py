@@ -24,7 +24,7 @@ def _parse_pair(text: str) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Teaching(Options, title="teacher"):
+class _Teaching(Options, title="teacher"):
     """The teacher, and what is learnt from it."""
 
     teacher: str = flag("a model's folder, or its name on the Hugging Face hub", MISSING)
@@ -49,7 +49,7 @@ class Teaching(Options, title="teacher"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistilConfig(PretrainingConfig, Teaching):
+class DistilConfig(PretrainingConfig, _Teaching):
     """Configuration of a distillation run, by the names of the command's flags.
 
     Raises:

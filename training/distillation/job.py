@@ -96,7 +96,7 @@ class Distillation:
         """
         job.check()
         tokenizer = job.tokenizer
-        check_vocabulary(self.teacher, tokenizer, job.shards)
+        _check_vocabulary(self.teacher, tokenizer, job.shards)
         collate = DistilCollator(
             student=job.collator,
             aligner=Aligner(tokenizer, self.teacher.tokenizer),
@@ -192,7 +192,7 @@ def _check_objectives(objectives: Objectives, config: AlbertConfig, teacher: Tea
         )
 
 
-def check_vocabulary(teacher: Teacher, tokenizer: AlbertTokenizer, shards: Shards) -> None:
+def _check_vocabulary(teacher: Teacher, tokenizer: AlbertTokenizer, shards: Shards) -> None:
     """Check that the teacher's vocabulary covers the corpus.
 
     Raises:

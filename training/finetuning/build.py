@@ -30,7 +30,7 @@ from training.run.options import should_compile
 from training.system.precision import PrecisionName
 
 
-class PreparedRun(NamedTuple):
+class _PreparedRun(NamedTuple):
     """A run whose data is read and whose model is loaded.
 
     Attributes:
@@ -45,7 +45,7 @@ class PreparedRun(NamedTuple):
 
 def prepare_finetuning(
     settings: FinetuneSettings, start: Path, precision: PrecisionName, world: World
-) -> PreparedRun:
+) -> _PreparedRun:
     """Read the data and load the model of the settings' run.
 
     Args:
@@ -105,7 +105,9 @@ def prepare_finetuning(
         selection=selection,
     )
     task = {key: hf[key] for key in ("albert_sentence_task",) if key in hf}
-    return PreparedRun(build, {**task, **label_config(hf, model.tasks, placed, labels)}, validation)
+    return _PreparedRun(
+        build, {**task, **label_config(hf, model.tasks, placed, labels)}, validation
+    )
 
 
 def _architecture(settings: FinetuneSettings, hf: Mapping[str, Any], world: World) -> AlbertConfig:

@@ -306,6 +306,8 @@ def _check_teacher(settings: FinetuneSettings) -> None:
     """
     if settings.labels:
         raise RunError("--labels goes with labelled texts; with --teacher the labels are its own")
-    names = [name for name in ("problem_type", "class_weights") if getattr(settings, name)]
-    for flag in (*map(flag_name, names), *(() if settings.truncation else ("--no-truncation",))):
-        raise RunError(f"{flag} goes with labelled texts, not with --teacher")
+    for name in ("problem_type", "class_weights"):
+        if getattr(settings, name):
+            raise RunError(f"{flag_name(name)} goes with labelled texts, not with --teacher")
+    if not settings.truncation:
+        raise RunError("--no-truncation goes with labelled texts, not with --teacher")

@@ -144,7 +144,7 @@ def choose_head(asked: QuestionHead | None, stored: Mapping[Task, int]) -> Quest
     return asked or question_head_of("question-answering", num_outputs) or "independent"
 
 
-def conditioned_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
+def _conditioned_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
     """Return the logits (C, S, 3) of a start-conditioned head: start, end, and answerability.
 
     The end is that of the true start. Both are -inf where no answer can be: everywhere but in the
@@ -168,7 +168,7 @@ def conditioned_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
 
 
 def conditioned_scores(
-    model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = conditioned_logits
+    model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = _conditioned_logits
 ) -> dict[LossName, Score]:
     """Return the score of question answering by a start-conditioned head (run_squad_v2).
 
@@ -176,7 +176,7 @@ def conditioned_scores(
     of "no answer" is added; a window has none where it points at [CLS].
 
     Args:
-        logits: `conditioned_logits`, optionally compiled.
+        logits: `_conditioned_logits`, optionally compiled.
     """
     logits_CS3 = logits(model, batch)
     spans = span_scores(model, batch, lambda *_: logits_CS3[..., :2])["question-answering"]
@@ -191,4 +191,4 @@ def conditioned_loss(*, compiles: bool) -> LossFunction:
     """Return the loss function of questions for a start-conditioned head."""
     if not compiles:
         return conditioned_scores
-    return partial(conditioned_scores, logits=compile_logits(conditioned_logits))
+    return partial(conditioned_scores, logits=compile_logits(_conditioned_logits))

@@ -32,15 +32,15 @@ from training.order_losses import order_loss
 _OTHERS: Final = ("multiple_choice", "question_answering", "pretraining")
 
 
-class _HowToStream(TypedDict):
+class _StreamOptions(TypedDict):
     batch_size: int
     seed: int
     division: Division
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Streams:
-    """The data of all tasks of a run.
+    """The data of all tasks of a run, which `read` reads.
 
     Attributes:
         placed: the classifiers.
@@ -104,20 +104,22 @@ class Streams:
         """Return the task stream of labelled data, and keep what may be validated."""
         context = self.context
         architecture, tokenizer = context.architecture, context.tokenizer
-        how = _HowToStream(batch_size=size, seed=self.settings.seed, division=context.division)
+        options = _StreamOptions(
+            batch_size=size, seed=self.settings.seed, division=context.division
+        )
         if task == "multiple-choice":
             choices = build_choices(context)
             self.datasets.append(choices)
-            return choice_stream(choices.examples, tokenizer, architecture, **how)
+            return choice_stream(choices.examples, tokenizer, architecture, **options)
         if task == "question-answering":
             length = self.settings.window_length(architecture.max_positions)
             files = self.settings.question_answering
             windows = question_examples(files, tokenizer, length=length)
-            return example_stream(task, windows, architecture, **how)
+            return example_stream(task, windows, architecture, **options)
         (config,) = (each.config for each in self.placed if each.task == task)
         texts = build_classification(task, config, context)
         self.datasets.append(texts)
-        return example_stream(task, texts.examples, architecture, **how)
+        return example_stream(task, texts.examples, architecture, **options)
 
     @property
     def loss_of(self) -> Mapping[str, LossFunction]:

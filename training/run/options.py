@@ -70,7 +70,6 @@ _FINITE: Final = Numbers(float, "number that is finite", math.isfinite)
 parse_count: Final = _COUNTS.parse
 parse_seed: Final = _SEEDS.parse
 parse_positive: Final = _POSITIVE.parse
-parse_weight: Final = _WEIGHTS.parse
 parse_part: Final = _PARTS.parse
 parse_finite: Final = _FINITE.parse
 

@@ -23,7 +23,7 @@ from training.run.recipes import Dropout, PresetName, Recipe, scaled_lr
 
 
 @dataclass(frozen=True, kw_only=True)
-class Corpus(Options, title="data"):
+class _Corpus(Options, title="data"):
     """The text to train on, as files or as shards.
 
     Attributes:
@@ -84,7 +84,7 @@ class Sizes(Options, title="model (defaults are the preset's)"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecipeChanges(MaskedText, Optimization, title="training (defaults are the recipe's)"):
+class _RecipeChanges(MaskedText, Optimization, title="training (defaults are the recipe's)"):
     """Values in place of the recipe's."""
 
     length: Count | None = flag("tokens per row")
@@ -139,7 +139,7 @@ class Machine(Options, title="machine"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainingConfig(Machine, RunFolder, RecipeChanges, End, Sizes, Corpus):
+class PretrainingConfig(Machine, RunFolder, _RecipeChanges, End, Sizes, _Corpus):
     """All that `training.pretrain` and `training.distil` have in common."""
 
 

@@ -1,25 +1,15 @@
-"""Actions on the page, and a proxy between it and a service."""
+"""Actions on the page."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
-import uvicorn
 from playwright.sync_api import ConsoleMessage, Locator, Page, expect
 from playwright.sync_api import Request as Asked
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp
-
-from tests.albert_serve.support import free_port
 
 TIMEOUT_S: Final = 30
 TASKS: Final = (
@@ -30,7 +20,6 @@ TASKS: Final = (
     "feature-extraction",
 )
 CHOICE_TASKS: Final = ("multiple-choice", "feature-extraction")
-_HOP_BY_HOP: Final = {"connection", "content-length", "transfer-encoding"}
 # What Chromium writes for any reply that is not a success, or none; the page shows these.
 _REFUSED: Final = "Failed to load resource:"
 
@@ -51,47 +40,6 @@ def watch(page: Page, url: str, faults: list[str]) -> None:
     page.on("console", on_console)
     page.on("pageerror", lambda error: faults.append(f"error: {error}"))
     page.on("request", on_request)
-
-
-def passed_on(url: str) -> list[Route]:
-    """Routes that give everything to the service at `url`, as a reverse proxy does."""
-
-    async def forward(request: Request) -> Response:
-        headers = [(name, value) for name, value in request.headers.items() if name != "host"]
-        async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as http:
-            path = "/" + request.path_params["path"]
-            body = await request.body()
-            reply = await http.request(request.method, path, content=body, headers=headers)
-        kept = {name: text for name, text in reply.headers.items() if name not in _HOP_BY_HOP}
-        return Response(reply.content, reply.status_code, kept)
-
-    return [Route("/{path:path}", forward, methods=["GET", "POST"])]
-
-
-@contextlib.contextmanager
-def served(app: ASGIApp) -> Iterator[str]:
-    """An application on loopback, for as long as the block runs."""
-    port = free_port()
-    config = uvicorn.Config(
-        app,
-        host="127.0.0.1",
-        port=port,
-        log_level="warning",
-        lifespan="off",
-        ws="none",
-        timeout_graceful_shutdown=1,
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 def show(page: Page, task: str) -> Locator:

@@ -14,7 +14,6 @@ from tests.albert_serve.support import Running
 from tests.albert_serve.web.browsing import OpenPage, ask, assert_bars
 
 TASK = "multiple-choice"
-PHONE_WIDTH_PX = 360
 CONTEXT = "The bridge was built in 1932 and closed to cars in 1988."
 QUESTION = "The bridge was closed to _ in 1988."
 
@@ -50,11 +49,6 @@ def request_of(page: Page) -> Any:
     return sent.value.post_data_json
 
 
-def test_a_bundle_of_it_alone_has_its_tab_and_that_of_embeddings(choice_page: Page) -> None:
-    expect(choice_page.get_by_role("tab")).to_have_text(["Multiple choice", "Embeddings"])
-    expect(choice_page.get_by_role("heading", name="Choose an answer")).to_be_visible()
-
-
 def test_choices_stand_in_the_order_of_the_reply(choice_page: Page, http: httpx.Client) -> None:
     choices = ["ships", "cars", "<b>trains</b>", "cars", "nobody at all"]
     panel = choose(choice_page, CONTEXT, QUESTION, "\n\n ".join(choices) + "\n")
@@ -70,34 +64,6 @@ def test_a_question_that_is_not_there_is_not_sent(choice_page: Page, http: httpx
     inputs = {"context": "It rained all day.", "choices": ["We got wet.", "We got lost."]}
     assert_bars(panel.locator(".bars"), bars_of(ask(http, TASK, inputs)))
     assert request_of(choice_page) == {"inputs": inputs}
-
-
-def test_every_example_is_answered(choice_page: Page) -> None:
-    panel = choice_page.locator(f"#panel-{TASK}")
-    for chip in panel.locator(".chip").all():
-        chip.click()
-        expect(choice_page.locator("[aria-busy]")).to_have_count(0)
-        expect(panel.get_by_role("alert")).to_be_hidden()
-        lines = choice_page.input_value("#multiple-choice-choices").split("\n")
-        assert sorted(panel.locator(".bar-label").all_inner_texts()) == sorted(lines)
-    expect(choice_page.locator("#multiple-choice-question")).to_have_value("")
-
-
-def test_an_example_of_the_model_needs_no_question_and_no_label(
-    choice_page: Page, http: httpx.Client
-) -> None:
-    info = http.get("/info").json()
-    [task] = [task for task in info["tasks"] if task["name"] == TASK]
-    ending = {"context": "It rained all day.", "choices": ["We got wet.", "We got lost."]}
-    task["examples"] = [
-        {"inputs": ending, "label": None},
-        {"inputs": {**ending, "question": "What then?"}, "label": None},
-    ]
-    choice_page.route("**/info", lambda route: route.fulfill(json=info))
-    choice_page.reload()
-    panel = choice_page.locator(f"#panel-{TASK}")
-    expect(panel.locator(".chip")).to_have_text(["It rained all day.", "What then?"])
-    expect(panel.locator(".bar")).to_have_count(2)
 
 
 def test_where_the_texts_were_cut_is_said(choice_page: Page, http: httpx.Client) -> None:
@@ -118,34 +84,3 @@ def test_where_the_texts_were_cut_is_said(choice_page: Page, http: httpx.Client)
         f"The question was read after character {cuts['inputs.question']}."
     )
     assert_bars(panel.locator(".bars"), bars_of(reply.json()))
-
-
-def test_a_choice_that_was_cut_is_named_by_its_line(choice_page: Page) -> None:
-    panel = choice_page.locator(f"#panel-{TASK}")
-    panel.get_by_text("Options").click()
-    panel.get_by_label("Cut a context").check()
-    choose(choice_page, "A run.", "", "nobody\n" + "everybody in the first inning " * 40)
-    expect(panel.locator(".notes li")).to_contain_text("Choice 2 was read after character")
-
-
-def test_a_single_choice_is_refused_as_the_api_refuses_it(
-    choice_page: Page, http: httpx.Client
-) -> None:
-    panel = choose(choice_page, CONTEXT, QUESTION, "cars")
-    inputs = {"context": CONTEXT, "question": QUESTION, "choices": ["cars"]}
-    refused = http.post(f"/{TASK}", json={"inputs": inputs})
-    assert refused.status_code == 422
-    expect(panel.locator(".problem-text")).to_have_text(refused.json()["error"])
-
-
-def test_long_choices_wrap_on_a_phone(open_page: OpenPage, choice_service: Running) -> None:
-    phone = {"width": PHONE_WIDTH_PX, "height": 740}
-    page = open_page(TASK, url=f"{choice_service.url}/", viewport=phone, has_touch=True)
-    choices = ["unbroken" * 10, "They walked along the water of the river. " * 2]
-    panel = choose(page, CONTEXT, "", "\n".join(choices))
-    expect(panel.locator(".bar")).to_have_count(2)
-    cut = "labels => labels.filter((label) => label.scrollWidth > label.clientWidth + 1).length"
-    assert panel.locator(".bar-label").evaluate_all(cut) == 0
-    assert page.evaluate("document.documentElement.scrollWidth") == PHONE_WIDTH_PX
-    widths = panel.locator(".bar-track").evaluate_all("bars => bars.map((bar) => bar.clientWidth)")
-    assert min(widths) > PHONE_WIDTH_PX // 2

@@ -35,10 +35,6 @@ def test_the_page_allows_nothing_from_elsewhere_and_nothing_inline(http: TestCli
     assert loaded == set(NAMES)
 
 
-def test_there_are_files_besides_the_page() -> None:
-    assert {"app.js", "style.css", "icon.svg"} <= set(NAMES)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_each_file_comes_whole_with_its_type(http: TestClient, name: str) -> None:
     reply = http.get(f"/web/{name}")
@@ -65,10 +61,3 @@ def test_a_copy_that_is_still_good_is_not_sent_again(
 @pytest.mark.parametrize("name", ["none.js", "index.html", "__init__.py", "..%2fbundle.py", ""])
 def test_nothing_else_is_given_out(http: TestClient, name: str) -> None:
     assert http.get(f"/web/{name}").status_code == 404
-
-
-def test_its_head_can_be_asked_for(http: TestClient) -> None:
-    reply = http.head("/")
-    assert reply.status_code == 200
-    assert reply.content == b""
-    assert http.post("/").status_code == 405

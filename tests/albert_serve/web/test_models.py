@@ -7,34 +7,79 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
+import torch
 from playwright.sync_api import Page, expect
 
-from tests.albert_serve.support import running_service, service_environment
-from tests.albert_serve.web.browsing import OpenPage
+from albert_serve.bundle.manifest import TaskExample
+from albert_serve.config import AlbertConfig
+from export.write import export_bundle
+from tests.albert_serve.classifiers import LABELS, classifiers, export_classifiers
+from tests.albert_serve.support import Running, running_service, service_environment
+from tests.albert_serve.web.browsing import OpenPage, ask, assert_bars
+from training.model.checkpoint import save_checkpoint
+from training.model.heads import AlbertForTasks, Task
+
+TASK = "text-classification"
+MANY_LABELS = [f"card_payment_with_a_wrong_exchange_rate_{number}" for number in range(77)]
+EXAMPLES = {
+    TASK: [
+        TaskExample(inputs="My card was stolen.", label="A theft"),
+        TaskExample(inputs={"text": "Where is it?", "text_pair": "It is here."}),
+    ]
+}
+FIGURES = {
+    "sentence-order": {"metric": "accuracy", "torch": 51.5, "bundle": 51.5, "count": 1600},
+    "fill-mask": {"metric": "agreement", "torch": 100.0, "bundle": 99.0, "count": 500},
+}
+
+
+def export_many_labels(checkpoint: Path, folder: Path) -> Path:
+    """Export a model of many labels, with examples of its own and figures in its manifest."""
+    content = json.loads((checkpoint / "config.json").read_text())
+    torch.manual_seed(1)
+    sizes: dict[Task, int] = {
+        "fill-mask": content["vocab_size"],
+        "sentence-order": 2,
+        TASK: len(MANY_LABELS),
+    }
+    model = AlbertForTasks(AlbertConfig.from_hf(content), sizes)
+    labels = {"id2label": {str(number): label for number, label in enumerate(MANY_LABELS)}}
+    save_checkpoint(model, folder / "checkpoint", tokenizer_from=checkpoint, extra_config=labels)
+    exported = export_bundle(folder / "checkpoint", folder / "own", examples=EXAMPLES)
+    manifest = exported.bundle.folder / "manifest.json"
+    content = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**content, "quality": FIGURES}))
+    return exported.bundle.folder
 
 
 @pytest.fixture(scope="module")
-def several(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("several")
-    for name in ("one", "two"):
-        (folder / name).symlink_to(bundle_dir)
+def several(
+    bundle_dir: Path, checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """A service of one model twice, of one with several classifiers, and of one of many labels."""
+    made, folder = tmp_path_factory.mktemp("made"), tmp_path_factory.mktemp("several")
+    heads = export_classifiers(classifiers(checkpoint_dir), checkpoint_dir, made)
+    many = export_many_labels(checkpoint_dir, tmp_path_factory.mktemp("own"))
+    bundles = {"one": bundle_dir, "two": bundle_dir, "heads": heads.folder, "many": many}
+    for name, bundle in bundles.items():
+        (folder / name).symlink_to(bundle)
     environment = service_environment(bundle_dir, tmp_path_factory.mktemp("several-home"))
     environment |= {"ALBERT_SERVE_BUNDLE": "", "ALBERT_SERVE_MODELS": str(folder)}
     with running_service(environment, tmp_path_factory.mktemp("several-log")) as running:
-        yield f"{running.url}/"
+        yield running
 
 
 def command(page: Page) -> str:
     return page.locator("#panel-fill-mask .code code").inner_text()
 
 
-def test_another_model_is_chosen_and_asked(open_page: OpenPage, several: str) -> None:
-    page = open_page("fill-mask", url=several)
+def test_another_model_is_chosen_and_asked(open_page: OpenPage, several: Running) -> None:
+    page = open_page("fill-mask", url=f"{several.url}/?model=one")
     choice = page.get_by_label("Model", exact=True).and_(page.locator("select"))
     expect(choice).to_have_value("one")
     expect(page.locator(".model-name")).to_be_hidden()
-    assert "/v1/models" not in command(page)
     with page.expect_navigation():
         choice.select_option("two")
     expect(page).to_have_title("two · albert-serve")
@@ -50,7 +95,53 @@ def test_another_model_is_chosen_and_asked(open_page: OpenPage, several: str) ->
     assert 'model="two") as albert' in command(page)
 
 
-@pytest.mark.extended
-def test_one_model_is_no_choice(open_page: OpenPage) -> None:
-    page = open_page("fill-mask")
-    expect(page.locator("#model-choice")).to_be_hidden()
+def test_the_reader_chooses_a_classifier(open_page: OpenPage, several: Running) -> None:
+    page = open_page(TASK, url=f"{several.url}/?model=heads")
+    panel = page.locator(f"#panel-{TASK}")
+    choice = panel.get_by_label("Classifier")
+    expect(choice.locator("option")).to_have_text(list(LABELS))
+    expect(choice).to_have_value("sentiment")
+    expect(panel.locator("pre code")).not_to_contain_text('"head"')
+    panel.get_by_label("Text", exact=True).fill("The band played.")
+    choice.select_option("topic")
+    expect(panel.locator("pre code")).to_contain_text('"head": "topic"')
+    panel.get_by_role("button", name="Classify").click()
+    with httpx.Client(base_url=f"{several.url}/v1/models/heads", timeout=30) as http:
+        [scores] = ask(http, TASK, "The band played.", {"head": "topic"})
+    assert {one["label"] for one in scores} == set(LABELS["topic"])
+    assert_bars(panel.locator(".bars"), [(one["label"], one["score"]) for one in scores])
+
+
+def test_the_best_labels_are_shown_and_all_on_request(
+    open_page: OpenPage, several: Running
+) -> None:
+    page = open_page(TASK, url=f"{several.url}/?model=many")
+    panel = page.locator(f"#panel-{TASK}")
+    with httpx.Client(base_url=f"{several.url}/v1/models/many", timeout=30) as http:
+        [scores] = ask(http, TASK, "My card was stolen.")
+    expected = [(one["label"], one["score"]) for one in scores]
+    assert len(expected) == len(MANY_LABELS)
+    assert_bars(panel.locator(".bars"), expected[:5])
+    panel.get_by_role("button", name="Show all 77 labels").click()
+    assert_bars(panel.locator(".bars"), expected)
+    panel.get_by_role("button", name="Show the best 5").click()
+    assert_bars(panel.locator(".bars"), expected[:5])
+
+
+def test_examples_and_figures_are_those_of_the_model(open_page: OpenPage, several: Running) -> None:
+    page = open_page(TASK, url=f"{several.url}/?model=many")
+    panel = page.locator(f"#panel-{TASK}")
+    expect(panel.locator(".chip")).to_have_text(["A theft", "Where is it?"])
+    expect(page.locator("#text-classification-text")).to_have_value("My card was stolen.")
+    panel.get_by_role("button", name="Where is it?").click()
+    expect(panel.locator("pre code")).to_contain_text('"text_pair": "It is here."')
+    page.get_by_role("tab", name="Sentence order").click()
+    expect(page.get_by_role("button", name="Find the best order")).to_have_accessible_description(
+        "This model does not know sentence order: it tells two texts in order from the same two "
+        "swapped in 51.5% of the cases, where chance is 50%. Take what it finds as a guess."
+    )
+    expect(page.locator("#panel-sentence-order .measured")).to_have_text(
+        "On labelled data: accuracy 51.5% (1,600 answers)."
+    )
+    page.get_by_role("tab", name="Fill mask").click()
+    expect(page.locator("#panel-fill-mask .measured")).to_have_count(0)

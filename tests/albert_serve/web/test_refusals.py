@@ -8,11 +8,9 @@ from typing import Any
 import httpx
 import pytest
 from playwright.sync_api import Route, expect
-from starlette.applications import Starlette
-from starlette.routing import Mount
 
-from tests.albert_serve.support import Running, running_service, service_environment
-from tests.albert_serve.web.browsing import OpenPage, passed_on, served
+from tests.albert_serve.support import running_service, service_environment
+from tests.albert_serve.web.browsing import OpenPage
 
 KEY = "a-key-of-16-characters-or-more"
 
@@ -144,11 +142,3 @@ def test_a_key_is_asked_for_and_sent_from_then_on(
         page.get_by_role("button", name="Predict").click()
         expect(field).to_be_visible()
         expect(page.locator("#panel-fill-mask .problem")).to_contain_text("unauthorized")
-
-
-def test_it_works_under_a_path_prefix(open_page: OpenPage, service: Running) -> None:
-    with served(Starlette(routes=[Mount("/team/albert", routes=passed_on(service.url))])) as url:
-        page = open_page(url=f"{url}/team/albert/")
-        expect(page.locator("#panel-fill-mask .bar").first).to_be_visible()
-        command = page.locator("#panel-fill-mask pre")
-        expect(command).to_contain_text(f"curl {url}/team/albert/fill-mask")

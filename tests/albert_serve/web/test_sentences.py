@@ -14,21 +14,9 @@ from tests.albert_serve.web.browsing import OpenPage, ask, assert_width, percent
 SCORED_AFTER_MS = 500
 
 
-def test_sentences_show_the_coherence_of_their_order(
-    open_page: OpenPage,
-    client: httpx.Client,
-) -> None:
-    page = open_page("sentence-order")
-    assert_scored(page, client, sentences_of(page))
-    page.get_by_role("button", name="A recipe").click()
-    expect(page.locator(".sentence textarea").first).to_have_value("Fold in the flour.")
-    assert_scored(page, client, sentences_of(page))
-
-
 @pytest.mark.extended
 def test_arrow_keys_move_a_sentence_and_the_score(
-    open_page: OpenPage,
-    client: httpx.Client,
+    open_page: OpenPage, client: httpx.Client
 ) -> None:
     page = open_page("sentence-order")
     first, second, third, fourth = sentences_of(page)
@@ -48,10 +36,7 @@ def test_arrow_keys_move_a_sentence_and_the_score(
 
 
 @pytest.mark.extended
-def test_buttons_move_remove_and_add_sentences(
-    open_page: OpenPage,
-    client: httpx.Client,
-) -> None:
+def test_buttons_move_remove_and_add_sentences(open_page: OpenPage, client: httpx.Client) -> None:
     page = open_page("sentence-order")
     first, second, third, fourth = sentences_of(page)
     page.get_by_role("button", name="Move sentence 2 of 4 up").click()
@@ -72,10 +57,7 @@ def test_buttons_move_remove_and_add_sentences(
 
 
 @pytest.mark.extended
-def test_a_sentence_is_dragged_to_its_place(
-    open_page: OpenPage,
-    client: httpx.Client,
-) -> None:
+def test_a_sentence_is_dragged_to_its_place(open_page: OpenPage, client: httpx.Client) -> None:
     page = open_page("sentence-order", reduced_motion="no-preference")
     first, second, third, fourth = sentences_of(page)
     drag(page, 3, to=0)
@@ -92,10 +74,7 @@ def test_a_sentence_is_dragged_to_its_place(
 
 
 @pytest.mark.extended
-def test_the_best_order_is_put_into_place(
-    open_page: OpenPage,
-    client: httpx.Client,
-) -> None:
+def test_the_best_order_is_put_into_place(open_page: OpenPage, client: httpx.Client) -> None:
     page = open_page("sentence-order")
     texts = sentences_of(page)
     result = ask(client, "sentence-order", {"sentences": texts}, {"reorder": True})
@@ -113,26 +92,8 @@ def test_the_best_order_is_put_into_place(
 
 
 @pytest.mark.extended
-def test_too_few_sentences_are_refused_and_come_back(
-    open_page: OpenPage,
-    client: httpx.Client,
-) -> None:
-    page = open_page("sentence-order")
-    for number in (4, 3, 2):
-        page.get_by_role("button", name=f"Remove sentence 1 of {number}").click()
-    problem = page.locator("#panel-sentence-order").get_by_role("alert")
-    expect(problem).to_contain_text("must hold at least 2 items")
-    expect(page.locator(".gauge-value")).to_have_text("–")
-    page.get_by_label("Add a sentence").fill("He ran.")
-    page.get_by_role("button", name="Add", exact=True).click()
-    expect(problem).to_be_hidden()
-    assert_scored(page, client, sentences_of(page))
-
-
-@pytest.mark.extended
 def test_no_answer_is_taken_to_an_order_that_is_past(
-    open_page: OpenPage,
-    client: httpx.Client,
+    open_page: OpenPage, client: httpx.Client
 ) -> None:
     page = open_page("sentence-order")
     first, second, third, fourth = sentences_of(page)

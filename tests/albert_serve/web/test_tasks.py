@@ -25,39 +25,6 @@ def test_it_says_what_is_served(open_page: OpenPage, client: httpx.Client) -> No
     expect(page.locator("footer")).to_contain_text(f"Reads up to {info['max_positions']} tokens")
 
 
-def test_only_the_tasks_of_the_model_are_shown(
-    open_page: OpenPage,
-    client: httpx.Client,
-    site: str,
-) -> None:
-    page = open_page()
-    info = client.get("/info").json()
-    info["tasks"] = [task for task in info["tasks"] if task["name"] == "question-answering"]
-    page.route("**/info", lambda route: route.fulfill(json=info))
-    page.goto(site)
-    page.reload()
-    expect(page.get_by_role("tab")).to_have_text(["Questions"])
-    expect(page.get_by_role("heading", name="Find the answer")).to_be_visible()
-
-
-def test_a_model_of_none_but_other_tasks_is_told_of(
-    open_page: OpenPage, client: httpx.Client, site: str
-) -> None:
-    page = open_page()
-    info = client.get("/info").json()
-    info["tasks"] = [{**info["tasks"][0], "name": "token-classification"}]
-    page.route("**/info", lambda route: route.abort())
-    page.goto(site)
-    page.reload()
-    again = page.get_by_role("button", name="Try again")
-    again.wait_for()
-    page.route("**/info", lambda route: route.fulfill(json=info))
-    again.dblclick()
-    expect(page.get_by_text("no task that this page knows")).to_have_count(1)
-    expect(page.locator("#placeholder, [role=tab]")).to_have_count(0)
-    expect(page.locator("footer")).to_contain_text(f"Reads up to {info['max_positions']} tokens")
-
-
 def test_masks_are_filled_as_the_api_fills_them(
     open_page: OpenPage,
     client: httpx.Client,
@@ -170,27 +137,6 @@ def test_an_answer_is_marked_where_it_stands_in_code_points(
     assert shown == context
 
 
-def test_a_passage_without_an_answer_has_no_mark(
-    open_page: OpenPage,
-    client: httpx.Client,
-) -> None:
-    page = open_page("question-answering")
-    panel = page.locator("#panel-question-answering")
-    panel.get_by_text("Options").click()
-    panel.get_by_label("compete").check()
-    panel.get_by_label("Answers").fill("200")
-    page.fill("#question-answering-context", "A run.")
-    panel.get_by_role("button", name="Find", exact=True).click()
-    question = page.input_value("#question-answering-question")
-    inputs = {"question": question, "context": "A run."}
-    options = {"top_k": 200, "handle_impossible_answer": True}
-    expected = ask(client, "question-answering", inputs, options)
-    expect(panel.locator(".bar")).to_have_count(len(expected))
-    panel.locator("button.bar", has_text="no answer").click()
-    expect(panel.locator(".passage mark")).to_have_count(0)
-    expect(panel.locator(".passage")).to_have_text("A run.")
-
-
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_texts_are_compared_by_the_cosines_of_their_embeddings(
     open_page: OpenPage,
@@ -222,16 +168,3 @@ def assert_alike(panel: Locator, texts: list[str], cosines: NDArray[np.float64])
     np.testing.assert_allclose(figures, cosines[order], atol=0.0051)
     for index, cosine in enumerate(cosines[order]):
         assert_width(panel.locator(".bar-fill").nth(index), max(0.0, cosine))
-
-
-def test_a_cut_text_of_several_is_named_by_its_line(open_page: OpenPage) -> None:
-    page = open_page("feature-extraction")
-    panel = page.locator("#panel-feature-extraction")
-    page.fill("#feature-extraction-texts", "A run.\n" + "It was scored in the first inning. " * 40)
-    panel.get_by_role("button", name="Compare").click()
-    expect(panel.get_by_role("alert")).to_contain_text("inputs[1]: the text is")
-    panel.get_by_text("Options").click()
-    panel.get_by_label("Cut a text").check()
-    panel.get_by_role("button", name="Compare").click()
-    expect(panel.locator(".notes li")).to_contain_text("Text 2 was read up to character")
-    expect(panel.locator(".bar")).to_have_count(2)

@@ -130,17 +130,6 @@ def test_texts_longer_than_the_teacher_reads_are_cut_as_by_transformers(
     torch.testing.assert_close(logits_NK[1], expected, atol=0.15, rtol=0.05)
 
 
-def test_texts_over_the_length_are_cut_and_counted(
-    options: list[str], texts: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    with texts.open("a") as stream:
-        stream.write("long " * 80 + "\n")
-    assert finetune.main([*options, "--steps", "2", "--output", str(tmp_path / "run")]) == 0
-    said = capsys.readouterr().out
-    assert "1 of 25 texts are cut to what " in said
-    assert "1 of 25 texts are cut to 32 tokens\n" in said
-
-
 def test_the_student_learns_its_teachers_labels(
     options: list[str], texts: Path, tmp_path: Path
 ) -> None:

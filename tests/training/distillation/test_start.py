@@ -150,16 +150,6 @@ def test_the_shared_layer_is_one_of_the_teachers(
     assert torch.allclose(ffn(attention(before, None)), after, atol=1e-5)
 
 
-@torch.no_grad()
-def test_groups_start_from_layers_of_their_own(
-    teacher: Teacher, tokenizer: AlbertTokenizer, counts: NDArray[np.int64]
-) -> None:
-    model = started(teacher, tokenizer, counts, (3, 1), num_groups=2)
-    for block, number in zip(model.albert.encoder.attentions, (3, 1), strict=True):
-        theirs = teacher.model.encoder.layer[number - 1].attention.self.query
-        assert torch.equal(block.get_parameter("query.weight"), theirs.weight)
-
-
 def test_pieces_that_the_teacher_lacks_are_means_of_its_pieces(
     teacher: Teacher, tokenizer: AlbertTokenizer
 ) -> None:
@@ -220,18 +210,6 @@ def test_smaller_embeddings_explain_the_more_the_larger_they_are(
     assert unexplained[3] < 0.5
     assert unexplained[4] < 1e-8
     assert explained[4] == 1.0
-
-
-@pytest.mark.parametrize("size", [1, 2, 16])
-@torch.no_grad()
-def test_the_norm_of_smaller_embeddings_takes_no_mean_away(
-    size: int, teacher: Teacher, tokenizer: AlbertTokenizer, counts: NDArray[np.int64]
-) -> None:
-    model = started(teacher, tokenizer, counts, embedding_size=size)
-    embeddings = model.albert.embeddings
-    for table in (embeddings.word, embeddings.position, embeddings.token_type):
-        assert table.weight.mean(-1).abs().max() < 1e-6
-    assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
 @torch.no_grad()

@@ -24,7 +24,6 @@ from tests.training.distillation.teachers import (
 from training.distillation.teacher import (
     HfTokenizer,
     Teacher,
-    TeacherBatch,
     TeacherError,
     describe_model,
     load_teacher,
@@ -83,30 +82,6 @@ def test_attention_parts_are_queries_keys_and_values_of_the_last_layer(
         expected = torch.nn.functional.linear(states.hidden[0], linear.weight, linear.bias)
         assert torch.allclose(actual, expected, atol=1e-5)
         assert not linear._forward_hooks
-
-
-def test_padding_changes_no_state(teacher: Teacher) -> None:
-    whole = read_by(teacher, TEXTS)
-    states = teacher.states(whole, [3], with_attention=True)
-    for line, size in enumerate(whole.is_real.sum(1).tolist()):
-        alone = TeacherBatch(*(part[line : line + 1, :size] for part in whole))
-        for one, other in zip(
-            sum(teacher.states(alone, [3], with_attention=True), ()),
-            sum(states, ()),
-            strict=True,
-        ):
-            assert torch.allclose(one[0], other[line, :size], atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["WordPiece", "byte-level BPE", "unigram"])
-def test_a_teacher_reads_as_many_tokens_as_it_has_positions(
-    name: str, teachers: dict[str, Teacher]
-) -> None:
-    teacher = teachers[name]
-    assert teacher.max_positions == 64
-    ids = torch.full((1, 64), 10)
-    batch = TeacherBatch(ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool))
-    assert teacher.states(batch, [3], with_attention=False).hidden[0].isfinite().all()
 
 
 def test_a_teacher_is_frozen_and_without_dropout(teacher: Teacher) -> None:

@@ -13,14 +13,11 @@ from typing import Any
 import pytest
 
 from tests.training.processes import (
-    before_step,
     run_in_process,
     run_killed,
     spoil,
-    write_no_file_over,
 )
 from tests.training.support import (
-    SQUAD,
     SQUAD_V2,
     checkpoint_state,
     read_metrics,
@@ -36,18 +33,6 @@ Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)
 
 PROGRAM = "training.finetune"
-
-
-def test_a_small_data_set_is_learnt(pretrained: Path, labelled: Path, tmp_path: Path) -> None:
-    options = [
-        *("--initialize-from", str(pretrained / "checkpoint"), "--steps", "50", "--length", "64"),
-        *("--text-classification", str(labelled), "--batch-size", "48"),
-        *("--lr", "1e-2", "--adamw-lr", "1e-2", "--report-every", "10", "--device", "cpu"),
-    ]
-    assert run(options, tmp_path) == 0
-    first, *_, last = read_metrics(tmp_path)
-    assert last["text-classification/accuracy"] > 0.9
-    assert last["text-classification/loss"] < 0.5 * first["text-classification/loss"]
 
 
 def test_all_tasks_are_in_one_checkpoint(finetuned: Path, pretrained: Path) -> None:
@@ -96,19 +81,6 @@ def test_a_run_that_is_killed_goes_on_to_the_same_weights(
     run_killed(finetune_options, tmp_path / "run", *deaths, program=PROGRAM)
     assert same_weights(tmp_path / "run", finetuned)
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [10, 20, 30, 40]
-
-
-def test_a_full_disk_leaves_the_last_checkpoint_and_the_run_goes_on(
-    finetuned: Path, finetune_options: list[str], tmp_path: Path
-) -> None:
-    full = partial(before_step, 5, partial(write_no_file_over, 30_000))
-    often = [*finetune_options, "--save-every", "0.0001s"]
-    ended = run_in_process(often, tmp_path / "run", fate=full, program=PROGRAM)
-    assert ended.status == 1
-    assert "error: the checkpoint of step 5 could not be written: " in ended.err
-    assert ended.err.endswith("/checkpoints/step-00000004, is whole\n")
-    assert run_in_process(finetune_options, tmp_path / "run", program=PROGRAM).status == 0
-    assert same_weights(tmp_path / "run", finetuned)
 
 
 def test_steps_that_come_to_nothing_are_undone_in_all_feeds(
@@ -182,16 +154,6 @@ def test_epochs_end_a_run_and_validation_reports_each(
     assert stage["settings"]["validation"] == [labelled.name]
 
 
-def test_a_run_that_has_ended_is_extended_by_more_steps(
-    finetune_options: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    assert run(finetune_options, tmp_path, "--steps", "3") == 0
-    assert run(finetune_options, tmp_path, "--steps", "5") == 0
-    assert "resuming from step 3" in capsys.readouterr().out
-    assert checkpoint_state(tmp_path)["step"] == 5
-    assert json.loads((tmp_path / "run.json").read_text())["steps"] == "5"
-
-
 def test_weights_say_how_often_each_task_is_drawn(
     finetune_options: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
@@ -214,15 +176,6 @@ def test_a_head_of_other_labels_starts_fresh_and_others_are_kept(
     assert model.tasks["question-answering"] == 2
     labels = read_config(tmp_path / "run" / "checkpoint")["id2label"]
     assert labels == {"0": "a", "1": "b", "2": "c"}
-
-
-def test_labels_stay_when_other_tasks_are_trained(finetuned: Path, tmp_path: Path) -> None:
-    options = [
-        *("--initialize-from", str(finetuned / "checkpoint"), "--question-answering", str(SQUAD)),
-        *("--steps", "1", "--length", "64", "--device", "cpu"),
-    ]
-    assert run(options, tmp_path) == 0
-    assert read_config(tmp_path / "checkpoint")["id2label"] == {"0": "negative", "1": "positive"}
 
 
 def test_texts_over_the_length_are_counted(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,11 @@ from typing import Any
 import pytest
 
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.processes import before_step, get_signals, run_in_process
 from tests.training.support import (
     SQUAD,
     SQUAD_V2,
     best_step,
-    checkpoint_state,
     run_command,
-    same_weights,
     validations,
 )
 from training import evaluate
@@ -56,22 +52,6 @@ def test_the_best_checkpoint_has_the_best_f1(
     assert evaluate.main([checkpoint, "--question-answering", str(file), "--device", "cpu"]) == 0
     figures = json.loads((tmp_path / "run" / "best" / "evaluation.json").read_text())
     assert figures[f"question_answering_{name}"] == pytest.approx(values[best], abs=1e-4)
-
-
-def test_a_run_that_is_stopped_before_a_validation_makes_up_for_it(
-    start: list[str], tmp_path: Path
-) -> None:
-    options = [*start, "--validation", str(SQUAD), "--metric", "exact_match", "--patience", "2"]
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    assert run(options, whole) == 0
-    stop = partial(before_step, 8, partial(get_signals, signal.SIGTERM))
-    ended = run_in_process(options, stopped, fate=stop, program="training.finetune")
-    assert ended.status == 128 + signal.SIGTERM
-    assert list(f1(stopped)) == [4]
-    assert run(options, stopped) == 0
-    assert f1(stopped) == f1(whole)
-    assert same_weights(stopped, whole)
-    assert checkpoint_state(whole)["selection"]["figure"] == "exact_match"
 
 
 @pytest.mark.parametrize(("positions", "longest"), [(512, 384), (256, 256)])

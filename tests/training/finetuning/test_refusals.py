@@ -108,6 +108,10 @@ def files(
         ("QUESTIONS --validation questions questions", "33 ids stand for several questions"),
         ("RACE --metric f1", "--metric f1 is none of multiple choice; take accuracy or loss"),
         ("RACE --validation nowhere.csv", "nowhere.csv"),
+        (
+            "TEXTS --question-head start-conditioned",
+            "--question-head is of question answering",
+        ),
         # kinds of labels
         ("COLA --class-weights 1 2 3", "--class-weights 1.0 2.0 3.0: give `balanced`, or one num"),
         ("LISTS --problem-type regression", "lists.jsonl, line 1: column label holds lists"),

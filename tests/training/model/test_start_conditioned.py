@@ -6,7 +6,6 @@ The oracle is XLM's `SQuADHead`, the same modules as XLNet's, on top of an `Albe
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -19,12 +18,11 @@ from torch.nn import functional as F
 from transformers.models.xlm.modeling_xlm import XLMSQuADHead
 
 from albert_serve.bundle.weights import NUM_BEAMS
-from albert_serve.errors import ConfigError
 from tests.training.support import TINY, randomize
 from training.data.batch import ExampleBatch
 from training.data.collate import collate_examples
 from training.data.questions import SpanExample
-from training.finetuning.questions import conditioned_loss, conditioned_scores
+from training.finetuning.questions import conditioned_scores
 from training.model.albert import Batch
 from training.model.checkpoint import (
     CheckpointError,

@@ -14,7 +14,6 @@ from random import Random
 
 import httpx
 import pytest
-
 from benchmarks.harness.errors import BenchmarkError
 from benchmarks.reliability.host import Service, serving
 from benchmarks.reliability.hostile import KINDS, request_of
