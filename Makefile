@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help setup serve serve-gpu test test-extended test-fast test-slow fuzz fuzz-waiting bench-pretrain bench-finetune bench-engine bench-sizes bench-serve bench-score bench-score-memory bench-reliability image-cpu image-gpu default-model reproduce-model client docs check format clean
+.PHONY: help setup serve serve-gpu test test-extended test-fast test-slow fuzz bench-pretrain bench-finetune bench-engine bench-sizes bench-serve bench-score bench-score-memory bench-reliability image-cpu image-gpu default-model reproduce-model client docs check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -58,9 +58,6 @@ test-slow: $(VENV)/.dev  ## run the tests that take minutes
 fuzz: $(VENV)/.dev  ## 20,000 hostile requests, and the API document held against its service
 	$(BIN)/python -m pytest -s -m slow tests/albert_serve/server/hostile/test_fuzz.py tests/albert_serve/server/documents/test_api_document.py
 
-fuzz-waiting: $(VENV)/.dev  ## search for 30 minutes for what makes others wait longest, and whether memory grows
-	$(BIN)/python -m benchmarks.reliability.waiting
-
 bench-pretrain: $(VENV)/.dev  ## train with transformers and with this package, and compare
 	$(BIN)/python -m benchmarks.pretrain
 
@@ -87,7 +84,7 @@ bench-score: $(VENV)/.dev  ## score TEXTS=FILE in batch, and compare with the en
 bench-score-memory: $(VENV)/.dev  ## score files of 5 GB in batch, and watch the memory
 	$(BIN)/python -m benchmarks.score_memory
 
-bench-reliability: $(VENV)/.dev  ## ten times too much, signals, kills, slow clients, and an hour of load
+bench-reliability: $(VENV)/.dev  ## ten times too much, signals, kills, and an hour of load
 	$(BIN)/python -m benchmarks.reliability
 
 image-cpu: $(VENV)/.serve  ## build the image for CPUs (BACKEND=podman: without docker)

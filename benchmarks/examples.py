@@ -5,8 +5,8 @@ The examples are fixed (`albert_serve/web/examples.json`): none was chosen by wh
 
 from __future__ import annotations
 
-import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
@@ -14,10 +14,11 @@ from typing import Any, Final
 
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.default_bundle import shipped_bundle
-from albert_serve.errors import AlbertServeError
 from albert_serve.runtime.engine import Engine
 from albert_serve.tasks import TASKS, AnyTask, Work, prepare_request
 from albert_serve.tasks.load import load_tasks
+from training.errors import report_errors
+from training.system.command_line import make_parser
 
 _EXAMPLES: Final = """examples:
   python -m benchmarks.examples
@@ -27,21 +28,15 @@ _HEADINGS: Final = ("task", "text", "reply", "expected", "")
 _TOP_K: Final = 3
 
 
-def read_examples() -> dict[str, list[dict[str, Any]]]:
+def _read_examples() -> dict[str, list[dict[str, Any]]]:
     """Return the page's examples by task: `inputs`, `expected`, and for most a `label`."""
     file = resources.files("albert_serve.web") / "examples.json"
     return dict(json.loads(file.read_text(encoding="utf-8")))
 
 
-def table(bundle: Bundle) -> str:
-    """Return the replies of a bundle as a Markdown table."""
-    rows = [_HEADINGS, tuple("---" for _ in _HEADINGS), *_rows(bundle)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
-
-
 def _rows(bundle: Bundle) -> Iterator[tuple[str, ...]]:
     engine, tasks = Engine.open(bundle), load_tasks(bundle)
-    for name, examples in read_examples().items():
+    for name, examples in _read_examples().items():
         if name not in tasks:
             continue
         for example in examples:
@@ -105,21 +100,19 @@ def _expected(expected: Any) -> str:
     return expected or ""
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Print the replies of a bundle."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.examples",
-        description=__doc__,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the replies of a bundle; returns the exit status."""
+    parser = make_parser("benchmarks.examples", __doc__, _EXAMPLES)
     parser.add_argument("bundle", type=Path, nargs="?", default=shipped_bundle())
-    options = parser.parse_args(argv)
-    try:
-        print(table(Bundle.open(options.bundle)))
-    except AlbertServeError as error:
-        raise SystemExit(f"error: {error}") from error
+    options = parser.parse_args(arguments)
+
+    def run() -> int:
+        rows = [_HEADINGS, tuple("---" for _ in _HEADINGS), *_rows(Bundle.open(options.bundle))]
+        print("\n".join(f"| {' | '.join(row)} |" for row in rows))
+        return 0
+
+    return report_errors(run)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

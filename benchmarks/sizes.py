@@ -26,6 +26,7 @@ from albert_serve.config import preset
 from albert_serve.default_bundle import shipped_bundle
 from albert_serve.doctor.footprint import Footprint, measure_footprint
 from albert_serve.settings import Prepack, RuntimeOptions
+from benchmarks.harness.page import table
 from export.write import export_bundle
 from training.errors import report_errors
 from training.system.command_line import make_parser
@@ -41,7 +42,7 @@ xxlarge in all precisions wants 6 GB of disk and 4 GB of memory.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class SizeRow:
     """One size in one precision.
 
     Attributes:
@@ -76,13 +77,13 @@ class Row:
 
 def measure(
     checkpoint: Path, size: str, precision: Precision, folder: Path, processes: Sequence[int]
-) -> Row:
+) -> SizeRow:
     """Export a checkpoint, and look at its bundle on disk and in memory."""
     target = folder / f"{size}-{precision}"
     exported = export_bundle(checkpoint, target, precision=precision, overwrite=True)
     sizes = {name: entry.size for name, entry in exported.bundle.manifest.files.items()}
     footprints = [_footprint(exported.bundle, folder / "cache", number) for number in processes]
-    row = Row(
+    row = SizeRow(
         size=size,
         precision=precision,
         fp32_bytes=exported.fp32_bytes,
@@ -95,22 +96,16 @@ def measure(
     return row
 
 
-def tables(rows: Sequence[Row], processes: Sequence[int]) -> str:
+def size_table(rows: Sequence[SizeRow], processes: Sequence[int]) -> str:
     """The rows in Markdown."""
     number = [f"{n} process{'es' if n > 1 else ''}" for n in processes]
     header = [
-        "size",
-        "precision",
-        "weights, MB",
-        "of fp32",
-        "bundle, of fp32 weights",
-        "graphs, kB",
+        *("size", "precision", "weights, MB", "of fp32", "bundle, of fp32 weights", "graphs, kB"),
         *(f"weights in memory over file, {each}" for each in number),
         *(f"PSS in all, MB, {each}" for each in number),
         "seconds to open",
     ]
-    lines = [header, ["---"] * len(header), *(row.cells() for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    return table(header, [row.cells() for row in rows]) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -122,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     folder: Path = options.output
     folder.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
+    rows: list[SizeRow] = []
     with tqdm(total=len(options.sizes) * len(options.precisions), disable=None) as bar:
         for size in options.sizes:
             checkpoint = _random_checkpoint(size, folder / "checkpoint")
@@ -132,7 +127,7 @@ def _run(options: argparse.Namespace) -> int:
                 bar.update()
             shutil.rmtree(checkpoint)
     shutil.rmtree(folder / "cache", ignore_errors=True)
-    text = tables(rows, options.processes)
+    text = size_table(rows, options.processes)
     (folder / "sizes.md").write_text(text, encoding="utf-8")
     (folder / "sizes.json").write_text(json.dumps([asdict(row) for row in rows], indent=2))
     print(text)

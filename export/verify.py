@@ -128,7 +128,7 @@ def _measure(
     try:
         encoder = CpuEncoder(session=open_session(encoder_file, encoder_options(RuntimeOptions())))
         heads = {task: open_session(file, head_options()) for task, file in head_files.items()}
-        batches = list(random_batches(model.config))
+        batches = list(_random_batches(model.config))
         for batch in progress(batches, title="comparing with torch", unit="batches"):
             hidden_BSH = encoder.run(batch).numpy()
             for name, found in _differences(model, heads, batch, hidden_BSH):
@@ -225,7 +225,7 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 yield from _tensors(attribute.g)
 
 
-def random_batches(config: AlbertConfig) -> Iterator[PaddedBatch]:
+def _random_batches(config: AlbertConfig) -> Iterator[PaddedBatch]:
     """Random ids: a ragged batch, an unpadded one, and one sequence of all positions.
 
     As in real inputs, each begins with [CLS] and ends with [SEP], and one token is [MASK]: it is

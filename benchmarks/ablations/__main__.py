@@ -1,41 +1,113 @@
 """The paper's ablations at small scale: sharing, size of the embeddings, sentence task.
 
 Every model is pretrained on the same number of tokens and measured on the same held-out text.
-Writes `runs/`, `results.json` and `ablations.md` (tables with the paper's figures) into the output
-folder. The same command resumes an ablation that was stopped and repeats no finished run; with more
-`--tables` or `--seeds` it adds runs.
+Writes `runs/` and `ablations.md`, a table of figures with their standard errors of sampling for
+each ablation, into the output folder. The same command resumes an ablation that was stopped and
+repeats no finished run; with more `--tables` or another `--seed` it adds runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final, get_args
+from typing import Any, Final, Literal, get_args
 
 import torch
 
+from albert_serve.config import Sharing
 from albert_serve.files import write_atomically
-from benchmarks.ablations.findings import Result
-from benchmarks.ablations.report import render
-from benchmarks.ablations.runs import make_runs, read_result
-from benchmarks.ablations.setup import Setup
-from benchmarks.ablations.tables import Base, Table, TableName, Variant, distinct_variants
+from albert_serve.tokenizer import AlbertTokenizer
+from benchmarks.ablations.measure import PAIR_TASKS, AblationTexts, measure_variant
+from benchmarks.harness.page import table
+from benchmarks.harness.process import BenchmarkError
+from training import pretrain
+from training.data.examples import SentenceTask
+from training.data.masking import NgramMasking, word_starts
+from training.data.shards import Shards
 from training.errors import report_errors
 from training.loop.progress import is_known_run, record_run
+from training.model.checkpoint import load_checkpoint
 from training.run.options import add_device, parse_count, parse_part
 from training.system.command_line import make_parser
 
+TableName = Literal["sentence", "sharing", "embedding"]
+_TITLES: Final[dict[TableName, str]] = {
+    "sentence": "Sentence task (Table 5)",
+    "sharing": "What the layers share (Table 4)",
+    "embedding": "Size of the embeddings (Table 3)",
+}
+_SHARED: Final[dict[Sharing, str]] = {
+    "all": "all shared",
+    "attention": "attention shared",
+    "ffn": "FFN shared",
+    "none": "nothing shared",
+}
+_SENTENCE_TASKS: Final[tuple[SentenceTask, ...]] = ("none", "nsp", "sop")
+_COLUMNS: Final = {
+    "masked loss": "masked_loss",
+    "masked acc.": "masked_accuracy",
+    "NSP, own head": "nsp_head_accuracy",
+    "SOP, own head": "sop_head_accuracy",
+    "NSP, probe": "nsp_probe_accuracy",
+    "SOP, probe": "sop_probe_accuracy",
+}
+_FIGURES_FILE: Final = "figures.json"
+# Settings that the figures depend on, beside both corpora.
+_SETTINGS: Final = (
+    *("hidden_size", "layers", "heads", "length", "batch_size", "sentence_weight"),
+    "held_out_tokens",
+)
+_REPORTS_A_RUN: Final = 50
 _EXAMPLES: Final = r"""examples:
   python -m benchmarks.ablations --shards wiki-shards/ --validation held-out-shards/ \
       --tokenizer vocab/ --output runs/ablations --steps 2000
   python -m benchmarks.ablations --shards wiki-shards/ --validation held-out-shards/ \
-      --tokenizer vocab/ --output runs/sentence --tables sentence --seeds 2 --steps 1000 \
+      --tokenizer vocab/ --output runs/sentence --tables sentence --seed 1 --steps 1000 \
       --hidden-size 128 --layers 4 --length 64 --batch-size 64
 """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """One model of an ablation: the settings in which models differ."""
+
+    sharing: Sharing
+    embedding_size: int
+    sentence_task: SentenceTask
+    num_steps: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Tells it from the others; the name of its run's folder."""
+        return (
+            f"share-{self.sharing}-e{self.embedding_size}-{self.sentence_task}"
+            f"-{self.num_steps}-steps-seed{self.seed}"
+        )
+
+
+def table_rows(name: TableName, options: argparse.Namespace) -> dict[str, Variant]:
+    """Return the models of a table by label; they differ in one thing."""
+    base = Variant(
+        sharing="all",
+        embedding_size=options.embedding_size,
+        sentence_task="sop",
+        num_steps=options.steps,
+        seed=options.seed,
+    )
+    if name == "sharing":
+        return {label: replace(base, sharing=shared) for shared, label in _SHARED.items()}
+    if name == "embedding":
+        sizes = sorted({*options.embedding_sizes, options.hidden_size})
+        return {f"E = {size}": replace(base, embedding_size=size) for size in sizes}
+    # What a probe reads from next to untrained weights.
+    start = replace(base, sentence_task="none", num_steps=1)
+    trained = {f"{task} trained": replace(base, sentence_task=task) for task in _SENTENCE_TASKS}
+    return {"after one step": start, **trained}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,82 +117,142 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    setup = _setup(options)
-    base = Base(
-        hidden_size=options.hidden_size,
-        embedding_size=options.embedding_size,
-        embedding_sizes=tuple(options.embedding_sizes),
-        num_steps=options.steps,
-        num_seeds=options.seeds,
-    )
-    tables = [base.table(name) for name in dict.fromkeys(options.tables)]
-    settings = setup.settings()
+    settings = _settings(options)
     if not is_known_run(options.output, {"ablation": settings}):
         record_run(options.output, {"ablation": settings})
-    variants = distinct_variants(tables)
+    tables = {name: table_rows(name, options) for name in dict.fromkeys(options.tables)}
+    variants = dict.fromkeys(each for rows in tables.values() for each in rows.values())
     try:
-        return make_runs(setup, variants, options.output / "runs")
+        for variant in variants:
+            folder = options.output / "runs" / variant.name
+            if (folder / _FIGURES_FILE).is_file():
+                continue
+            print(f"run {variant.name}", flush=True)
+            if status := _make_run(variant, folder, options):
+                return status
+        return 0
     finally:
-        _write_report(options.output, tables, variants, setup)
+        _write_tables(tables, options)
 
 
-def _setup(options: argparse.Namespace) -> Setup:
-    return Setup(
-        shards=options.shards,
-        validation=options.validation,
-        tokenizer=options.tokenizer,
-        hidden_size=options.hidden_size,
-        num_layers=options.layers,
-        num_heads=options.heads,
-        length=options.length,
-        batch_size=options.batch_size,
-        sentence_weight=options.sentence_weight,
-        held_out_tokens=options.held_out_tokens,
-        compiles=options.compile,
-        device=options.device,
-    )
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings that the figures depend on.
 
-
-def _write_report(
-    folder: Path, tables: Sequence[Table], variants: Sequence[Variant], setup: Setup
-) -> None:
-    """Write the results of all finished runs, if there are any."""
-    all_results = {variant: read_result(folder / "runs" / variant.name) for variant in variants}
-    results = {variant: result for variant, result in all_results.items() if result is not None}
-    if not results:
-        return
-    record = {
-        "settings": setup.settings(),
-        "machine": {
-            "processor": platform.processor() or platform.machine(),
-            "torch": torch.__version__,
-            "device": str(setup.device),
-        },
-        "runs": {variant.name: dict(result.figures) for variant, result in results.items()},
+    Raises:
+        ShardError: a corpus cannot be read, or was made with another tokenizer.
+    """
+    tokenizer = options.tokenizer / "tokenizer.json"
+    corpora = {
+        name: Shards.open(getattr(options, name), tokenizer).fingerprint
+        for name in ("shards", "validation")
     }
-    write_atomically(folder / "results.json", (json.dumps(record, indent=2) + "\n").encode())
-    text = render(tables, results, _heading(setup, results, len(variants)))
-    write_atomically(folder / "ablations.md", text.encode())
+    return {**corpora, **{name: getattr(options, name) for name in _SETTINGS}}
+
+
+def _make_run(variant: Variant, folder: Path, options: argparse.Namespace) -> int:
+    """Pretrain one model or resume its run, and measure it; return the exit status."""
+    torch.compiler.reset()  # compiled code is the previous model's
+    if status := pretrain.main(_pretraining(variant, folder, options)):
+        return status
+    model = load_checkpoint(folder / "checkpoint").to(options.device)
+    figures = measure_variant(model, variant.sentence_task, _texts(options), options.device)
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    record = {"variant": asdict(variant), "tokens": last["tokens"], **figures}
+    write_atomically(folder / _FIGURES_FILE, (json.dumps(record, indent=2) + "\n").encode())
+    return 0
+
+
+def _pretraining(variant: Variant, folder: Path, options: argparse.Namespace) -> list[str]:
+    """Return the command line of `training.pretrain`."""
+    steps = variant.num_steps
+    # A divisor of the steps, so that the last one is reported.
+    most = max(1, steps // _REPORTS_A_RUN)
+    report_every = max(size for size in range(1, most + 1) if steps % size == 0)
+    return [
+        *("--shards", str(options.shards), "--tokenizer", str(options.tokenizer)),
+        *("--output", str(folder), "--preset", "small", "--recipe", "small"),
+        *("--hidden-size", str(options.hidden_size), "--layers", str(options.layers)),
+        *("--heads", str(options.heads), "--max-positions", str(options.length)),
+        *("--length", str(options.length), "--batch-size", str(options.batch_size)),
+        *("--sentence-weight", str(options.sentence_weight), "--steps", str(steps)),
+        *("--embedding-size", str(variant.embedding_size), "--sharing", variant.sharing),
+        *("--sentence-task", variant.sentence_task, "--seed", str(variant.seed)),
+        *("--device", str(options.device), "--keep", "1", "--save-every", "2m"),
+        *("--report-every", str(report_every)),
+        "--compile" if options.compile else "--no-compile",
+    ]
+
+
+def _texts(options: argparse.Namespace) -> AblationTexts:
+    tokenizer = options.tokenizer / "tokenizer.json"
+    return AblationTexts(
+        training=Shards.open(options.shards, tokenizer),
+        held_out=Shards.open(options.validation, tokenizer),
+        masking=NgramMasking(word_starts=word_starts(AlbertTokenizer.from_file(tokenizer))),
+        length=options.length,
+        num_tokens=options.held_out_tokens,
+    )
+
+
+def _write_tables(
+    tables: Mapping[TableName, Mapping[str, Variant]], options: argparse.Namespace
+) -> None:
+    """Write the tables of all finished runs."""
+    lines = ["# Ablations", ""]
+    for name, rows in tables.items():
+        all_figures = {label: _read_figures(row, options) for label, row in rows.items()}
+        figures = {label: each for label, each in all_figures.items() if each is not None}
+        if figures:
+            cells = [[label, *_cells(each)] for label, each in figures.items()]
+            headings = ["", "parameters", "tokens", *_COLUMNS]
+            lines += [f"## {_TITLES[name]}", "", table(headings, cells), "", *_notes(figures)]
+    text = "\n".join(lines)
+    write_atomically(options.output / "ablations.md", text.encode())
     print(text)
-    print(f"{folder / 'ablations.md'}: {len(results)} of {len(variants)} runs")
 
 
-def _heading(setup: Setup, results: dict[Variant, Result], num_variants: int) -> list[str]:
-    """Return the description of the runs and of their held-out text."""
-    millions = [run.figures["tokens"] / 1e6 for each, run in results.items() if each.num_steps > 1]
-    tokens = f", {min(millions):.2f} to {max(millions):.2f}M tokens each" if millions else ""
-    figures = next(iter(results.values())).figures
-    runs = (
-        f"Hidden {setup.hidden_size}, {setup.num_layers} layers, {setup.num_heads} heads, "
-        f"{setup.batch_size} rows of {setup.length} tokens a step, weight of the sentence task "
-        f"{setup.sentence_weight:g}; {len(results)} of {num_variants} runs{tokens}."
+def _read_figures(variant: Variant, options: argparse.Namespace) -> dict[str, Any] | None:
+    """Return the figures of a run; None if it is not finished.
+
+    Raises:
+        BenchmarkError: the file is damaged.
+    """
+    file = options.output / "runs" / variant.name / _FIGURES_FILE
+    if not file.is_file():
+        return None
+    try:
+        figures: dict[str, Any] = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise BenchmarkError(f"{file}: {error}; delete {file} to measure again") from error
+    return figures
+
+
+def _cells(figures: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{figures['parameters'] / 1e6:.2f}M"
+    yield f"{figures['tokens'] / 1e6:.2f}M"
+    for name in _COLUMNS.values():
+        if name not in figures:
+            yield "–"
+            continue
+        mean, error = figures[name], figures[f"{name}_se"]
+        is_loss = name == "masked_loss"
+        yield f"{mean:.3f} ± {error:.3f}" if is_loss else f"{100 * mean:.1f} ± {100 * error:.1f}"
+
+
+def _notes(by_label: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Describe the held-out text, which is the same for all rows."""
+    figures = next(iter(by_label.values()))
+    counts = ", ".join(f"{figures[f'{task}_pairs']:,} {task.upper()} pairs" for task in PAIR_TASKS)
+    blind = "; ".join(
+        f"{task.upper()} {figures[f'{task}_majority']:.1%} by the more frequent label, "
+        f"{figures[f'{task}_lengths_accuracy']:.1%} by the segments' lengths"
+        for task in PAIR_TASKS
     )
-    measured_on = (
-        f"Held-out: {figures['masked_tokens']:,} masked tokens, {figures['nsp_pairs']:,.0f} NSP "
-        f"and {figures['sop_pairs']:,.0f} SOP pairs. ± is one standard error, of sampling and, "
-        "where models were trained with several seeds, of the seed."
+    text = (
+        f"Held-out: {figures['masked_tokens']:,} masked tokens, {counts}. ± is one standard error "
+        f"of sampling, without what another seed would change. Without reading the text: {blind}."
     )
-    return [runs, "", measured_on]
+    return [text, ""]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -130,56 +262,30 @@ def _parser() -> argparse.ArgumentParser:
     add("--validation", type=Path, required=True, help="the same of held-out text")
     add("--tokenizer", type=Path, required=True, help="folder that training.vocab wrote")
     add("--output", type=Path, required=True, help="the ablation's folder")
-    add(
-        "--tables",
-        nargs="+",
-        choices=get_args(TableName),
-        default=["sentence", "sharing", "embedding"],
-        help="(sentence sharing embedding)",
-    )
+    names = get_args(TableName)
+    add("--tables", nargs="+", choices=names, default=names, help="(all)")
     add("--steps", type=parse_count, required=True, help="of each run")
-    add("--seeds", type=parse_count, default=1, help="runs of each model (1)")
-    _add_model(parser)
-    _add_machine(parser)
-    return parser
-
-
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("the models")
-    add = group.add_argument
+    add("--seed", type=int, default=0, help="of each run (0)")
+    add = parser.add_argument_group("the models").add_argument
     add("--hidden-size", type=parse_count, default=256, help="(%(default)s)")
     add("--layers", type=parse_count, default=6, help="(%(default)s)")
     add("--heads", type=parse_count, default=4, help="(%(default)s)")
     add("--embedding-size", type=parse_count, default=128, help="E, but in its table (128)")
-    add(
-        "--embedding-sizes",
-        nargs="+",
-        type=parse_count,
-        default=[64, 128, 256],
-        metavar="E",
-        help="sizes of the embedding tables, beside the hidden size (64 128 256)",
-    )
+    sizes = "sizes of the embedding table, beside the hidden size (64 128 256)"
+    widths = [64, 128, 256]
+    add("--embedding-sizes", nargs="+", type=parse_count, default=widths, metavar="E", help=sizes)
     add("--length", type=parse_count, default=128, help="tokens a row (%(default)s)")
     add("--batch-size", type=parse_count, default=32, help="rows a step (%(default)s)")
     add("--sentence-weight", type=parse_part, default=1.0, help="of the sentence task's loss (1)")
-    add(
-        "--held-out-tokens",
-        type=parse_count,
-        default=1 << 18,
-        help="held-out text of each form to measure on, and text to train a probe on (%(default)s)",
+    held_out = "text of each form to measure on, and to train a probe on (%(default)s)"
+    add("--held-out-tokens", type=parse_count, default=1 << 18, help=held_out)
+    machine = parser.add_argument_group("the machine")
+    add_device(machine)
+    compiles = "worth its minutes from some thousand steps on"
+    machine.add_argument(
+        "--compile", action=argparse.BooleanOptionalAction, default=True, help=compiles
     )
-
-
-def _add_machine(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("the machine")
-    add = group.add_argument
-    add_device(group)
-    add(
-        "--compile",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="worth its minutes from some thousand steps on",
-    )
+    return parser
 
 
 if __name__ == "__main__":

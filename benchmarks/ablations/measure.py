@@ -11,13 +11,11 @@ F features (2 H).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
@@ -38,7 +36,7 @@ _PROBE_ITERATIONS: Final = 200
 _MOST_TENS: Final = 52
 
 
-class Reading(NamedTuple):
+class ModelReading(NamedTuple):
     """A model's predictions and features on some text.
 
     Attributes:
@@ -59,7 +57,7 @@ class Reading(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Texts:
+class AblationTexts:
     """Text to train probes on and text to measure on, cut as each task has it.
 
     Attributes:
@@ -88,74 +86,55 @@ class Texts:
         return replace(self.training, parts=self.training.parts[:1])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """The measurements of a model.
-
-    Attributes:
-        parameters: of the backbone, each counted once.
-        predictions: of each figure the single predictions (N,) whose mean it is: losses in nats,
-            or 1 where it is right and 0 where not. Models that were asked about text of the same
-            form were asked the same, in the same order.
-        majority: by sentence task, the share of the more frequent label.
-    """
-
-    parameters: int
-    predictions: Mapping[str, NDArray[np.float32]]
-    majority: Mapping[SentenceTask, float]
-
-    def figures(self) -> dict[str, float]:
-        """Return all means by name, and their standard errors, whose names end in `_se`."""
-        means: dict[str, float] = {"parameters": self.parameters}
-        for name, values in self.predictions.items():
-            means[name] = float(values.mean(dtype=np.float64))
-            means[f"{name}_se"] = float(values.std(dtype=np.float64)) / math.sqrt(len(values))
-        for task, share in self.majority.items():
-            means[f"{task}_majority"] = share
-            means[f"{task}_pairs"] = len(self.predictions[f"{task}_lengths_accuracy"])
-        means["masked_tokens"] = len(self.predictions["masked_loss"])
-        return means
-
-
 def measure_variant(
-    model: AlbertForTasks, task: SentenceTask, texts: Texts, device: torch.device
-) -> Measured:
+    model: AlbertForTasks, task: SentenceTask, texts: AblationTexts, device: torch.device
+) -> dict[str, float]:
     """Measure a model that was trained with this task.
 
-    The figures are `masked_loss` and `masked_accuracy` over text in the form of the model's own
-    task, and the same followed by each form's name; of both sentence tasks
-    `{task}_head_accuracy`, where the model has a head, `{task}_probe_accuracy`, and
-    `{task}_lengths_accuracy`, of a probe that is told the segments' lengths alone.
+    Models that are asked about text of the same form are asked the same.
+
+    Returns:
+        `masked_loss` and `masked_accuracy` over text in the form of the model's own task; of both
+        sentence tasks `{task}_head_accuracy`, where the model has a head, `{task}_probe_accuracy`,
+        and `{task}_lengths_accuracy`, of a probe that is told the segments' lengths alone; the
+        standard error of each, whose name ends in `_se`; `{task}_majority`, the share of the more
+        frequent label; counts of what was asked, and `parameters` of the backbone.
     """
     readings = {
         form: read(model, texts.batches(form, texts.held_out), device)
         for form in dict.fromkeys((*PAIR_TASKS, task))
     }
-    predictions: dict[str, Tensor] = {}
-    for suffix, reading in (("", readings[task]), *((f"_{f}", r) for f, r in readings.items())):
-        predictions[f"masked_loss{suffix}"] = reading.losses
-        predictions[f"masked_accuracy{suffix}"] = reading.is_right
+    own = readings[task]
+    predictions = {"masked_loss": own.losses, "masked_accuracy": own.is_right}
+    figures: dict[str, float] = {
+        "parameters": sum(p.numel() for p in model.albert.parameters()),
+        "masked_tokens": len(own.losses),
+    }
     for form in PAIR_TASKS:
+        labels_P = readings[form].labels
         trained_on = read(model, texts.batches(form, texts.probe_shards), device)
         for by, guesses_P in _guesses(trained_on, readings[form]).items():
-            predictions[f"{form}_{by}_accuracy"] = guesses_P == readings[form].labels
-    ones = {form: readings[form].labels.double().mean().item() for form in PAIR_TASKS}
-    return Measured(
-        parameters=sum(p.numel() for p in model.albert.parameters()),
-        predictions={name: values.float().numpy() for name, values in predictions.items()},
-        majority={form: max(share, 1 - share) for form, share in ones.items()},
-    )
+            predictions[f"{form}_{by}_accuracy"] = guesses_P == labels_P
+        ones = labels_P.double().mean().item()
+        figures[f"{form}_majority"] = max(ones, 1 - ones)
+        figures[f"{form}_pairs"] = len(labels_P)
+    for name, values in predictions.items():
+        figures[name] = values.double().mean().item()
+        figures[f"{name}_se"] = values.double().std(correction=0).item() / math.sqrt(len(values))
+    return figures
 
 
-def read(model: AlbertForTasks, batches: Iterable[PretrainBatch], device: torch.device) -> Reading:
+def read(
+    model: AlbertForTasks, batches: Iterable[PretrainBatch], device: torch.device
+) -> ModelReading:
     """Put batches through the model, without dropout and gradients."""
     bar = tqdm(batches, desc="measuring", leave=False, delay=3, disable=None)
     with evaluating(model), precision(device):
         parts = [_read_batch(model, batch.to(device)) for batch in bar]
-    return Reading(*(torch.cat(tensors).cpu() for tensors in zip(*parts, strict=True)))
+    return ModelReading(*(torch.cat(tensors).cpu() for tensors in zip(*parts, strict=True)))
 
 
-def _read_batch(model: AlbertForTasks, batch: PretrainBatch) -> Reading:
+def _read_batch(model: AlbertForTasks, batch: PretrainBatch) -> ModelReading:
     hidden_BSH = model(batch.tokens)
     hidden_TH = hidden_BSH.flatten(0, 1)
     targets_R = batch.targets[: batch.num_masked]
@@ -169,7 +148,7 @@ def _read_batch(model: AlbertForTasks, batch: PretrainBatch) -> Reading:
     if "sentence-order" in model.tasks:
         guesses_C = model.logits("sentence-order", firsts_CH).argmax(-1)
     is_pair_C = labels_C != IGNORED
-    return Reading(
+    return ModelReading(
         losses=F.cross_entropy(logits_RV, targets_R, reduction="none"),
         is_right=logits_RV.argmax(-1) == targets_R,
         labels=labels_C[is_pair_C],
@@ -207,7 +186,7 @@ def _numbered(sequences_BS: Tensor) -> Tensor:
     return (before_B[:, None] + sequences_BS)[sequences_BS >= 0]
 
 
-def _guesses(training: Reading, held_out: Reading) -> dict[str, Tensor]:
+def _guesses(training: ModelReading, held_out: ModelReading) -> dict[str, Tensor]:
     """Return the labels (P,) of the held-out pairs by each classifier."""
     guesses = {
         "probe": probe(training.features, training.labels, held_out.features),

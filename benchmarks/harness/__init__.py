@@ -1,1 +1,1 @@
-"""Shared by the benchmarks: processes that take turns, services, load, and tables."""
+"""Shared by the benchmarks: processes that take turns, services, load, texts and tables."""

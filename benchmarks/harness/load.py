@@ -7,42 +7,188 @@ could not offer ten times of what the service can do.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import itertools
 import json
+import random
 import re
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from benchmarks.harness.plan import ClosedLoop, Passes, Plan
-from benchmarks.harness.replies import NO_REPLY, LoadResult, Reply
+import numpy as np
+
+from benchmarks.harness.process import run_in_process, running_in_process
 from benchmarks.harness.service import HOST
-from benchmarks.harness.subprocess_call import run_in_process, running_in_process
 
+NO_REPLY: Final = 0  # in place of a status: the connection failed, or nothing came
+_OPEN_CONNECTIONS: Final = 1000
 _LENGTH: Final = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 _RETRY_AFTER: Final = re.compile(rb"retry-after: *([^\r]*)", re.IGNORECASE)
 _MAX_EXAMPLES: Final = 3
 
 
-def loading(plan: Plan) -> AbstractContextManager[Callable[[], LoadResult]]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClosedLoop:
+    """Each connection sends its next request when it has its reply.
+
+    Attributes:
+        duration_s: requests are begun until so much time is over.
+        in_passes: only whole passes over the requests are made, at least one, so that every run
+            has the same mix.
+    """
+
+    num_connections: int
+    duration_s: float = 0.0
+    in_passes: bool = False
+
+    def turns(self, num_requests: int) -> Iterator[int]:
+        """Yield the index of the next request."""
+        ends_s = time.monotonic() + self.duration_s
+        for number in itertools.count():
+            index = number % num_requests
+            is_whole = number > 0 and index == 0
+            if (is_whole or not self.in_passes) and time.monotonic() >= ends_s:
+                return
+            yield index
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenLoop:
+    """Requests are sent by the clock, whether or not replies come.
+
+    Attributes:
+        duration_s: they are sent at even distances for so long; None: one pass as if from many
+            callers, at distances with an exponential distribution, the same at every run.
+        num_connections: the most at a time.
+    """
+
+    rate_per_s: float
+    duration_s: float | None = None
+    num_connections: int = _OPEN_CONNECTIONS
+
+    def times_s(self, num_requests: int) -> Iterator[float]:
+        """Yield the time of each request, in seconds from the start."""
+        if self.duration_s is None:
+            draw = random.Random(0)
+            return itertools.accumulate(
+                draw.expovariate(self.rate_per_s) for _ in range(num_requests)
+            )
+        num_sent = int(self.rate_per_s * self.duration_s)
+        return (number / self.rate_per_s for number in range(num_sent))
+
+
+LoadPattern: TypeAlias = ClosedLoop | OpenLoop
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadPlan:
+    """The requests to send, and their times.
+
+    Attributes:
+        requests: whole requests as bytes; they are sent in turns.
+        pattern: when they are sent.
+        timeout_s: of a request.
+    """
+
+    port: int
+    requests: Sequence[bytes]
+    pattern: LoadPattern
+    timeout_s: float = 70.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """The reply to a request, or its failure.
+
+    Attributes:
+        due_s: when it was to be sent, on the clock of `time.monotonic`, which processes share.
+        latency_s: from then to the end of the reply.
+        status: of the reply, or NO_REPLY.
+        retry_after: the header's text, if there is one.
+        problem: the error, if there is no reply.
+    """
+
+    due_s: float
+    latency_s: float
+    status: int
+    retry_after: str | None = None
+    problem: str = ""
+
+
+@dataclass(kw_only=True, slots=True)
+class LoadResult:
+    """All replies.
+
+    Attributes:
+        bodies: of the first reply with status 200 to each request, by the request's index.
+        failures: some of the other replies, in words.
+        seconds: from the first request to the last reply.
+        cpu_s: that sending took.
+    """
+
+    replies: list[Reply] = field(default_factory=list)
+    bodies: dict[int, bytes] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+
+    @property
+    def statuses(self) -> dict[int, int]:
+        """Number of replies by status."""
+        return dict(sorted(Counter(reply.status for reply in self.replies).items()))
+
+    def num(self, *statuses: int) -> int:
+        """Return the number of replies with one of these statuses."""
+        return sum(self.statuses.get(status, 0) for status in statuses)
+
+    @property
+    def per_s(self) -> float:
+        """Replies of status 200 a second."""
+        return self.num(200) / self.seconds
+
+    @property
+    def num_others(self) -> int:
+        """Replies that are neither 200 nor 429, and requests that have none."""
+        return len(self.replies) - self.num(200, 429)
+
+    @property
+    def num_bad_refusals(self) -> int:
+        """429 without a Retry-After of whole seconds, 1 or more."""
+        refusals = (reply.retry_after for reply in self.replies if reply.status == 429)
+        return sum(not (text or "").isdecimal() or int(text or 0) < 1 for text in refusals)
+
+    def latencies_s(self, status: int = 200) -> list[float]:
+        """Return the latencies of the replies with this status."""
+        return [reply.latency_s for reply in self.replies if reply.status == status]
+
+    def latency_ms(self, percentile: float, status: int = 200) -> float:
+        """Return a percentile of the latencies with this status; NaN if there are none."""
+        latencies_s = self.latencies_s(status)
+        return float(np.percentile(latencies_s, percentile)) * 1000 if latencies_s else float("nan")
+
+    @property
+    def counts(self) -> str:
+        """Counts of replies by status, with the problems of failed ones, in words."""
+        text = ", ".join(f"{num} x {status or 'none'}" for status, num in self.statuses.items())
+        problems = Counter(reply.problem for reply in self.replies if reply.problem)
+        return f"{text} {dict(problems)}" if problems else text
+
+
+def loading(plan: LoadPlan) -> AbstractContextManager[Callable[[], LoadResult]]:
     """Send in a process of its own while this process goes on; for `with`.
 
     Inside `with`, call the yielded function to wait for the result.
     """
-    return running_in_process(send, plan)
+    return running_in_process(_send, plan)
 
 
-def load(plan: Plan) -> LoadResult:
+def load(plan: LoadPlan) -> LoadResult:
     """Send in a process of its own, and wait for the end."""
-    return run_in_process(send, plan)
-
-
-def send(plan: Plan) -> LoadResult:
-    """Send in this process."""
-    allow_open_files()
-    return asyncio.run(_Sender(plan).run())
+    return run_in_process(_send, plan)
 
 
 def allow_open_files() -> None:
@@ -51,87 +197,66 @@ def allow_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def http_request(path: str, content: Any = None) -> bytes:
+    """Return a whole request: POST of JSON where there is content, else GET."""
+    if content is None:
+        return f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()
+    body = json.dumps(content).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def _send(plan: LoadPlan) -> LoadResult:
+    allow_open_files()
+    return asyncio.run(_Sender(plan).run())
+
+
 class _Answer(NamedTuple):
     status: int
     retry_after: str | None = None
     body: bytes = b""
 
 
-class _Connection(asyncio.Protocol):
-    """One request after another."""
+_Connection: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
-    def __init__(self) -> None:
-        self.is_open = False
-        self._buffer = bytearray()
-        self._answer: asyncio.Future[_Answer] | None = None
-        self._transport: asyncio.Transport | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self.is_open = True
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.is_open = False
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(ConnectionResetError(f"closed without a reply: {error}"))
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        ends = self._buffer.find(b"\r\n\r\n")
-        if ends < 0 or self._answer is None or self._answer.done():
-            return
-        head, body = bytes(self._buffer[:ends]), self._buffer[ends + 4 :]
-        length = _LENGTH.search(head)
-        if length is None:
-            self._answer.set_exception(ValueError(f"a reply without a length: {head[:80]!r}"))
-        elif len(body) >= int(length[1]):
-            retry_after = _RETRY_AFTER.search(head)
-            self._buffer.clear()
-            self._answer.set_result(
-                _Answer(int(head[9:12]), retry_after and retry_after[1].decode(), bytes(body))
-            )
-
-    async def ask(self, request: bytes) -> _Answer:
-        assert self._transport is not None
-        self._answer = asyncio.get_running_loop().create_future()
-        self._transport.write(request)
-        return await self._answer
-
-    def close(self) -> None:
-        self.is_open = False
-        if self._transport is not None:
-            self._transport.abort()
+async def _ask(connection: _Connection, request: bytes) -> _Answer:
+    reader, writer = connection
+    writer.write(request)
+    head = await reader.readuntil(b"\r\n\r\n")
+    length, retry_after = _LENGTH.search(head), _RETRY_AFTER.search(head)
+    if length is None:
+        raise ValueError(f"a reply without a length: {head[:80]!r}")
+    body = await reader.readexactly(int(length[1]))
+    return _Answer(int(head[9:12]), retry_after and retry_after[1].decode(), body)
 
 
 class _Sender:
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: LoadPlan) -> None:
         self._plan = plan
         self._result = LoadResult()
         self._idle: list[_Connection] = []
         self._slots = asyncio.Semaphore(plan.pattern.num_connections)
-        self._stop = asyncio.Event()
 
     async def run(self) -> LoadResult:
-        watching = asyncio.create_task(self._watch())
         began_s, began_cpu_s = time.monotonic(), time.process_time()
         pattern, num_requests = self._plan.pattern, len(self._plan.requests)
-        if isinstance(pattern, ClosedLoop | Passes):
+        if isinstance(pattern, ClosedLoop):
             turns = pattern.turns(num_requests)
             await asyncio.gather(*(self._caller(turns) for _ in range(pattern.num_connections)))
         else:
             await self._by_the_clock(began_s + each for each in pattern.times_s(num_requests))
         self._result.seconds = time.monotonic() - began_s
         self._result.cpu_s = time.process_time() - began_cpu_s
-        watching.cancel()
-        for connection in self._idle:
-            connection.close()
+        for _, writer in self._idle:
+            writer.close()
         return self._result
 
     async def _caller(self, turns: Iterator[int]) -> None:
         for index in turns:
-            if self._stop.is_set():
-                return
             await self._one(index, time.monotonic())
 
     async def _by_the_clock(self, times_s: Iterator[float]) -> None:
@@ -140,8 +265,6 @@ class _Sender:
             # All due requests are sent together: a timer for each would cost more than the sending.
             if due_s > time.monotonic():
                 await asyncio.sleep(due_s - time.monotonic())
-            if self._stop.is_set():
-                break
             task = asyncio.create_task(self._one(number % len(self._plan.requests), due_s))
             running.add(task)
             task.add_done_callback(running.discard)
@@ -153,8 +276,9 @@ class _Sender:
             answer, problem = _Answer(NO_REPLY), ""
             try:
                 async with asyncio.timeout(self._plan.timeout_s):
-                    answer = await self._ask(request)
-            except (OSError, ValueError) as error:  # TimeoutError is an OSError
+                    answer = await self._exchange(request)
+            # TimeoutError is an OSError, the end of a connection an EOFError.
+            except (OSError, ValueError, EOFError) as error:
                 problem = f"{type(error).__name__}: {error}"
         self._result.replies.append(
             Reply(
@@ -178,46 +302,17 @@ class _Sender:
             text = problem or f"{answer.status} {answer.body[:200].decode(errors='replace')}"
             self._result.failures.append(f"{path}: {text}")
 
-    async def _ask(self, request: bytes) -> _Answer:
-        connection = await self._connection()
+    async def _exchange(self, request: bytes) -> _Answer:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection[0].at_eof():  # else the service has closed it
+                break
+        else:
+            connection = await asyncio.open_connection(HOST, self._plan.port)
         try:
-            answer = await connection.ask(request)
+            answer = await _ask(connection, request)
         except BaseException:
-            connection.close()
+            connection[1].close()
             raise
         self._idle.append(connection)
         return answer
-
-    async def _connection(self) -> _Connection:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.is_open:
-                return connection
-        loop = asyncio.get_running_loop()
-        _, made = await loop.create_connection(_Connection, HOST, self._plan.port)
-        return made
-
-    async def _watch(self) -> None:
-        if self._plan.watch_s is None:
-            return
-        look = http_request("/readyz")
-        while not self._stop.is_set():
-            await asyncio.sleep(self._plan.watch_s)
-            status = NO_REPLY
-            with contextlib.suppress(OSError, ValueError):
-                status = (await self._ask(look)).status
-            if status != 200:
-                self._result.stopped_s = time.monotonic()
-                self._stop.set()
-
-
-def http_request(path: str, content: Any = None) -> bytes:
-    """A whole request: POST of JSON where there is content, else GET."""
-    if content is None:
-        return f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()
-    body = json.dumps(content).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body

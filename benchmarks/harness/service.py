@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.harness.errors import BenchmarkError, last_line
+from benchmarks.harness.process import BenchmarkError, last_line
 
 HOST: Final = "127.0.0.1"
-REPOSITORY: Final = Path(__file__).parents[2]
 _START_S: Final = 180.0
 _END_S: Final = 90.0
-_LOG_FILE: Final = "service.log"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +45,7 @@ class ServiceProcess:
         return self.log_file.read_text(encoding="utf-8", errors="replace")
 
     def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body, or 0 where there is no answer."""
+        """Return status and body, or 0 where there is no answer."""
         try:
             with urllib.request.urlopen(self.url + path, timeout=10) as reply:  # noqa: S310
                 return reply.status, reply.read()
@@ -84,7 +82,7 @@ class ServiceProcess:
 
 
 @contextlib.contextmanager
-def start(
+def running_service(
     command: Sequence[str], folder: Path, environment: Mapping[str, str]
 ) -> Iterator[ServiceProcess]:
     """Start a service, wait until it is ready, and stop it afterwards.
@@ -98,7 +96,7 @@ def start(
         BenchmarkError: it did not start.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    port, log_file = _free_port(), folder / _LOG_FILE
+    port, log_file = _free_port(), folder / "service.log"
     with log_file.open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, *command, "--host", HOST, "--port", str(port)],

@@ -8,32 +8,121 @@ without a finished run are not in the tables.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
-from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.service import REPOSITORY
-from benchmarks.harness.tables import write_between
-from benchmarks.results.page import render
-from benchmarks.results.runs import Setup, read_results, run_task
-from benchmarks.results.tasks import TASKS, check_data
+from albert_serve.files import write_atomically
+from benchmarks.harness.page import describe_machine, write_between
+from benchmarks.harness.process import REPOSITORY, BenchmarkError
+from benchmarks.results.page import SeedResult, render
+from benchmarks.results.tasks import RESULT_TASKS, ResultTask, check_data
+from training import evaluate, finetune
 from training.errors import report_errors
+from training.loop.provenance import read_stages
 from training.run.options import add_device, parse_count
 from training.system.command_line import make_parser
 
-_DOCS: Final = REPOSITORY / "docs" / "results.md"
+_PAGE: Final = REPOSITORY / "docs" / "results.md"
 _BEGIN: Final = "<!-- written by python -m benchmarks.results: begin -->"
 _END: Final = "<!-- written by python -m benchmarks.results: end -->"
+_FIGURES_FILE: Final = "figures.json"
 _EXAMPLES: Final = r"""examples:
   python -m benchmarks.results --data data/ --output runs/results --write
   python -m benchmarks.results --data data/ --output runs/base --initialize-from \
       albert/albert-base-v2 --tasks cola rte --seeds 5
   python -m benchmarks.results --data data/ --output runs/results --tasks --write
 """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResultRuns:
+    """The runs of all tasks: each seed is finetuned and measured in a folder of its own.
+
+    Attributes:
+        initialize_from: a checkpoint, or a model of the Hub.
+        data: with a folder for each task.
+        output: takes a folder for each task.
+        num_seeds: runs of a task, from seed 0 on.
+        num_steps: of each run; None for the table's.
+        device: as `--device` names it.
+    """
+
+    initialize_from: str
+    data: Path
+    output: Path
+    num_seeds: int
+    num_steps: int | None
+    device: str
+
+    def make(self, name: str, task: ResultTask) -> int:
+        """Finetune and measure the runs of a task that are not finished.
+
+        Returns the exit status of the first command that failed or was stopped, or 0.
+
+        Raises:
+            BenchmarkError: a finished run is damaged, or was made with other options.
+        """
+        for seed in range(self.num_seeds):
+            run = self.output / name / f"seed-{seed}"
+            if self._read(run, task) is not None:
+                continue
+            words = [*self._training(task), "--seed", str(seed), "--output", str(run)]
+            if status := finetune.main(words) or self._measure(run, task):
+                return status
+        return 0
+
+    def finished(self, name: str, task: ResultTask) -> list[SeedResult]:
+        """Return the results of the finished runs of a task; raises as `make`."""
+        runs = sorted((self.output / name).glob("seed-*"))
+        results = [self._read(run, task) for run in runs]
+        return [result for result in results if result is not None]
+
+    def _training(self, task: ResultTask) -> list[str]:
+        """Return the options of a task's training, without those of its seed and output."""
+        steps = str(self.num_steps)
+        end = task.end if self.num_steps is None else ("--steps", steps, "--validate-every", steps)
+        start = ("--initialize-from", self.initialize_from, "--device", self.device)
+        return [*start, *task.training(self.data), *end]
+
+    def _measure(self, run: Path, task: ResultTask) -> int:
+        """Evaluate a run's newest checkpoint, which no validation has selected."""
+        checkpoint, file = run / "checkpoint", run / "evaluation.json"
+        figures: dict[str, Any] = {}
+        for measure in task.measures:
+            options = [*task.evaluation(measure, self.data), "--device", self.device]
+            if status := evaluate.main([str(checkpoint), *options, "--output", str(file)]):
+                return status
+            figures[measure.title] = json.loads(file.read_bytes())
+        record = {
+            "options": self._training(task),
+            "figures": figures,
+            "stage": read_stages(checkpoint)[-1],
+        }
+        write_atomically(run / _FIGURES_FILE, (json.dumps(record, indent=2) + "\n").encode())
+        return 0
+
+    def _read(self, run: Path, task: ResultTask) -> SeedResult | None:
+        file, options = run / _FIGURES_FILE, self._training(task)
+        try:
+            record = json.loads(file.read_bytes())
+            result = SeedResult(figures=record["figures"], stage=record["stage"])
+            recorded = record["options"]
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BenchmarkError(f"{file}: {error!r}; delete it to measure again") from error
+        if recorded != options:
+            raise BenchmarkError(
+                f"{run} was trained with {' '.join(recorded)}, not {' '.join(options)}; "
+                "give another --output"
+            )
+        return result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    setup = Setup(
+    runs = ResultRuns(
         initialize_from=options.initialize_from,
         data=options.data,
         output=options.output,
@@ -51,29 +140,30 @@ def _run(options: argparse.Namespace) -> int:
         num_steps=options.steps,
         device=str(options.device),
     )
-    check_data(setup.data, {name: TASKS[name] for name in options.tasks})
+    check_data(runs.data, {name: RESULT_TASKS[name] for name in options.tasks})
     status = 0
     for name in options.tasks:
         print(f"task {name}", flush=True)
-        status = run_task(setup, name, TASKS[name])
+        status = runs.make(name, RESULT_TASKS[name])
         if status:
             break
-    _report(setup, options.write)
+    _report(runs, options.write)
     return status
 
 
-def _report(setup: Setup, page: Path | None) -> None:
+def _report(runs: ResultRuns, page: Path | None) -> None:
     """Print the tables of all finished runs in the output folder, and write them if asked to."""
-    results = {
-        name: read_results(setup, name, task)
-        for name, task in TASKS.items()
-        if (setup.output / name).is_dir()
+    found = {
+        name: runs.finished(name, task)
+        for name, task in RESULT_TASKS.items()
+        if (runs.output / name).is_dir()
     }
-    if not any(task.has_row for task in results.values()):
+    results = {name: each for name, each in found.items() if each}
+    if not results:
         print("no run is finished")
         return
     machine = list(describe_machine(torch.get_num_threads()))
-    tables = render(results, Path(setup.initialize_from).name, machine)
+    tables = render(results, Path(runs.initialize_from).name, machine)
     print(tables)
     if page is not None:
         write_between(page, _BEGIN, _END, tables)
@@ -85,29 +175,16 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--data", type=Path, required=True, help="with a folder for each task, such as sst2/")
     add("--output", type=Path, default=Path("runs/results"), help="takes the runs (%(default)s)")
-    add(
-        "--initialize-from",
-        default=str(REPOSITORY / "models" / "albert-small-en"),
-        metavar="CHECKPOINT",
-        help="a folder, or a model of the Hugging Face Hub (the shipped model)",
-    )
-    add(
-        "--tasks",
-        nargs="*",
-        choices=list(TASKS),
-        default=list(TASKS),
-        help="in this order; none: only the tables (all, the smallest first)",
-    )
+    shipped = str(REPOSITORY / "models" / "albert-small-en")
+    start = "a folder, or a model of the Hugging Face Hub (the shipped model)"
+    add("--initialize-from", default=shipped, metavar="CHECKPOINT", help=start)
+    names = list(RESULT_TASKS)
+    tasks = "in this order; none: only the tables (all, the smallest first)"
+    add("--tasks", nargs="*", choices=names, default=names, help=tasks)
     add("--seeds", type=parse_count, default=3, help="runs of each task (%(default)s)")
     add("--steps", type=parse_count, help="of each run, in place of the table's")
-    add(
-        "--write",
-        nargs="?",
-        type=Path,
-        const=_DOCS,
-        metavar="PAGE",
-        help="put the tables into a page between its marks (docs/results.md)",
-    )
+    write = "put the tables into a page between its marks (docs/results.md)"
+    add("--write", nargs="?", type=Path, const=_PAGE, metavar="PAGE", help=write)
     add_device(parser)
     return parser
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from benchmarks.harness.errors import BenchmarkError
+from benchmarks.harness.process import BenchmarkError
 
 # The patterns of the files that an option takes: of alternatives, the first that has any.
-Files: TypeAlias = Mapping[str, Sequence[Sequence[str]]]
+_Files: TypeAlias = Mapping[str, Sequence[Sequence[str]]]
 _TAB: Final = ("--delimiter", "\t")
 
 
@@ -48,7 +48,7 @@ class Measure:
 
     title: str
     figures: tuple[Figure, ...]
-    files: Files = field(default_factory=lambda: MappingProxyType({}))
+    files: _Files = field(default_factory=lambda: MappingProxyType({}))
     options: tuple[str, ...] = ()
 
 
@@ -61,7 +61,6 @@ class ResultTask:
         files: those of training, with those of validation if there are any.
         options: of `training.finetune`, without those of its files.
         end: of each run, as options.
-        is_validated: whether validation notices a run that has collapsed.
         note: for the reader of the table.
     """
 
@@ -69,8 +68,7 @@ class ResultTask:
     measures: tuple[Measure, ...]
     options: tuple[str, ...]
     end: tuple[str, ...]
-    files: Files = field(default_factory=lambda: MappingProxyType({}))
-    is_validated: bool = True
+    files: _Files = field(default_factory=lambda: MappingProxyType({}))
     note: str = ""
 
     def training(self, data: Path) -> list[str]:
@@ -114,7 +112,7 @@ def check_data(data: Path, tasks: Mapping[str, ResultTask]) -> None:
         )
 
 
-def _options(folder: Path, files: Files) -> list[str]:
+def _options(folder: Path, files: _Files) -> list[str]:
     options: list[str] = []
     for option, names in files.items():
         options.append(option)
@@ -158,7 +156,7 @@ _SQUAD_TRAIN: Final = (
 )
 
 # The smallest first.
-TASKS: Final[Mapping[str, ResultTask]] = MappingProxyType(
+RESULT_TASKS: Final[Mapping[str, ResultTask]] = MappingProxyType(
     {
         "cola": _glue(
             "CoLA",
@@ -222,7 +220,7 @@ TASKS: Final[Mapping[str, ResultTask]] = MappingProxyType(
             options=_SST2,
             end=_SST2_END,
         ),
-        "sst2-depth": ResultTask(
+        "sst2-early-exit": ResultTask(
             folder="sst2",
             measures=(
                 Measure(
@@ -262,7 +260,6 @@ TASKS: Final[Mapping[str, ResultTask]] = MappingProxyType(
             ),
             options=(*_RATES, "--length", "320", "--batch-size", "16"),
             end=("--steps", "200"),
-            is_validated=False,
             note="Trained on questions of SQuAD 1.1 and of New Wikipedia (SQuADShifts), none of "
             "them without an answer, and measured on both dev files; the figures of 2.0 are those "
             "of the best thresholds.",

@@ -9,7 +9,7 @@ import pytest
 
 from albert_serve.default_bundle import shipped_bundle
 from albert_serve.errors import ConfigError
-from albert_serve.settings import RuntimeOptions, Settings, num_usable_cpus, num_workers
+from albert_serve.settings import RuntimeOptions, Settings, num_usable_cpus
 
 BUNDLE = {"ALBERT_SERVE_BUNDLE": "/models/base"}
 
@@ -24,11 +24,6 @@ def test_settings_are_read_and_missing_ones_have_defaults(monkeypatch: pytest.Mo
         num_threads=3,
         cache_folder=read.cache_folder,
     )
-
-
-def test_options_go_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALBERT_SERVE_THREADS", "1")
-    assert Settings.from_environment({**BUNDLE, "ALBERT_SERVE_THREADS": "2"}).num_threads == 2
 
 
 @pytest.mark.parametrize(
@@ -114,25 +109,6 @@ def test_several_workers_share_packed_weights_and_the_cpus(tmp_path: Path) -> No
     assert runtime(num_workers=256).threads == 1
     assert runtime(num_workers=2, num_threads=7).threads == 7
     assert runtime(num_workers=2, prepack="none").prepack == "none"
-
-
-@pytest.mark.parametrize(("value", "expected"), [("", 1), ("4", 4), ("0", 1), ("many", 1)])
-def test_workers_alone(value: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALBERT_SERVE_WORKERS", value)
-    assert num_workers() == expected
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"device": "gpu"}, "device is 'gpu'; allowed are auto, cpu, cuda"),
-        ({"prepack": "disk"}, "prepack is 'disk'; allowed are memory, cache, none"),
-        ({"prepack": "cache"}, "needs a cache_folder"),
-    ],
-)
-def test_runtime_options_are_checked(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        RuntimeOptions(**wrong)
 
 
 def test_the_shipped_bundle_is_models_itself_or_its_only_bundle(tmp_path: Path) -> None:

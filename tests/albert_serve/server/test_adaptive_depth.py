@@ -20,8 +20,8 @@ from albert_serve.tasks.base import EarlyExit
 from albert_serve.tasks.load import load_tasks
 from albert_serve.tasks.text_classification import ALL_LAYERS, resolve_early_exit
 from albert_serve.tokenizer import AlbertTokenizer
-from export.write import DepthOptions, export_bundle
-from training.evaluation.depth import layers_used
+from export.write import LayerOptions, export_bundle
+from training.evaluation.early_exit import layers_used
 from training.model.albert import Batch
 from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
 from training.model.heads import AlbertForTasks
@@ -46,8 +46,8 @@ def bundle(
     save_checkpoint(
         model, folder / "checkpoint", tokenizer_from=checkpoint_dir, extra_config=labels
     )
-    depth = DepthOptions(max_layers=2)
-    return export_bundle(folder / "checkpoint", folder / "bundle", depth=depth).bundle
+    layers = LayerOptions(max_layers=2)
+    return export_bundle(folder / "checkpoint", folder / "bundle", layers=layers).bundle
 
 
 @pytest.fixture(scope="module")

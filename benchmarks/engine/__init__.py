@@ -1,0 +1,1 @@
+"""Inference with this package, against others and the hardware's peak."""

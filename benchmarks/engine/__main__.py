@@ -1,0 +1,266 @@
+"""Speed of inference with this package, against others and the hardware's peak.
+
+Runs one ALBERT with `transformers`, ONNX Runtime, OpenVINO and this package's engine, each in a
+process of its own with the same number of threads, in turns, on the same texts: calls of fixed
+shapes, and a stream of texts, tokenisation included. Prints medians over rounds, ratios within
+rounds, memory, load times, and how far the answers are from those of `transformers` in fp32.
+Writes `tables.md` and `results.json` into the output folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers import Tokenizer
+from tqdm import tqdm
+
+from albert_serve.config import PRESETS, AlbertConfig
+from albert_serve.settings import num_usable_cpus
+from albert_serve.tokenizer import AlbertTokenizer
+from benchmarks.engine.contest import EngineContest
+from benchmarks.engine.contestants import CONTESTANTS, KINDS, TEXTS, ModelJob, Shape
+from benchmarks.engine.models import TOKENIZER_FILE, FormPlan, make_form, size_on_disk
+from benchmarks.engine.tables import EngineReport, markdown
+from benchmarks.harness.page import describe_machine
+from benchmarks.harness.process import REPOSITORY, BenchmarkError
+from benchmarks.harness.texts import WIKI, Text, draw_texts
+from training.errors import report_errors
+from training.system.command_line import make_parser
+from training.vocab import build_tokenizer
+
+_TOKENIZER: Final = REPOSITORY / "models" / "albert-small-en" / TOKENIZER_FILE
+_SPIECE_FILE: Final = "spiece.model"
+_NUM_CALIBRATION: Final = 64
+# The defaults, and those of --quick.
+_AMOUNTS: Final[dict[str, tuple[Any, Any]]] = {
+    "shapes": (["1x8", "1x32", "1x128", "4x128", "1x512"], ["1x32", "1x128"]),
+    "num_texts": (64, 16),
+    "rounds": (3, 1),
+}
+_EXAMPLES: Final = r"""examples:
+  python -m benchmarks.engine
+  python -m benchmarks.engine --texts imdb/test.jsonl.xz --num-texts 96
+  python -m benchmarks.engine --checkpoint runs/imdb/checkpoint --texts imdb/test.jsonl.xz
+  python -m benchmarks.engine --preset large --cases shapes --contestants onnxruntime ours-fp32
+  python -m benchmarks.engine --quick
+
+Nothing else should run on the machine meanwhile. Contestants whose packages are missing are left
+out; all take part after: pip install openvino nncf onnxscript
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    for name, values in _AMOUNTS.items():
+        if getattr(options, name) is None:
+            setattr(options, name, values[options.quick])
+    return report_errors(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    began = time.monotonic()
+    bar: tqdm[Any]
+    with tqdm(disable=None, unit="turn") as bar:
+        report = _measure(options, bar)
+    tables = markdown(report)
+    content = json.dumps(report.to_dict(), indent=1)
+    (options.output / "results.json").write_text(content, encoding="utf-8")
+    (options.output / "tables.md").write_text(tables, encoding="utf-8")
+    print(tables)
+    minutes = (time.monotonic() - began) / 60
+    print(f"{options.output / 'results.json'} has every turn; this took {minutes:.1f} minutes")
+    return 0
+
+
+def _measure(options: argparse.Namespace, bar: tqdm[Any]) -> EngineReport:
+    machine = list(describe_machine(options.threads))
+    shapes = list(dict.fromkeys(options.shapes)) if "shapes" in options.cases else []
+    cases = [*shapes, *([TEXTS] if "texts" in options.cases else [])]
+    keys, notes = _present(options.contestants)
+    folder = (options.output / "models").resolve()
+    config, num_labels = _make_checkpoint(options, folder)
+    _check_shapes(shapes, config)
+    tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
+    drawn = draw_texts(
+        options.texts, tokenizer, options.num_texts + _NUM_CALIBRATION, config.max_positions
+    )
+    stream, rest = drawn[: options.num_texts], drawn[options.num_texts :]
+    plan = FormPlan(
+        form="checkpoint",
+        source=folder / "checkpoint",
+        preset=options.preset,
+        tokenizer=folder / TOKENIZER_FILE,
+        target=folder,
+        max_tokens=config.max_positions,
+        calibration=[each.text for each in rest or stream],
+    )
+    forms, failures = _make_forms(dict.fromkeys(CONTESTANTS[key].form for key in keys), plan, bar)
+    jobs = [
+        _job(key, stream, plan, options)
+        for key in keys
+        if CONTESTANTS[key].form in forms and set(CONTESTANTS[key].kinds) & set(options.cases)
+    ]
+    bar.reset(len(jobs) * len(cases) * (options.rounds + 1))
+    contest = EngineContest(
+        cases=cases,
+        rounds=options.rounds,
+        num_threads=options.threads,
+        logs=options.output,
+        bar=bar,
+    )
+    results, peaks = contest.run(jobs)
+    return EngineReport(
+        machine=[*machine, _describe_model(options, config)],
+        config=config,
+        num_labels=num_labels,
+        lengths=[len(each.ids) for each in stream],
+        results=results,
+        peaks=peaks,
+        disk=forms,
+        notes=[*notes, *failures],
+    )
+
+
+def _present(keys: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the contestants whose packages are installed, and advice for the others."""
+    present, notes = [], []
+    for key in dict.fromkeys(keys):
+        lacking = [name for name in CONTESTANTS[key].packages if find_spec(name) is None]
+        if lacking:
+            packages = " ".join(lacking)
+            notes.append(f"{CONTESTANTS[key].name} is left out: pip install {packages}")
+        else:
+            present.append(key)
+    return present, notes
+
+
+def _make_checkpoint(options: argparse.Namespace, folder: Path) -> tuple[AlbertConfig, int]:
+    """Write the tokenizer and the checkpoint, and return its sizes and number of labels.
+
+    Raises:
+        BenchmarkError: it cannot be made, or the tokenizer is not its own.
+    """
+    checkpoint: Path | None = options.checkpoint
+    source = options.tokenizer if checkpoint is None else _tokenizer_of(checkpoint)
+    tokenizer = folder / TOKENIZER_FILE
+    folder.mkdir(parents=True, exist_ok=True)
+    if source.suffix == ".model":
+        build_tokenizer(source).save(str(tokenizer))
+    else:
+        AlbertTokenizer.from_file(source)  # it says what is wrong with the file
+        tokenizer.write_bytes(source.read_bytes())
+    make_form(
+        FormPlan(
+            form="checkpoint",
+            source=checkpoint,
+            preset=options.preset,
+            tokenizer=tokenizer,
+            target=folder / "checkpoint",
+        )
+    )
+    content = json.loads((folder / "checkpoint" / "config.json").read_bytes())
+    config = AlbertConfig.from_hf(content)
+    num_pieces = AlbertTokenizer.from_file(tokenizer).vocab_size
+    if num_pieces > config.vocab_size:
+        raise BenchmarkError(
+            f"the tokenizer has {num_pieces} pieces, the model embeddings for "
+            f"{config.vocab_size}; name the model's own with --tokenizer"
+        )
+    return config, len(content.get("id2label") or range(2))
+
+
+def _check_shapes(shapes: Sequence[str], config: AlbertConfig) -> None:
+    lengths = {text: Shape.parse(text).length for text in shapes}
+    too_long = [text for text, length in lengths.items() if length > config.max_positions]
+    if too_long:
+        raise BenchmarkError(
+            f"--shapes {' '.join(too_long)}: the model has {config.max_positions} positions; "
+            "leave them out"
+        )
+
+
+def _make_forms(
+    forms: Iterable[str], plan: FormPlan, bar: tqdm[Any]
+) -> tuple[dict[str, int], list[str]]:
+    """Make forms of the checkpoint; return the bytes of each, and why some could not be made."""
+    sizes, failures = {}, []
+    for form in forms:
+        bar.set_postfix_str(f"making {form}")
+        try:
+            if form == "checkpoint":
+                sizes[form] = size_on_disk(plan.target / form)
+            else:
+                sizes[form] = make_form(replace(plan, form=form, target=plan.target / form))
+        except BenchmarkError as error:
+            failures.append(f"no {form}: {error}")
+    return sizes, failures
+
+
+def _job(key: str, stream: Sequence[Text], plan: FormPlan, options: argparse.Namespace) -> ModelJob:
+    return ModelJob(
+        contestant=CONTESTANTS[key],
+        model=plan.target / CONTESTANTS[key].form,
+        tokenizer=plan.target / "checkpoint" / TOKENIZER_FILE,
+        num_threads=options.threads,
+        max_tokens=plan.max_tokens,
+        texts=[each.text for each in stream],
+        pool=[token for each in stream for token in each.ids[1:-1]],
+        shape_s=options.turn,
+    )
+
+
+def _tokenizer_of(checkpoint: Path) -> Path:
+    for name in (TOKENIZER_FILE, _SPIECE_FILE):
+        if (checkpoint / name).is_file():
+            return checkpoint / name
+    raise BenchmarkError(
+        f"{checkpoint} has neither {TOKENIZER_FILE} nor {_SPIECE_FILE}; "
+        "a checkpoint is a folder with config.json, model.safetensors and one of them"
+    )
+
+
+def _describe_model(options: argparse.Namespace, config: AlbertConfig) -> str:
+    checkpoint: Path | None = options.checkpoint
+    name = f"{options.preset}, random weights" if checkpoint is None else checkpoint.resolve().name
+    return (
+        f"ALBERT {name}: {config.num_layers} layers of {config.hidden_size}, vocabulary "
+        f"{config.vocab_size:,}; medians of {options.rounds} rounds"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser("benchmarks.engine", __doc__, _EXAMPLES)
+    add = parser.add_argument_group("what is run").add_argument
+    add("--output", type=Path, default=Path("runs/bench-engine"), help="(%(default)s)")
+    add("--checkpoint", type=Path, help="a Hugging Face directory; without it, random weights")
+    add("--preset", choices=list(PRESETS), default="base", help="their sizes (%(default)s)")
+    tokenizer_help = "tokenizer.json or spiece.model for random weights (the shipped model's)"
+    add("--tokenizer", type=Path, metavar="FILE", default=_TOKENIZER, help=tokenizer_help)
+    names = list(CONTESTANTS)
+    contestants_help = f"of {', '.join(names)} (all)"
+    add("--contestants", nargs="+", choices=names, default=names, help=contestants_help)
+    add = parser.add_argument_group("what it is measured at").add_argument
+    add("--cases", nargs="+", choices=KINDS, default=list(KINDS), help="(all)")
+    add("--shapes", nargs="+", metavar="ROWSxTOKENS", help="(1x8 1x32 1x128 4x128 1x512)")
+    texts_help = "text, or JSONL with a field `text`, perhaps compressed (a few articles)"
+    add("--texts", nargs="+", type=Path, metavar="FILE", default=[WIKI], help=texts_help)
+    add = parser.add_argument_group("how much is measured").add_argument
+    add("--num-texts", type=int, help="of the stream (64)")
+    add("--rounds", type=int, help="turns of each contestant at each case (3)")
+    add("--turn", type=float, default=0.3, help="seconds of a shape's turn, at least (0.3)")
+    add("--threads", type=int, default=num_usable_cpus(), help="of each (%(default)s)")
+    add("--quick", action="store_true", help="fewer shapes, texts and rounds: a first look")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

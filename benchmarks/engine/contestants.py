@@ -1,0 +1,197 @@
+"""The contestants, each at one setting, and the messages between parent and processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from benchmarks.harness.process import BenchmarkError
+
+CaseKind = Literal["shapes", "texts"]
+KINDS: Final[tuple[CaseKind, ...]] = ("shapes", "texts")
+# The case of a pass over the stream of texts; the others are shapes such as "4x128".
+TEXTS: Final = "texts"
+BASELINE: Final = "transformers-fp32"
+# Packs the weights for the processor's own products when it compiles.
+_FREEZES: Final = {"TORCHINDUCTOR_FREEZING": "1"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contestant:
+    """One way to run a model.
+
+    Attributes:
+        module: of `benchmarks.engine`; its process runs the contestant.
+        form: the format of the model's files; see `models.FORMS`.
+        kinds: what it takes part in.
+        batch_size: of the stream; 0: it forms its batches itself.
+        settings: options of its module.
+        packages: Python modules that must be installed.
+    """
+
+    name: str
+    module: str
+    form: str
+    kinds: tuple[CaseKind, ...] = KINDS
+    batch_size: int = 2
+    settings: Mapping[str, str] = field(default_factory=dict)
+    packages: tuple[str, ...] = ()
+
+    @property
+    def compiles(self) -> bool:
+        """Whether torch compiles its model."""
+        return self.settings.get("compile") == "yes"
+
+
+def _openvino(precision: str, hint: str, kinds: tuple[CaseKind, ...] = KINDS) -> Contestant:
+    """Return OpenVINO's contestant; an int8 graph's precision is the runtime's choice."""
+    is_int8 = precision == "int8"
+    chosen = {"fp32": "f32", "bf16": "bf16", "int8": ""}[precision]
+    return Contestant(
+        name=f"OpenVINO {precision}, {hint} hint",
+        module="openvino_ir",
+        form="openvino-int8" if is_int8 else "openvino",
+        kinds=kinds,
+        batch_size=4 if is_int8 else 2,
+        settings={"hint": hint, "precision": chosen},
+        packages=("openvino", "nncf") if is_int8 else ("openvino",),
+    )
+
+
+def _ours(precision: str) -> Contestant:
+    form = f"bundle-{precision}"
+    return Contestant(name=f"ours {precision}", module="ours", form=form, batch_size=0)
+
+
+# The first is the reference of answers and the baseline of ratios. The settings are those that were
+# fastest among all tried on the machine of docs/engine.md; batches hold texts of like lengths.
+CONTESTANTS: Final[dict[str, Contestant]] = {
+    "transformers-fp32": Contestant(name="transformers fp32", module="hf", form="checkpoint"),
+    "transformers-bf16": Contestant(
+        name="transformers bf16, compiled",
+        module="hf",
+        form="checkpoint",
+        batch_size=1,
+        settings={"dtype": "bf16", "compile": "yes"},
+    ),
+    "pipeline-1": Contestant(
+        name="pipeline, batch 1",
+        module="hf",
+        form="checkpoint",
+        kinds=("texts",),
+        batch_size=1,
+        settings={"pipeline": "yes"},
+    ),
+    "onnxruntime": Contestant(
+        name="ONNX Runtime, plain export",
+        module="plain_onnx",
+        form="onnx",
+        packages=("onnxruntime", "onnxscript"),
+    ),
+    "openvino-fp32": _openvino("fp32", "latency"),
+    "openvino-fp32-stream": _openvino("fp32", "throughput", ("texts",)),
+    "openvino-bf16": _openvino("bf16", "latency"),
+    "openvino-bf16-stream": _openvino("bf16", "throughput", ("texts",)),
+    "openvino-int8": _openvino("int8", "latency"),
+    "ours-fp32": _ours("fp32"),
+    "ours-int8": _ours("int8"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """Sequences of one length, without padding."""
+
+    num_rows: int
+    length: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """Return the shape that `4x128` stands for: 4 sequences of 128 tokens.
+
+        Raises:
+            BenchmarkError: it is not written so.
+        """
+        num_rows, sign, length = text.partition("x")
+        if not (sign and num_rows.isdecimal() and length.isdecimal() and int(num_rows)):
+            raise BenchmarkError(f"{text!r} is no shape; write ROWSxTOKENS, such as 4x128")
+        if int(length) < 2:
+            raise BenchmarkError(f"{text!r}: a sequence has at least 2 tokens, [CLS] and [SEP]")
+        return cls(num_rows=int(num_rows), length=int(length))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelJob:
+    """The model that a process opens, and its inputs.
+
+    Attributes:
+        model: folder of the model in the contestant's form.
+        tokenizer: the `tokenizer.json` of all contestants.
+        texts: the stream, in random order.
+        pool: ids of real text, of which the fixed shapes are cut.
+        max_tokens: of one sequence, special tokens included.
+        shape_s: for how long calls of a shape are repeated in a turn, at least.
+    """
+
+    contestant: Contestant
+    model: Path
+    tokenizer: Path
+    num_threads: int
+    max_tokens: int
+    texts: Sequence[str] = ()
+    pool: Sequence[int] = ()
+    shape_s: float = 0.0
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of its process: as many threads for everything that has some."""
+        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+        threads = dict.fromkeys(names, str(self.num_threads))
+        quiet = {"TOKENIZERS_PARALLELISM": "true", "TRANSFORMERS_VERBOSITY": "error"}
+        return {**threads, **quiet, **(_FREEZES if self.contestant.compiles else {})}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opening:
+    """The start of a contestant.
+
+    Attributes:
+        load_s: from the files to a model that can be called; imports are not counted.
+        import_bytes: resident memory before that.
+    """
+
+    load_s: float
+    import_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineTurn:
+    """The measurement of one turn.
+
+    Attributes:
+        seconds: of one call (the median of some), or of one pass over the stream.
+        num_items: texts or rows.
+        num_tokens: real ones.
+        num_computed: tokens computed, padding included.
+        outputs: probabilities of each item, in order.
+        rss_bytes: resident memory of the process after it.
+    """
+
+    seconds: float
+    num_items: int
+    num_tokens: int
+    num_computed: int
+    outputs: Sequence[Sequence[float]]
+    rss_bytes: int = 0
+
+    @property
+    def items_per_s(self) -> float:
+        """Items a second."""
+        return self.num_items / self.seconds
+
+    @property
+    def padding(self) -> float:
+        """Part of the computed tokens that is padding."""
+        return 1 - self.num_tokens / self.num_computed

@@ -1,0 +1,93 @@
+"""A process that runs `transformers`: eager or compiled, in fp32 or bf16, or its pipeline."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+
+from benchmarks.engine.contestants import ModelJob
+from benchmarks.engine.player import (
+    Batch,
+    Floats,
+    PaddedClassifier,
+    Player,
+    Tokens,
+    count_tokens,
+    play,
+)
+from benchmarks.harness.process import Channel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _PipelineClassifier:
+    """Classifies with a pipeline, texts in the order in which they come."""
+
+    pipeline: Any
+    max_tokens: int
+
+    def logits(self, batch: Batch) -> Floats:
+        """A pipeline takes texts alone."""
+        raise NotImplementedError
+
+    def process(self, texts: Sequence[str], batch_size: int) -> list[list[float]]:
+        """Return the probabilities of each text."""
+        labels = self.pipeline.model.config.label2id
+        answers = self.pipeline(
+            list(texts),
+            batch_size=batch_size,
+            top_k=None,
+            function_to_apply="softmax" if len(labels) > 1 else "sigmoid",
+            truncation=True,
+            max_length=self.max_tokens,
+        )
+        in_order = [sorted(answer, key=lambda each: labels[each["label"]]) for answer in answers]
+        return [[each["score"] for each in answer] for answer in in_order]
+
+    def tokens(self, texts: Sequence[str], batch_size: int) -> Tokens:
+        """Count the tokens of a pass."""
+        encoded = self.pipeline.tokenizer(list(texts), truncation=True, max_length=self.max_tokens)
+        lengths = [len(ids) for ids in encoded["input_ids"]]
+        starts = range(0, len(lengths), batch_size)
+        groups = [range(start, min(start + batch_size, len(lengths))) for start in starts]
+        return count_tokens(lengths, groups)
+
+
+def open_player(job: ModelJob) -> Player:
+    """Open the model as the contestant's settings want it."""
+    settings = job.contestant.settings
+    torch.set_num_threads(job.num_threads)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(
+        job.model,
+        dtype=torch.bfloat16 if settings.get("dtype") == "bf16" else torch.float32,
+    ).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(job.tokenizer.parent)
+    if settings.get("pipeline") == "yes":
+        make: Any = transformers.pipeline
+        pipeline = make("text-classification", model=model, tokenizer=tokenizer, device="cpu")
+        return _PipelineClassifier(pipeline=pipeline, max_tokens=job.max_tokens)
+    call = torch.compile(model, dynamic=True) if job.contestant.compiles else model
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        encoded = tokenizer(texts, truncation=True, max_length=job.max_tokens)
+        ids: list[list[int]] = encoded["input_ids"]
+        return ids
+
+    def logits(batch: Batch) -> Floats:
+        feed = {name: torch.from_numpy(array) for name, array in batch.items()}
+        is_mixed = settings.get("dtype") == "autocast"
+        mixed = torch.autocast("cpu", torch.bfloat16) if is_mixed else contextlib.nullcontext()
+        with torch.inference_mode(), mixed:
+            logits_BK: Floats = call(**feed).logits.float().numpy()
+        return logits_BK
+
+    return PaddedClassifier(encode=encode, run=lambda batches: [*map(logits, batches)])
+
+
+def serve(channel: Channel, job: ModelJob) -> None:
+    """Be the process of a job."""
+    play(channel, job, open_player)

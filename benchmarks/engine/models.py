@@ -1,0 +1,160 @@
+"""The model in the forms that contestants read, each made in a process of its own.
+
+A checkpoint is made at random, or read; from it come the ONNX and OpenVINO files and our bundles.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.harness.process import run_in_process
+
+TOKENIZER_FILE: Final = "tokenizer.json"
+_EXAMPLE_SHAPE: Final = (2, 16)
+_INPUTS: Final = ("input_ids", "attention_mask", "token_type_ids")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FormPlan:
+    """A form to make.
+
+    Attributes:
+        form: one of `FORMS`.
+        source: a checkpoint to read; for the form "checkpoint" None makes one at random.
+        preset: its sizes.
+        tokenizer: the `tokenizer.json` of all contestants.
+        calibration: texts, for those who quantise by example.
+        target: the folder to write.
+    """
+
+    form: str
+    source: Path | None
+    preset: str
+    tokenizer: Path
+    target: Path
+    max_tokens: int = 512
+    calibration: Sequence[str] = ()
+
+
+def make_form(plan: FormPlan) -> int:
+    """Make a form in a process that ends, and return its bytes on disk, without the tokenizer.
+
+    Raises:
+        BenchmarkError: it could not be made.
+    """
+    shutil.rmtree(plan.target, ignore_errors=True)
+    plan.target.parent.mkdir(parents=True, exist_ok=True)
+    run_in_process(FORMS[plan.form], plan)
+    return size_on_disk(plan.target)
+
+
+def size_on_disk(folder: Path) -> int:
+    """Return the bytes of a model's files, without the tokenizer."""
+    files = [file for file in folder.iterdir() if file.is_file()]
+    return sum(file.stat().st_size for file in files if not file.name.startswith("tokenizer"))
+
+
+def make_checkpoint(plan: FormPlan) -> None:
+    """Write a Hugging Face directory of a classifier, at random where there is none.
+
+    A standard deviation of H^-0.5 keeps the size of what goes through a matrix, so that the answers
+    depend on the text; with the 0.02 of training's start they hardly do.
+    """
+    import torch
+    import transformers
+
+    from albert_serve.config import PRESETS
+
+    torch.manual_seed(0)
+    if plan.source is None:
+        sizes = PRESETS[plan.preset]
+        config = transformers.AlbertConfig.from_dict(sizes.to_hf())
+        config.initializer_range = sizes.hidden_size**-0.5
+        model = transformers.AlbertForSequenceClassification(config)
+    else:
+        model = transformers.AlbertForSequenceClassification.from_pretrained(
+            plan.source, dtype=torch.float32
+        )
+    model.save_pretrained(plan.target)
+    shutil.copyfile(plan.tokenizer, plan.target / TOKENIZER_FILE)
+
+
+def _load(plan: FormPlan) -> tuple[Any, dict[str, Any]]:
+    """Return the model and an example of its inputs, of which the first row has padding."""
+    import torch
+    import transformers
+
+    assert plan.source is not None
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(plan.source)
+    arrays = {name: torch.zeros(_EXAMPLE_SHAPE, dtype=torch.int64) for name in _INPUTS}
+    arrays["input_ids"] += 1
+    arrays["attention_mask"][0, : _EXAMPLE_SHAPE[1] // 2] = 1
+    arrays["attention_mask"][1] = 1
+    return model.eval(), arrays
+
+
+def _make_onnx(plan: FormPlan) -> None:
+    import torch
+
+    from benchmarks.engine.plain_onnx import GRAPH_FILE
+
+    model, example = _load(plan)
+    plan.target.mkdir()
+    free = torch.export.Dim.DYNAMIC
+    torch.onnx.export(
+        model,
+        (),
+        str(plan.target / GRAPH_FILE),
+        kwargs=example,
+        input_names=list(_INPUTS),
+        output_names=["logits"],
+        dynamic_shapes={name: {0: free, 1: free} for name in _INPUTS},
+        dynamo=True,
+    )
+
+
+def _make_openvino(plan: FormPlan) -> None:
+    import openvino
+
+    from benchmarks.engine.openvino_ir import GRAPH_FILE
+
+    model, example = _load(plan)
+    converted = openvino.convert_model(model, example_input=example)
+    if plan.form == "openvino-int8":
+        converted = _quantize(converted, plan)
+    openvino.save_model(converted, plan.target / GRAPH_FILE, compress_to_fp16=False)
+
+
+def _quantize(converted: Any, plan: FormPlan) -> Any:
+    import nncf
+
+    from benchmarks.engine.player import pad, plain_encoder
+
+    encode = plain_encoder(plan.tokenizer, plan.max_tokens)
+    texts = list(plan.calibration)
+    dataset = nncf.Dataset([pad([ids]) for ids in encode(texts)])
+    return nncf.quantize(
+        converted, dataset, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(texts)
+    )
+
+
+def _make_bundle(plan: FormPlan) -> None:
+    from export.write import export_bundle
+
+    assert plan.source is not None
+    precision: Any = plan.form.removeprefix("bundle-")
+    export_bundle(plan.source, plan.target, precision=precision)
+
+
+FORMS: Final[dict[str, Callable[[FormPlan], None]]] = {
+    "checkpoint": make_checkpoint,
+    "onnx": _make_onnx,
+    "openvino": _make_openvino,
+    "openvino-int8": _make_openvino,
+    "bundle-fp32": _make_bundle,
+    "bundle-int8": _make_bundle,
+}

@@ -1,0 +1,71 @@
+"""A process that runs OpenVINO."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import openvino
+
+from benchmarks.engine.contestants import ModelJob
+from benchmarks.engine.player import (
+    Batch,
+    Floats,
+    PaddedClassifier,
+    Player,
+    RunBatches,
+    plain_encoder,
+    play,
+)
+from benchmarks.harness.process import Channel
+
+GRAPH_FILE: Final = "model.xml"
+
+
+def open_player(job: ModelJob) -> Player:
+    """The compiled graph, with the contestant's hint and precision."""
+    settings = job.contestant.settings
+    options: dict[str, Any] = {
+        "PERFORMANCE_HINT": settings["hint"].upper(),
+        "INFERENCE_NUM_THREADS": job.num_threads,
+    }
+    if settings["precision"]:
+        options["INFERENCE_PRECISION_HINT"] = settings["precision"]
+    compiled = openvino.Core().compile_model(str(job.model / GRAPH_FILE), "CPU", options)
+    encode = plain_encoder(job.tokenizer, job.max_tokens)
+    run = _one_by_one(compiled) if settings["hint"] == "latency" else _at_once(compiled)
+    return PaddedClassifier(encode=encode, run=run)
+
+
+def _one_by_one(compiled: Any) -> RunBatches:
+    request = compiled.create_infer_request()
+
+    def run(batches: Sequence[Batch]) -> list[Floats]:
+        # The request's own memory is written again by the next batch.
+        return [request.infer(batch)[0].copy() for batch in batches]
+
+    return run
+
+
+def _at_once(compiled: Any) -> RunBatches:
+    queue = openvino.AsyncInferQueue(compiled, 0)  # as many requests as the hint asks for
+
+    def run(batches: Sequence[Batch]) -> list[Floats]:
+        logits: list[Floats] = [np.empty((0, 0), np.float32)] * len(batches)
+
+        def keep(finished: Any, index: int) -> None:
+            logits[index] = finished.get_output_tensor().data.copy()
+
+        queue.set_callback(keep)
+        for index, batch in enumerate(batches):
+            queue.start_async(batch, index)
+        queue.wait_all()
+        return logits
+
+    return run
+
+
+def serve(channel: Channel, job: ModelJob) -> None:
+    """Be the process of a job."""
+    play(channel, job, open_player)

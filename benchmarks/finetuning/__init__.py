@@ -1,1 +1,0 @@
-"""Finetuning with this package and with `transformers`, measured side by side."""

@@ -1,0 +1,64 @@
+"""Tables in Markdown, the pages that have them, and the machine that they are of."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from albert_serve.runtime.ort import cpu_flags, processor_name
+from albert_serve.settings import num_usable_cpus
+from benchmarks.harness.process import BenchmarkError
+
+_PACKAGES: Final = (
+    *("torch", "transformers", "onnxruntime", "onnxruntime-gpu", "openvino", "nncf", "bentoml"),
+)
+_INTERESTING: Final = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8")
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table whose first column is aligned to the left, the others to the right."""
+    rule = ["---", *["---:"] * (len(headings) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [headings, rule, *rows])
+
+
+def bullets(lines: Iterable[str]) -> str:
+    """Return a list."""
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def write_between(page: Path, begin: str, end: str, text: str) -> None:
+    """Replace the text between two lines of a page.
+
+    Raises:
+        BenchmarkError: the page does not have both.
+        OSError: it cannot be read or written.
+    """
+    before, has_begin, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, has_end, after = rest.partition(end)
+    if not (has_begin and has_end):
+        raise BenchmarkError(
+            f"{page} must have the lines {begin} and {end}; tables go between them"
+        )
+    page.write_text(f"{before}{begin}\n\n{text}\n{end}{after}", encoding="utf-8")
+
+
+def describe_machine(num_threads: int) -> Iterator[str]:
+    """Yield hardware, load and versions, a line each."""
+    sets = f"({', '.join(name for name in _INTERESTING if name in cpu_flags())})"
+    threads = f"{num_threads} threads of {num_usable_cpus()} CPUs"
+    yield f"{processor_name()} {sets}, {threads}; {platform.platform()}"
+    one_minute, five_minutes, _ = os.getloadavg()
+    yield f"load before the start: {one_minute:.2f} over 1 minute, {five_minutes:.2f} over 5"
+    yield ", ".join([f"Python {platform.python_version()}", *_versions()])
+
+
+def _versions() -> Iterator[str]:
+    for name in _PACKAGES:
+        try:
+            yield f"{name} {version(name)}"
+        except PackageNotFoundError:
+            continue

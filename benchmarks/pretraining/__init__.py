@@ -1,1 +1,0 @@
-"""Pretraining with this package and with `transformers`, measured side by side."""

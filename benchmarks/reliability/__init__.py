@@ -1,1 +1,0 @@
-"""The service under overload and faults."""

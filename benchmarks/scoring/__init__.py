@@ -1,1 +1,0 @@
-"""The contestants of `benchmarks.score`."""

@@ -1,0 +1,1 @@
+"""The service of this package, against BentoML over pipelines of `transformers`."""

@@ -1,0 +1,75 @@
+"""The commands of README.md and docs/finetuning.md that train and export work as printed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.printed import printed_commands, run_printed
+
+README, GUIDE = "README.md", "docs/finetuning.md"
+FEWER = {
+    "training.pretrain": "--steps 20 --budget 1h --no-compile",
+    "training.finetune": "--steps 6 --budget 1h",
+    "export": "--quality-budget 20s",
+}
+
+
+@pytest.mark.parametrize(
+    ("document", "program", "begins"),
+    [
+        (README, "training.vocab", ["training.vocab", "training.pretrain"]),
+        (GUIDE, "training.finetune", []),
+    ],
+)
+def test_a_document_leads_from_training_to_a_service(
+    document: str, program: str, begins: list[str]
+) -> None:
+    activate, *commands = printed_commands(document, program)
+    assert activate == "source .venv/bin/activate"
+    modules = [*begins, "training.finetune", "training.evaluate", "export"]
+    num = len(modules)
+    assert [command.split()[:3] for command in commands[:num]] == [
+        ["python", "-m", module] for module in modules
+    ]
+    assert commands[-1].startswith("albert-serve serve --bundle bundles/")
+
+
+@pytest.mark.slow
+def test_the_readmes_commands_make_a_bundle_of_all_tasks(tmp_path: Path) -> None:
+    *commands, serve = printed_commands(README, "training.vocab")[1:]
+    inspect = serve.replace("serve --bundle", "info")
+    outputs = run_printed([*commands, inspect], tmp_path, FEWER)
+    manifest = json.loads((tmp_path / "bundles/mine/manifest.json").read_text())
+    assert manifest["config"]["vocab_size"] == 2000
+    assert set(manifest["tasks"]) == {
+        "fill-mask",
+        "sentence-order",
+        "text-classification",
+        "question-answering",
+    }
+    assert manifest["tasks"]["text-classification"]["labels"] == ["negative", "positive"]
+    stages = manifest["provenance"]["training"]["stages"]
+    assert [(stage["program"], stage["steps"]) for stage in stages] == [
+        ("training.pretrain", 20),
+        ("training.finetune", 6),
+    ]
+    evaluation = json.loads((tmp_path / "runs/tasks/checkpoint/evaluation.json").read_text())
+    assert manifest["evaluation"] == evaluation
+    assert manifest["quality"]
+    assert "question-answering" in outputs[-1]
+
+
+@pytest.mark.slow
+def test_the_guide_trains_a_better_classifier_than_chance(tmp_path: Path) -> None:
+    outputs = run_printed(printed_commands(GUIDE, "training.finetune")[1:5], tmp_path)
+    figures = json.loads((tmp_path / "runs/intents/checkpoint/evaluation.json").read_text())
+    assert figures["text_classification_accuracy"] > 0.6  # by chance it is 1/6
+    assert "validation of text-classification" in outputs[0]
+    manifest = json.loads((tmp_path / "bundles/intents/manifest.json").read_text())
+    assert manifest["evaluation"]["text_classification_macro_f1"] == pytest.approx(
+        figures["text_classification_macro_f1"]
+    )
+    assert "change_pin" in outputs[3]
