@@ -70,12 +70,10 @@ def _limits(num_layers: int) -> dict[str, dict[str, int]]:
 
 
 def measure(
-    bundle: Bundle, texts: Sequence[LabelledText], *, num_rounds: int, num_threads: int
+    bundle: Bundle, texts: Sequence[LabelledText], *, num_rounds: int
 ) -> dict[str, ExitFigures]:
     """Return the figures of every setting by its title; all take turns."""
-    engine = Engine.open(
-        bundle, RuntimeOptions(device="cpu", num_threads=num_threads, spinning=False)
-    )
+    engine = Engine.open(bundle, RuntimeOptions(device="cpu", num_threads=1, spinning=False))
     task = load_tasks(bundle)["text-classification"]
     assert isinstance(task, TextClassification)
     jobs = {
@@ -187,11 +185,10 @@ def _run(options: argparse.Namespace) -> int:
             export_bundle(run.parent / "checkpoint", run.parent / "bundle", overwrite=True).bundle,
             texts,
             num_rounds=options.rounds,
-            num_threads=options.threads,
         )
         for run in runs
     ]
-    text = _text(models, len(texts), options.threads)
+    text = _text(models, len(texts))
     print(text)
     if options.write is not None:
         draw(models, options.write / _IMAGE)
@@ -199,7 +196,7 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _text(models: Sequence[Mapping[str, ExitFigures]], num_texts: int, num_threads: int) -> str:
+def _text(models: Sequence[Mapping[str, ExitFigures]], num_texts: int) -> str:
     title = f"{len(models)} models (seeds), {num_texts} texts in batches of like lengths, fp32:"
     lines = [
         title,
@@ -208,7 +205,7 @@ def _text(models: Sequence[Mapping[str, ExitFigures]], num_texts: int, num_threa
         "",
         f"![Accuracy over throughput]({_IMAGE})",
         "",
-        bullets(describe_machine(num_threads)),
+        bullets(describe_machine(1)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -219,7 +216,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--data", type=Path, required=True, help="with the folder sst2/")
     add("--output", type=Path, default=Path("runs/results"), help="with the runs (%(default)s)")
     add("--rounds", type=parse_count, default=7, help="turns of each setting (%(default)s)")
-    add("--threads", type=parse_count, default=1, help="of the engine (%(default)s)")
     add(
         "--write",
         nargs="?",
