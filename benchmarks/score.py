@@ -28,9 +28,10 @@ from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions, num_usable_cpus
 from albert_serve.tasks.load import load_tasks
 from benchmarks.engine.contestants import CONTESTANTS, Contestant, ModelJob
-from benchmarks.engine.models import FormPlan, make_form
+from benchmarks.harness.checkpoint import make_checkpoint
 from benchmarks.harness.page import bullets, describe_machine, table, write_between
 from benchmarks.harness.process import REPOSITORY, BenchmarkError, run_in_process
+from export.write import export_bundle
 from training.data.corpus import read_documents
 from training.errors import report_errors
 from training.system.command_line import make_parser
@@ -263,18 +264,13 @@ def _write_texts(texts: Sequence[str], file: Path) -> Path:
 
 def _make_models(options: argparse.Namespace) -> dict[str, Path]:
     """Make a checkpoint at random, and its bundles."""
-    forms = ("checkpoint", *(f"bundle-{precision}" for precision in _PRECISIONS))
-    made = {form: (options.output / form).resolve() for form in forms}
-    for form, target in made.items():
-        plan = FormPlan(
-            form=form,
-            source=made["checkpoint"] if form != "checkpoint" else None,
-            preset=options.preset,
-            tokenizer=options.tokenizer.resolve(),
-            target=target,
-            max_tokens=_MAX_TOKENS,
-        )
-        make_form(plan)
+    folder: Path = options.output.resolve()
+    checkpoint = make_checkpoint(options.preset, folder / "checkpoint", _TASK)
+    made = {"checkpoint": checkpoint}
+    for precision in _PRECISIONS:
+        target = folder / f"bundle-{precision}"
+        export_bundle(checkpoint, target, precision=precision, overwrite=True)
+        made[target.name] = target
     return made
 
 
@@ -302,8 +298,6 @@ def _parser() -> argparse.ArgumentParser:
     sizes = "of transformers, of which the best counts (%(default)s)"
     add("--batch-sizes", type=int, nargs="+", default=list(_BATCH_SIZES), help=sizes)
     add("--preset", choices=list(PRESETS), default="base", help="sizes (%(default)s)")
-    tokenizer = REPOSITORY / "models" / "albert-small-en" / TOKENIZER_FILE
-    add("--tokenizer", type=Path, default=tokenizer, help="(the shipped model's)")
     add("--threads", type=int, default=num_usable_cpus(), help="(%(default)s)")
     add("--output", type=Path, default=Path("runs/bench-score"), help="(%(default)s)")
     add("--write", action="store_true", help=f"put the table into {_PAGE.name}")

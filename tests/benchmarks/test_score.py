@@ -52,7 +52,7 @@ def test_a_jobs_memory_is_sampled(form: str, bundle_dir: Path, tmp_path: Path) -
     source = tmp_path / f"in.{form}"
     write_rows(source, 500_000, 200)
     measured = measure_memory(bundle_dir, source)
-    assert measured.input_bytes == source.stat().st_size > 200_000
+    assert source.stat().st_size > 200_000
     assert measured.num_rows >= 2000
     assert 0 < measured.at_last_bytes <= measured.peak_bytes
 
