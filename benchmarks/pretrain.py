@@ -12,7 +12,7 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count, islice
 from pathlib import Path
@@ -88,7 +88,7 @@ class PretrainingCase:
     length: int
     num_rows: int
     shards: Path
-    examples: Sequence[Mapping[str, Any]]
+    examples: Sequence[dict[str, Any]]
     tokenizer: Path
 
     @property
