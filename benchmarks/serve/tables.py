@@ -259,6 +259,7 @@ def _largest_difference(peer: ServedResult, ours: ServedResult) -> float:
         [best] = json.loads(theirs[at])
         best = best[0] if isinstance(best, list) else best
         answers = json.loads(our[at])
+        answers = answers[0] if isinstance(answers[0], list) else answers
         key = "label" if "label" in best else "token"
         scores = [one["score"] for one in answers if one[key] == best[key]]
         largest = max(largest, abs(best["score"] - (scores[0] if scores else 0.0)))
