@@ -24,13 +24,13 @@ from tqdm import tqdm
 from albert_serve.config import PRESETS, AlbertConfig
 from albert_serve.settings import num_usable_cpus
 from benchmarks.engine.contest import EngineContest
-from benchmarks.engine.contestants import CONTESTANTS, KINDS, TEXTS, ModelJob, Shape
+from benchmarks.engine.contestants import CONTESTANTS, KINDS, TEXTS, Contestant, ModelJob, Shape
 from benchmarks.engine.models import TOKENIZER_FILE, FormPlan, make_form, size_on_disk
 from benchmarks.engine.tables import EngineReport, markdown
 from benchmarks.harness.checkpoint import make_checkpoint
 from benchmarks.harness.page import describe_machine
 from benchmarks.harness.process import BenchmarkError
-from benchmarks.harness.texts import WIKI, draw_texts
+from benchmarks.harness.texts import WIKI, Text, draw_texts
 from training.errors import report_errors
 from training.system.command_line import make_parser
 
@@ -82,17 +82,17 @@ def _measure(options: argparse.Namespace, bar: tqdm[Any]) -> EngineReport:
     shapes = list(dict.fromkeys(options.shapes)) if "shapes" in options.cases else []
     cases = [*shapes, *([TEXTS] if "texts" in options.cases else [])]
     keys, notes = _present(options.contestants)
+    chosen = [CONTESTANTS[key] for key in keys if set(CONTESTANTS[key].kinds) & set(options.cases)]
     config = PRESETS[options.preset]
     _check_shapes(shapes, config)
     folder = (options.output / "models").resolve()
     checkpoint = make_checkpoint(options.preset, folder / "checkpoint", "text-classification")
     tokenizer = Tokenizer.from_file(str(checkpoint / TOKENIZER_FILE))
-    drawn = draw_texts(
-        options.texts, tokenizer, options.num_texts + _NUM_CALIBRATION, config.max_positions
-    )
+    num_drawn = options.num_texts + _NUM_CALIBRATION
+    drawn = draw_texts(options.texts, tokenizer, num_drawn, config.max_positions)
     stream, rest = drawn[: options.num_texts], drawn[options.num_texts :]
-    disk, failures = {"checkpoint": size_on_disk(checkpoint)}, []
-    for form in dict.fromkeys(CONTESTANTS[key].form for key in keys):
+    disk = {"checkpoint": size_on_disk(checkpoint)}
+    for form in dict.fromkeys(each.form for each in chosen if each.form != "checkpoint"):
         bar.set_postfix_str(f"making {form}")
         plan = FormPlan(
             form=form,
@@ -101,25 +101,8 @@ def _measure(options: argparse.Namespace, bar: tqdm[Any]) -> EngineReport:
             max_tokens=config.max_positions,
             calibration=[each.text for each in rest or stream],
         )
-        try:
-            if form not in disk:
-                disk[form] = make_form(plan)
-        except BenchmarkError as error:
-            failures.append(f"no {form}: {error}")
-    jobs = [
-        ModelJob(
-            contestant=CONTESTANTS[key],
-            model=folder / CONTESTANTS[key].form,
-            tokenizer=checkpoint / TOKENIZER_FILE,
-            num_threads=options.threads,
-            max_tokens=config.max_positions,
-            texts=[each.text for each in stream],
-            pool=[token for each in stream for token in each.ids[1:-1]],
-            shape_s=options.turn,
-        )
-        for key in keys
-        if CONTESTANTS[key].form in disk and set(CONTESTANTS[key].kinds) & set(options.cases)
-    ]
+        disk[form] = make_form(plan)
+    jobs = [_job(each, folder, stream, options) for each in chosen]
     bar.reset(len(jobs) * len(cases) * (options.rounds + 1))
     contest = EngineContest(
         cases=cases,
@@ -137,7 +120,22 @@ def _measure(options: argparse.Namespace, bar: tqdm[Any]) -> EngineReport:
         results=results,
         peaks=peaks,
         disk=disk,
-        notes=[*notes, *failures],
+        notes=notes,
+    )
+
+
+def _job(
+    contestant: Contestant, folder: Path, stream: Sequence[Text], options: argparse.Namespace
+) -> ModelJob:
+    return ModelJob(
+        contestant=contestant,
+        model=folder / contestant.form,
+        tokenizer=folder / "checkpoint" / TOKENIZER_FILE,
+        num_threads=options.threads,
+        max_tokens=PRESETS[options.preset].max_positions,
+        texts=[each.text for each in stream],
+        pool=[token for each in stream for token in each.ids[1:-1]],
+        shape_s=options.turn,
     )
 
 
